@@ -62,10 +62,10 @@ Initializer Uniform(double low, double high) {
 }
 
 Initializer Normal(double mean, double deviation) {
-  return [mean, deviation](const DeviceRef& device, DType dtype, const Shape& shape,
-                           uint64_t seed) {
-    return RandomNormal(device, dtype, shape, static_cast<int64_t>(seed)) * deviation + mean;
-  };
+  return
+      [mean, deviation](const DeviceRef& device, DType dtype, const Shape& shape, uint64_t seed) {
+        return RandomNormal(device, dtype, shape, static_cast<int64_t>(seed)) * deviation + mean;
+      };
 }
 
 Initializer TruncatedNormal(double mean, double deviation, double low, double high) {

@@ -138,7 +138,8 @@ Tensor Linear::Forward(const Tensor& x) {
   if (!Usable(x)) return MatMul(x, weight_());
   Shape shape = x.shape();
   shape.back() = out_;
-  const Tensor rows = Rank(x) == 2 ? x : Reshape(x, {x.num_elements() / std::max<int64_t>(in_, 1), in_});
+  const Tensor rows =
+      Rank(x) == 2 ? x : Reshape(x, {x.num_elements() / std::max<int64_t>(in_, 1), in_});
   const Tensor y = TransposedMatMul(rows, weight_());
   const Tensor shifted = bias_.defined() ? y + bias_() : y;
   return Rank(x) == 2 ? shifted : Reshape(shifted, shape);
@@ -155,16 +156,15 @@ Embedding::Embedding(int64_t count, int64_t width, int64_t padding)
                            padding));
   }
   const Initializer normal = init::Normal();
-  weight_ = AddParameter("weight", {count, width},
-                         [=](const DeviceRef& device, DType dtype, const Shape& shape,
-                             uint64_t seed) {
-                           const Tensor table = normal(device, dtype, shape, seed);
-                           if (padding < 0) return table;
-                           const Tensor row =
-                               FromHost<int64_t>(device, {padding}, {1});
-                           const Tensor is_padding = OneHot(row, count, DType::kBool);
-                           return Where(Reshape(is_padding, {count, 1}), 0, table);
-                         });
+  weight_ =
+      AddParameter("weight", {count, width},
+                   [=](const DeviceRef& device, DType dtype, const Shape& shape, uint64_t seed) {
+                     const Tensor table = normal(device, dtype, shape, seed);
+                     if (padding < 0) return table;
+                     const Tensor row = FromHost<int64_t>(device, {padding}, {1});
+                     const Tensor is_padding = OneHot(row, count, DType::kBool);
+                     return Where(Reshape(is_padding, {count, 1}), 0, table);
+                   });
 }
 
 Tensor Embedding::Forward(const Tensor& indices) {
@@ -199,8 +199,8 @@ Tensor LayerNorm::Forward(const Tensor& x) {
     const bool fits = x.shape().size() >= shape_.size() &&
                       std::equal(shape_.rbegin(), shape_.rend(), x.shape().rbegin());
     if (!fits) {
-      return Refuse(x, absl::StrCat("expected [..., ", absl::StrJoin(shape_, ", "), "], got ",
-                                    TypeText(x)));
+      return Refuse(
+          x, absl::StrCat("expected [..., ", absl::StrJoin(shape_, ", "), "], got ", TypeText(x)));
     }
   }
   const Tensor y = LayerNormalize(x, static_cast<int64_t>(shape_.size()), epsilon_);
@@ -229,8 +229,8 @@ std::string RmsNorm::description() const { return absl::StrCat(width_, ", epsilo
 GroupNorm::GroupNorm(int64_t groups, int64_t channels, double epsilon, bool affine)
     : Module("GroupNorm"), groups_(groups), channels_(channels), epsilon_(epsilon) {
   if (groups < 1 || channels % groups != 0) {
-    RefuseAll(absl::StrCat("expected groups that divide the channels, got ", groups, " and ",
-                           channels));
+    RefuseAll(
+        absl::StrCat("expected groups that divide the channels, got ", groups, " and ", channels));
   }
   if (!affine) return;
   weight_ = AddParameter("weight", {channels}, init::Ones());
@@ -246,10 +246,10 @@ Tensor GroupNorm::Forward(const Tensor& x) {
   Shape grouped = x.shape();
   grouped[1] = channels_ / groups_;
   grouped.insert(grouped.begin() + 1, groups_);
-  const Tensor y = Reshape(
-      NormalizeOver(Reshape(x, grouped), LastAxes(static_cast<int64_t>(grouped.size()) - 2),
-                    epsilon_),
-      x.shape());
+  const Tensor y =
+      Reshape(NormalizeOver(Reshape(x, grouped), LastAxes(static_cast<int64_t>(grouped.size()) - 2),
+                            epsilon_),
+              x.shape());
   if (!weight_.defined()) return y;
   Shape per_channel(x.shape().size() - 1, 1);
   per_channel[0] = channels_;

@@ -96,8 +96,7 @@ TEST_F(LayersTest, EmbeddingTakesRows) {
   EXPECT_NE(table[4], 0);
   const Tensor words = FromHost<int32_t>(session_, {3, 1, 3}, {3});
   const Tensor rows = embedding(words);
-  EXPECT_THAT(Values<double>(rows),
-              ElementsAre(table[6], table[7], 0, 0, table[6], table[7]));
+  EXPECT_THAT(Values<double>(rows), ElementsAre(table[6], table[7], 0, 0, table[6], table[7]));
   ASSERT_TRUE(Backward(Sum(rows)).ok());
   EXPECT_THAT(Values<double>(embedding.weight().grad()), ElementsAre(0, 0, 0, 0, 0, 0, 2, 2));
   Embedding wrong(4, 2, 4);
@@ -162,8 +161,7 @@ TEST_F(LayersTest, ActivationsAreTheirFormulas) {
     EXPECT_NEAR(silu[i], in[i] / (1 + std::exp(-in[i])), 1e-14);
   }
   ExpectGradients([](const std::vector<Tensor>& in) { return Gelu(in[0]); }, {x});
-  ExpectGradients(
-      [](const std::vector<Tensor>& in) { return Gelu(in[0], GeluForm::kTanh); }, {x});
+  ExpectGradients([](const std::vector<Tensor>& in) { return Gelu(in[0], GeluForm::kTanh); }, {x});
   ExpectGradients([](const std::vector<Tensor>& in) { return Silu(in[0]); }, {x});
 }
 

@@ -35,7 +35,9 @@ Tensor Failed(const Tensor& x, const absl::Status& status, CallSite site) {
   return FromError(x.device(), ToStatus(error));
 }
 
-std::string ShapeText(const Shape& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+std::string ShapeText(const Shape& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
 
 int64_t Elements(const Shape& shape) {
   int64_t elements = 1;
@@ -142,9 +144,7 @@ class Module::Mirror final : public Module {
   }
 
   Mirror(Module* original, const std::shared_ptr<Maps>& maps)
-      : Module(original->kind_),
-        original_(original),
-        keep_(original->weak_from_this().lock()) {
+      : Module(original->kind_), original_(original), keep_(original->weak_from_this().lock()) {
     training_ = original->training();
     refused_ = original->refused_;
     for (const NamedVariable& named : original->variables_) {
@@ -390,9 +390,7 @@ std::string Module::PathOf(absl::string_view name) const {
   return own.empty() ? std::string(name) : absl::StrCat(own, ".", name);
 }
 
-std::string Module::path() const {
-  return parent_ == nullptr ? "" : parent_->PathOf(name_);
-}
+std::string Module::path() const { return parent_ == nullptr ? "" : parent_->PathOf(name_); }
 
 std::string Module::label() const {
   const std::string own = path();
@@ -426,8 +424,8 @@ void Module::AddVariable(const std::string& name, Variable variable) {
   CheckName(name);
   for (const int64_t size : variable.shape()) {
     if (size < 0) {
-      RefuseAll(absl::StrCat("expected sizes from 0, got ", ShapeText(variable.shape()), " for ",
-                             name));
+      RefuseAll(
+          absl::StrCat("expected sizes from 0, got ", ShapeText(variable.shape()), " for ", name));
     }
   }
   variables_.push_back({name, std::move(variable)});
@@ -458,7 +456,8 @@ void Module::Tie(const std::string& name, const Variable& variable) {
 void Module::Walk(
     const std::string& prefix,
     const std::function<void(const std::string& name, const Variable& variable)>& visit) const {
-  for (const NamedVariable& named : variables_) visit(absl::StrCat(prefix, named.name), named.variable);
+  for (const NamedVariable& named : variables_)
+    visit(absl::StrCat(prefix, named.name), named.variable);
   for (const Child& child : children_) {
     child.module->Walk(absl::StrCat(prefix, child.name, "."), visit);
   }
@@ -501,7 +500,9 @@ std::string Module::ToString() const {
   return out;
 }
 
-std::ostream& operator<<(std::ostream& out, const Module& module) { return out << module.ToString(); }
+std::ostream& operator<<(std::ostream& out, const Module& module) {
+  return out << module.ToString();
+}
 
 // --- Containers ---------------------------------------------------------------------------------
 

@@ -109,7 +109,8 @@ struct NamedVariable {
 };
 
 // While one lives, variables of `module` stand for `tensors` on this thread: those that
-// module.variables() gives, in that order. What is Set meanwhile is set here, and not in the module.
+// module.variables() gives, in that order. What is Set meanwhile is set here, and not in the
+// module.
 class StateScope {
  public:
   StateScope(const Module& module, const std::vector<Tensor>& tensors);
@@ -166,8 +167,8 @@ class Module : public std::enable_shared_from_this<Module> {
   // The same with these `tensors`, in the order of variables(), as they are, with their history.
   std::shared_ptr<Module> WithTensors(const std::vector<Tensor>& tensors);
 
-  // Of the tree, parents first, in the order in which they were added; a variable that is tied once,
-  // by its first name.
+  // Of the tree, parents first, in the order in which they were added; a variable that is tied
+  // once, by its first name.
   std::vector<NamedVariable> named_variables() const;
   std::vector<Variable> variables() const;  // parameters and buffers
   std::vector<Variable> parameters() const;
@@ -231,8 +232,9 @@ class Module : public std::enable_shared_from_this<Module> {
   class Mirror;
   friend class StateScope;
 
-  void Walk(const std::string& prefix,
-            const std::function<void(const std::string& name, const Variable& variable)>& visit) const;
+  void Walk(
+      const std::string& prefix,
+      const std::function<void(const std::string& name, const Variable& variable)>& visit) const;
   // Of the tree, this one first.
   void ForEach(const std::function<void(Module* module)>& visit);
   std::string PathOf(absl::string_view name) const;

@@ -63,8 +63,7 @@ std::vector<std::string> Names(const Module& module) {
 class ModuleTest : public ::testing::Test {
  protected:
   Tensor Row(const Floats& values, int device = 0) {
-    return FromHost<float>(session_.device(device), values,
-                           {static_cast<int64_t>(values.size())});
+    return FromHost<float>(session_.device(device), values, {static_cast<int64_t>(values.size())});
   }
 
   FakeDaemon daemon_;
@@ -73,8 +72,8 @@ class ModuleTest : public ::testing::Test {
 
 TEST_F(ModuleTest, VariablesHaveTheirPathsForNames) {
   Two two(3);
-  EXPECT_THAT(Names(two), ElementsAre("a.scale", "a.shift", "a.calls", "b.scale", "b.shift",
-                                      "b.calls"));
+  EXPECT_THAT(Names(two),
+              ElementsAre("a.scale", "a.shift", "a.calls", "b.scale", "b.shift", "b.calls"));
   EXPECT_EQ(two.parameters().size(), 4u);
   EXPECT_EQ(two.buffers().size(), 2u);
   EXPECT_EQ(two.b_.path(), "b");

@@ -12,8 +12,9 @@
 namespace chorus {
 namespace testing {
 
-// `function` of f64 tensors; each of its results is weighted by numbers of its own and added up, and
-// the gradients for all inputs, and those of these again, are compared with central differences.
+// `function` of f64 tensors; each of its results is weighted by numbers of its own and added up,
+// and the gradients for all inputs, and those of these again, are compared with central
+// differences.
 void ExpectGradients(const std::function<Tensor(const std::vector<Tensor>&)>& function,
                      const std::vector<Tensor>& inputs);
 

@@ -1,0 +1,214 @@
+#include "chorus/nn/loss.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
+#include "chorus/math.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+bool Usable(const Tensor& x) { return x.defined() && x.status().ok() && !x.absent(); }
+
+std::string TypeText(const Tensor& x) {
+  return absl::StrCat(std::string(DTypeName(x.dtype())), "[", absl::StrJoin(x.shape(), ","), "]");
+}
+
+// Errors are of the operands' device, with the line of the call.
+Tensor Refuse(const Tensor& x, const std::string& text, CallSite site) {
+  Error error(Reason::kBadType, text);
+  error.source = absl::StrCat(site.file, ":", site.line);
+  return FromError(x.device(), ToStatus(error));
+}
+
+Tensor Reduced(const Tensor& losses, Reduce reduce) {
+  switch (reduce) {
+    case Reduce::kNone:
+      return losses;
+    case Reduce::kMean:
+      return Mean(losses);
+    case Reduce::kSum:
+      break;
+  }
+  return Sum(losses);
+}
+
+// The same of a function of x - y.
+template <typename Function>
+Tensor OfDifference(const char* name, const Tensor& x, const Tensor& y, Reduce reduce,
+                    CallSite site, Function function) {
+  const CallSiteScope lines(site);
+  if (Usable(x) && Usable(y) && x.shape() != y.shape()) {
+    return Refuse(x,
+                  absl::StrCat(name, ": expected two tensors of one shape, got ", TypeText(x),
+                               " and ", TypeText(y)),
+                  site);
+  }
+  return Reduced(function(x - y), reduce);
+}
+
+// Of rows: their losses, and their weights in a mean.
+struct Rows {
+  Tensor losses;
+  Tensor weights;
+};
+
+// -log p[label] w[label] and w[label], 0 where the label is ignored. `spread`: of each row the sum of
+// -log p w over the classes, the part of smoothing; undefined without.
+Rows OfLabels(const Tensor& nll, const Tensor& labels, const Tensor& spread,
+              const ClassOptions& options, double classes) {
+  const Tensor ignored =
+      Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
+  Rows rows;
+  const Tensor ones = Full(nll.device(), nll.dtype(), {}, 1);
+  rows.weights = Where(ignored, 0, options.weights.defined()
+                                       ? Take(options.weights, Where(ignored, 0, labels))
+                                       : Expand(ones, nll.shape()));
+  rows.losses = options.weights.defined() ? nll * rows.weights : nll;
+  if (spread.defined()) {
+    rows.losses = rows.losses * (1 - options.label_smoothing) +
+                  Where(ignored, 0, spread) * (options.label_smoothing / classes);
+  }
+  return rows;
+}
+
+Tensor Reduced(const Rows& rows, Reduce reduce) {
+  if (reduce != Reduce::kMean) return Reduced(rows.losses, reduce);
+  return Sum(rows.losses) / Sum(rows.weights);
+}
+
+absl::Status CheckClasses(const char* name, const Tensor& x, const Tensor& labels,
+                          const ClassOptions& options) {
+  const auto refuse = [&](const std::string& expected, const std::string& got) {
+    return MakeError(Reason::kBadType, absl::StrCat(name, ": expected ", expected, ", got ", got));
+  };
+  if (x.shape().empty()) return refuse("[..., classes]", TypeText(x));
+  if (options.weights.defined() && Usable(options.weights) &&
+      options.weights.shape() != Shape{x.shape().back()}) {
+    return refuse(absl::StrCat("a weight for each of ", x.shape().back(), " classes"),
+                  TypeText(options.weights));
+  }
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
+    return refuse("label_smoothing from 0 to 1", absl::StrCat(options.label_smoothing));
+  }
+  const Shape rows(x.shape().begin(), x.shape().end() - 1);
+  if (labels.dtype() == x.dtype() ? labels.shape() != x.shape() : labels.shape() != rows) {
+    return refuse("labels of the rows' shape, or probabilities of the logits' type",
+                  absl::StrCat(TypeText(labels), " for ", TypeText(x)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Tensor CrossEntropyLoss(const Tensor& logits, const Tensor& labels, const ClassOptions& options,
+                        CallSite site) {
+  const CallSiteScope lines(site);
+  if (!Usable(logits) || !Usable(labels)) return CrossEntropy(logits, labels);
+  const absl::Status fits = CheckClasses("CrossEntropyLoss", logits, labels, options);
+  if (!fits.ok()) return Refuse(logits, ErrorOf(fits).message, site);
+  const double classes = static_cast<double>(logits.shape().back());
+  const bool smooth = options.label_smoothing > 0;
+  Tensor log_p;
+  if (smooth || labels.dtype() == logits.dtype()) {
+    log_p = LogSoftmax(logits);
+    if (options.weights.defined()) log_p = log_p * options.weights;
+  }
+  if (labels.dtype() == logits.dtype()) {
+    const Tensor target =
+        smooth ? labels * (1 - options.label_smoothing) + options.label_smoothing / classes
+               : labels;
+    return Reduced(-Sum(target * log_p, {-1}), options.reduce);
+  }
+  const Tensor spread = smooth ? -Sum(log_p, {-1}) : Tensor();
+  const Tensor nll = CrossEntropy(logits, labels, options.ignored);
+  return Reduced(OfLabels(nll, labels, spread, options, classes), options.reduce);
+}
+
+Tensor NllLoss(const Tensor& log_probabilities, const Tensor& labels, const ClassOptions& options,
+               CallSite site) {
+  const CallSiteScope lines(site);
+  const Tensor& x = log_probabilities;
+  if (!Usable(x) || !Usable(labels)) return CrossEntropy(x, labels);
+  absl::Status fits = CheckClasses("NllLoss", x, labels, options);
+  if (fits.ok() && options.label_smoothing != 0) {
+    fits = MakeError(Reason::kBadType, "NllLoss: expected no label_smoothing");
+  }
+  if (fits.ok() && labels.dtype() == x.dtype()) {
+    fits = MakeError(Reason::kBadType, absl::StrCat("NllLoss: expected labels of an integer dtype, "
+                                                    "got ",
+                                                    TypeText(labels)));
+  }
+  if (!fits.ok()) return Refuse(x, ErrorOf(fits).message, site);
+  const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
+  Shape column = labels.shape();
+  column.push_back(1);
+  const Tensor safe = Reshape(Where(ignored, 0, labels), column);
+  const Tensor nll = Where(ignored, 0, -Reshape(TakeAlong(x, safe, -1), labels.shape()));
+  return Reduced(OfLabels(nll, labels, Tensor(), options, 1), options.reduce);
+}
+
+Tensor MseLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
+  return OfDifference("MseLoss", x, y, reduce, site, [](const Tensor& d) { return d * d; });
+}
+
+Tensor L1Loss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
+  return OfDifference("L1Loss", x, y, reduce, site, [](const Tensor& d) { return Abs(d); });
+}
+
+Tensor HuberLoss(const Tensor& x, const Tensor& y, double delta, Reduce reduce, CallSite site) {
+  return OfDifference("HuberLoss", x, y, reduce, site, [delta](const Tensor& d) {
+    const Tensor size = Abs(d);
+    return Where(size <= delta, d * d * 0.5, (size - delta / 2) * delta);
+  });
+}
+
+Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positive_weight,
+                         Reduce reduce, CallSite site) {
+  const CallSiteScope lines(site);
+  if (Usable(x) && Usable(y) && x.shape() != y.shape()) {
+    return Refuse(x,
+                  absl::StrCat("BceWithLogitsLoss: expected two tensors of one shape, got ",
+                               TypeText(x), " and ", TypeText(y)),
+                  site);
+  }
+  // -log sigmoid(x) = softplus(-x), -log(1 - sigmoid(x)) = x + softplus(-x).
+  const Tensor minus_log = Softplus(-x);
+  const Tensor losses = (1 - y) * x + (positive_weight.defined()
+                                           ? minus_log * ((positive_weight - 1) * y + 1)
+                                           : minus_log);
+  return Reduced(losses, reduce);
+}
+
+Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
+  const CallSiteScope lines(site);
+  if (Usable(x) && Usable(y) && x.shape() != y.shape()) {
+    return Refuse(x,
+                  absl::StrCat("KlDivLoss: expected two tensors of one shape, got ", TypeText(x),
+                               " and ", TypeText(y)),
+                  site);
+  }
+  const Tensor is_some = y > 0;
+  // Of a 0 that is not taken no gradient may be infinite.
+  return Reduced(Where(is_some, y * (Log(Where(is_some, y, 1)) - x), 0), reduce);
+}
+
+// The loss of label 0 of two classes, which is exact to any order at both ends.
+Tensor Softplus(const Tensor& x, CallSite site) {
+  const CallSiteScope lines(site);
+  if (!Usable(x)) return Exp(x);
+  Shape column = x.shape();
+  column.push_back(1);
+  const Tensor logits =
+      Concat({Zeros(x.device(), x.dtype(), column), Reshape(x, column)},
+             static_cast<int64_t>(column.size()) - 1);
+  return CrossEntropy(logits, Zeros(x.device(), DType::kI32, x.shape()));
+}
+
+}  // namespace nn
+}  // namespace chorus

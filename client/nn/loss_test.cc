@@ -1,0 +1,180 @@
+#include "chorus/nn/loss.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/gradients.h"
+#include "client/testing/values.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using ::testing::DoubleNear;
+using testing::ExpectGradients;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+using testing::Values;
+
+using Doubles = std::vector<double>;
+using Tensors = std::vector<Tensor>;
+
+auto Near(const Doubles& values) { return Pointwise(DoubleNear(1e-12), values); }
+
+class LossTest : public ::testing::Test {
+ protected:
+  Tensor F64(const Doubles& values, const Shape& shape) {
+    return FromHost<double>(session_, values, shape);
+  }
+  Tensor I64(const std::vector<int64_t>& values) {
+    return FromHost<int64_t>(session_, values, {static_cast<int64_t>(values.size())});
+  }
+
+  FakeDaemon daemon_;
+  const Session session_ = daemon_.Open();
+  const Doubles logits_ = {0.5, -1, 2, 0, 0.25, -0.75, 3, 1, -2};
+  const Tensor x_ = F64(logits_, {3, 3});
+  const Doubles weights_ = {0.5, 2, 3};
+
+  // log softmax of row r, class c.
+  double LogP(size_t r, size_t c) const {
+    double sum = 0;
+    for (size_t k = 0; k < 3; ++k) sum += std::exp(logits_[3 * r + k]);
+    return logits_[3 * r + c] - std::log(sum);
+  }
+};
+
+TEST_F(LossTest, CrossEntropyIsAMeanOverRowsThatCount) {
+  const Tensor labels = I64({2, -100, 1});
+  const double a = -LogP(0, 2);
+  const double b = -LogP(2, 1);
+  EXPECT_THAT(Values<double>(CrossEntropyLoss(x_, labels)), Near({(a + b) / 2}));
+  ClassOptions options;
+  options.reduce = Reduce::kNone;
+  EXPECT_THAT(Values<double>(CrossEntropyLoss(x_, labels, options)), Near({a, 0, b}));
+  options.weights = F64(weights_, {3});
+  EXPECT_THAT(Values<double>(CrossEntropyLoss(x_, labels, options)), Near({3 * a, 0, 2 * b}));
+  options.reduce = Reduce::kMean;
+  EXPECT_THAT(Values<double>(CrossEntropyLoss(x_, labels, options)), Near({(3 * a + 2 * b) / 5}));
+  EXPECT_THAT(Values<double>(NllLoss(LogSoftmax(x_), labels, options)),
+              Near({(3 * a + 2 * b) / 5}));
+  options.label_smoothing = 0.3;
+  double spread = 0;
+  for (const size_t row : {0, 2}) {
+    for (size_t c = 0; c < 3; ++c) spread -= weights_[c] * LogP(row, c);
+  }
+  EXPECT_THAT(Values<double>(CrossEntropyLoss(x_, labels, options)),
+              Near({0.7 * (3 * a + 2 * b) / 5 + 0.3 / 3 * spread / 5}));
+  EXPECT_TRUE(std::isnan(Values<double>(CrossEntropyLoss(x_, I64({-100, -100, -100})))[0]));
+}
+
+TEST_F(LossTest, LabelsMayBeProbabilities) {
+  const Tensor labels = F64({1, 0, 0, 0.5, 0.25, 0.25, 0, 0, 1}, {3, 3});
+  ClassOptions options;
+  options.weights = F64(weights_, {3});
+  options.reduce = Reduce::kSum;
+  const double expected = -(0.5 * LogP(0, 0) + 0.25 * LogP(1, 0) + 0.5 * LogP(1, 1) +
+                            0.75 * LogP(1, 2) + 3 * LogP(2, 2));
+  EXPECT_THAT(Values<double>(CrossEntropyLoss(x_, labels, options)), Near({expected}));
+  options.reduce = Reduce::kMean;
+  EXPECT_THAT(Values<double>(CrossEntropyLoss(x_, labels, options)), Near({expected / 3}));
+  // Of labels that are certain it is what their classes give.
+  ClassOptions smooth;
+  smooth.label_smoothing = 0.2;
+  EXPECT_THAT(Values<double>(CrossEntropyLoss(x_, OneHot(I64({1, 0, 2}), 3, DType::kF64), smooth)),
+              Near(Values<double>(CrossEntropyLoss(x_, I64({1, 0, 2}), smooth))));
+}
+
+TEST_F(LossTest, ClassLossesHaveGradients) {
+  const Tensor labels = I64({2, -100, 1});
+  ClassOptions options;
+  options.weights = F64(weights_, {3});
+  options.label_smoothing = 0.3;
+  ExpectGradients([&](const Tensors& in) { return CrossEntropyLoss(in[0], labels, options); },
+                  {x_});
+  options.label_smoothing = 0;
+  options.reduce = Reduce::kNone;
+  ExpectGradients([&](const Tensors& in) { return NllLoss(in[0], labels, options); },
+                  {LogSoftmax(x_).Detach()});
+  const Tensor soft = F64({1, 0, 0, 0.5, 0.25, 0.25, 0, 0, 1}, {3, 3});
+  ExpectGradients([&](const Tensors& in) { return CrossEntropyLoss(in[0], soft, options); }, {x_});
+}
+
+TEST_F(LossTest, DifferencesElementByElement) {
+  const Tensor x = F64({1, -2, 0.5, 4}, {4});
+  const Tensor y = F64({0, 1, 0.5, 2.5}, {4});
+  EXPECT_THAT(Values<double>(MseLoss(x, y, Reduce::kNone)), Near({1, 9, 0, 2.25}));
+  EXPECT_THAT(Values<double>(MseLoss(x, y)), Near({12.25 / 4}));
+  EXPECT_THAT(Values<double>(L1Loss(x, y, Reduce::kSum)), Near({5.5}));
+  EXPECT_THAT(Values<double>(HuberLoss(x, y, 2, Reduce::kNone)), Near({0.5, 4, 0, 1.125}));
+  for (const Reduce reduce : {Reduce::kNone, Reduce::kMean}) {
+    ExpectGradients([&](const Tensors& in) { return MseLoss(in[0], in[1], reduce); }, {x, y});
+    ExpectGradients([&](const Tensors& in) { return HuberLoss(in[0], in[1], 2, reduce); }, {x, y});
+  }
+  const Tensor apart = F64({5, 5, 5, 5}, {4});
+  ExpectGradients([&](const Tensors& in) { return L1Loss(in[0], in[1]); }, {x, apart});
+  EXPECT_THAT(std::string(MseLoss(x, x_).status().message()),
+              HasSubstr("MseLoss: expected two tensors of one shape, got f64[4] and f64[3,3]"));
+}
+
+TEST_F(LossTest, BceWithLogitsIsRightAtBothEndsAndInTheMiddle) {
+  const Tensor x = F64({-800, -1, 0, 2, 800}, {5});
+  const Tensor y = F64({0, 1, 0.25, 1, 0}, {5});
+  const auto log_sigmoid = [](double v) { return -std::log1p(std::exp(-v)); };
+  EXPECT_THAT(Values<double>(BceWithLogitsLoss(x, y, Tensor(), Reduce::kNone)),
+              Near({0, -log_sigmoid(-1), std::log(2), -log_sigmoid(2), 800}));
+  const Tensor p = F64({3}, {1});
+  EXPECT_THAT(Values<double>(BceWithLogitsLoss(x, y, p, Reduce::kNone)),
+              Near({0, -3 * log_sigmoid(-1), 1.5 * std::log(2), -3 * log_sigmoid(2), 800}));
+  const Tensor inner = F64({-1, 0, 2}, {3});
+  const Tensor labels = F64({1, 0.25, 0}, {3});
+  ExpectGradients([&](const Tensors& in) { return BceWithLogitsLoss(in[0], in[1], p); },
+                  {inner, labels});
+  EXPECT_FALSE(BceWithLogitsLoss(x, inner).status().ok());
+}
+
+TEST_F(LossTest, KlDivergenceOfNothingIsNothing) {
+  const Tensor x = F64({-1, -2, -0.5}, {3});
+  const Tensor y = F64({0.25, 0, 0.75}, {3});
+  const double a = 0.25 * (std::log(0.25) + 1);
+  const double c = 0.75 * (std::log(0.75) + 0.5);
+  EXPECT_THAT(Values<double>(KlDivLoss(x, y, Reduce::kNone)), Near({a, 0, c}));
+  EXPECT_THAT(Values<double>(KlDivLoss(x, y)), Near({(a + c) / 3}));
+  const Tensor leaf = F64({0.25, 0, 0.75}, {3}).RequireGrad();
+  ASSERT_TRUE(Backward(KlDivLoss(x, leaf, Reduce::kSum)).ok());
+  EXPECT_THAT(Values<double>(leaf.grad()),
+              Near({std::log(0.25) + 1 + 1, 0, std::log(0.75) + 1 + 0.5}));
+  ExpectGradients([](const Tensors& in) { return KlDivLoss(in[0], in[1]); },
+                  {x, F64({0.25, 0.5, 0.75}, {3})});
+}
+
+TEST_F(LossTest, WhatDoesNotFitIsRefused) {
+  ClassOptions options;
+  options.weights = F64({1, 2}, {2});
+  EXPECT_THAT(std::string(CrossEntropyLoss(x_, I64({0, 1, 2}), options).status().message()),
+              HasSubstr("expected a weight for each of 3 classes, got f64[2]"));
+  EXPECT_THAT(std::string(CrossEntropyLoss(x_, I64({0, 1})).status().message()),
+              HasSubstr("got i64[2] for f64[3,3]"));
+  ClassOptions smooth;
+  smooth.label_smoothing = 1.5;
+  EXPECT_FALSE(CrossEntropyLoss(x_, I64({0, 1, 2}), smooth).status().ok());
+  smooth.label_smoothing = 0.5;
+  EXPECT_FALSE(NllLoss(x_, I64({0, 1, 2}), smooth).status().ok());
+  EXPECT_FALSE(NllLoss(x_, x_).status().ok());
+  const Tensor refused = MseLoss(x_, I64({1}));
+  EXPECT_EQ(ErrorOf(refused.status()).reason, Reason::kBadType);
+  EXPECT_THAT(ErrorOf(refused.status()).source, HasSubstr("loss_test.cc"));
+}
+
+}  // namespace
+}  // namespace nn
+}  // namespace chorus
