@@ -58,17 +58,16 @@ struct Rows {
   Tensor weights;
 };
 
-// -log p[label] w[label] and w[label], 0 where the label is ignored. `spread`: of each row the sum of
-// -log p w over the classes, the part of smoothing; undefined without.
+// -log p[label] w[label] and w[label], 0 where the label is ignored. `spread`: of each row the sum
+// of -log p w over the classes, the part of smoothing; undefined without.
 Rows OfLabels(const Tensor& nll, const Tensor& labels, const Tensor& spread,
               const ClassOptions& options, double classes) {
-  const Tensor ignored =
-      Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
+  const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
   Rows rows;
   const Tensor ones = Full(nll.device(), nll.dtype(), {}, 1);
-  rows.weights = Where(ignored, 0, options.weights.defined()
-                                       ? Take(options.weights, Where(ignored, 0, labels))
-                                       : Expand(ones, nll.shape()));
+  rows.weights = Where(ignored, 0,
+                       options.weights.defined() ? Take(options.weights, Where(ignored, 0, labels))
+                                                 : Expand(ones, nll.shape()));
   rows.losses = options.weights.defined() ? nll * rows.weights : nll;
   if (spread.defined()) {
     rows.losses = rows.losses * (1 - options.label_smoothing) +
@@ -179,9 +178,9 @@ Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positiv
   }
   // -log sigmoid(x) = softplus(-x), -log(1 - sigmoid(x)) = x + softplus(-x).
   const Tensor minus_log = Softplus(-x);
-  const Tensor losses = (1 - y) * x + (positive_weight.defined()
-                                           ? minus_log * ((positive_weight - 1) * y + 1)
-                                           : minus_log);
+  const Tensor losses =
+      (1 - y) * x +
+      (positive_weight.defined() ? minus_log * ((positive_weight - 1) * y + 1) : minus_log);
   return Reduced(losses, reduce);
 }
 
@@ -204,9 +203,8 @@ Tensor Softplus(const Tensor& x, CallSite site) {
   if (!Usable(x)) return Exp(x);
   Shape column = x.shape();
   column.push_back(1);
-  const Tensor logits =
-      Concat({Zeros(x.device(), x.dtype(), column), Reshape(x, column)},
-             static_cast<int64_t>(column.size()) - 1);
+  const Tensor logits = Concat({Zeros(x.device(), x.dtype(), column), Reshape(x, column)},
+                               static_cast<int64_t>(column.size()) - 1);
   return CrossEntropy(logits, Zeros(x.device(), DType::kI32, x.shape()));
 }
 

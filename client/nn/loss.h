@@ -44,9 +44,8 @@ Tensor HuberLoss(const Tensor& x, const Tensor& y, double delta = 1, Reduce redu
                  CallSite site = CallSite::Here());
 // -p y log sigmoid(x) - (1 - y) log(1 - sigmoid(x)), finite for every finite x. `positive_weight`,
 // p, is broadcast to x; undefined: ones.
-Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y,
-                         const Tensor& positive_weight = Tensor(), Reduce reduce = Reduce::kMean,
-                         CallSite site = CallSite::Here());
+Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positive_weight = Tensor(),
+                         Reduce reduce = Reduce::kMean, CallSite site = CallSite::Here());
 // y (log y - x) of x, logarithms of probabilities, and probabilities y; 0 where y is 0. The sum
 // over a row is the Kullback-Leibler divergence, so a mean over rows is kSum over their number.
 Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce = Reduce::kMean,

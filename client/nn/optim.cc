@@ -1,0 +1,274 @@
+#include "chorus/nn/optim.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "chorus/autograd.h"
+#include "chorus/functional/math.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace nn {
+
+// --- Schedules ----------------------------------------------------------------------------------
+
+Schedule StepDecay(int64_t every, double gamma) {
+  return [every, gamma](int64_t step) {
+    return std::pow(gamma, static_cast<double>(step / std::max<int64_t>(every, 1)));
+  };
+}
+
+Schedule CosineDecay(int64_t steps, double last) {
+  return [steps, last](int64_t step) {
+    if (step >= steps) return last;
+    const double part = static_cast<double>(step) / static_cast<double>(steps);
+    return last + (1 - last) * (1 + std::cos(M_PI * part)) / 2;
+  };
+}
+
+Schedule WarmUp(int64_t steps, Schedule then) {
+  return [steps, then = std::move(then)](int64_t step) {
+    if (step < steps) return static_cast<double>(step + 1) / static_cast<double>(steps);
+    return then == nullptr ? 1.0 : then(step - steps);
+  };
+}
+
+// --- Clipping -----------------------------------------------------------------------------------
+
+Tensor GradNorm(const std::vector<Tensor>& gradients, CallSite site) {
+  const CallSiteScope lines(site);
+  Tensor sum;
+  for (const Tensor& gradient : gradients) {
+    if (!gradient.defined()) continue;
+    const Tensor square = Sum(gradient * gradient);
+    sum = sum.defined() ? sum + square : square;
+  }
+  return sum.defined() ? Sqrt(sum) : sum;
+}
+
+Tensor ClipGradNorm(std::vector<Tensor>* gradients, double max_norm, CallSite site) {
+  const CallSiteScope lines(site);
+  const Tensor norm = GradNorm(*gradients);
+  if (!norm.defined()) return norm;
+  const Tensor factor = Minimum(max_norm / (norm + 1e-6), 1);
+  for (Tensor& gradient : *gradients) {
+    if (gradient.defined()) gradient = gradient * factor;
+  }
+  return norm;
+}
+
+void ClipGradValue(std::vector<Tensor>* gradients, double limit, CallSite site) {
+  const CallSiteScope lines(site);
+  for (Tensor& gradient : *gradients) {
+    if (gradient.defined()) gradient = Minimum(Maximum(gradient, -limit), limit);
+  }
+}
+
+// --- Optimizer ----------------------------------------------------------------------------------
+
+Optimizer::Optimizer(const std::vector<ParameterGroup>& groups, double learning_rate,
+                     double weight_decay)
+    : learning_rate_(learning_rate) {
+  RefuseUnless(learning_rate >= 0, absl::StrCat("a learning rate from 0, got ", learning_rate));
+  RefuseUnless(weight_decay >= 0, absl::StrCat("a weight decay from 0, got ", weight_decay));
+  for (const ParameterGroup& group : groups) {
+    for (const Variable& parameter : group.parameters) {
+      if (std::find(parameters_.begin(), parameters_.end(), parameter) != parameters_.end()) {
+        RefuseUnless(false, "each parameter once, got one twice");
+        continue;
+      }
+      parameters_.push_back(parameter);
+      entries_.emplace_back();
+      entries_.back().learning_rate = group.learning_rate;
+      entries_.back().weight_decay = group.weight_decay < 0 ? weight_decay : group.weight_decay;
+    }
+  }
+}
+
+void Optimizer::RefuseUnless(bool fits, const std::string& text) {
+  if (fits || !refused_.ok()) return;
+  refused_ = MakeError(Reason::kBadType, absl::StrCat("an optimizer expects ", text));
+}
+
+std::vector<Tensor> Optimizer::gradients() const {
+  std::vector<Tensor> gradients;
+  for (const Variable& parameter : parameters_) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
+void Optimizer::ClearGrads() const {
+  for (const Variable& parameter : parameters_) {
+    if (parameter().defined()) parameter().ClearGrad();
+  }
+}
+
+std::vector<Tensor> Optimizer::StateOf(size_t parameter, const Tensor& like) const {
+  std::vector<Tensor> state = entries_[parameter].state;
+  while (static_cast<int>(state.size()) < slots()) {
+    state.push_back(Zeros(like.device(), like.dtype(), like.shape()));
+  }
+  return state;
+}
+
+absl::StatusOr<std::vector<std::vector<Tensor>>> Optimizer::State() {
+  CHORUS_RETURN_IF_ERROR(refused_);
+  std::vector<std::vector<Tensor>> all;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor value = parameters_[i]();
+    if (!value.defined()) {
+      return MakeError(Reason::kWrongState, "a parameter is not there yet: call Init first");
+    }
+    entries_[i].state = StateOf(i, value);
+    all.push_back(entries_[i].state);
+  }
+  return all;
+}
+
+void Optimizer::SetState(size_t parameter, std::vector<Tensor> state, int64_t steps) {
+  entries_[parameter].state = std::move(state);
+  entries_[parameter].steps = steps;
+}
+
+std::vector<double> Optimizer::NumbersOf(size_t parameter, int64_t steps) const {
+  const Entry& entry = entries_[parameter];
+  double rate = entry.learning_rate == 0 ? learning_rate_ : entry.learning_rate;
+  if (schedule_ != nullptr) rate *= schedule_(steps);
+  return Numbers(rate, steps + 1);
+}
+
+Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& gradient,
+                       const std::vector<Operand>& numbers, std::vector<Tensor>* state) const {
+  return Rule(value, gradient, numbers, entries_[parameter].weight_decay, state);
+}
+
+absl::Status Optimizer::Step(CallSite site) { return Step(gradients(), site); }
+
+absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site) {
+  CHORUS_RETURN_IF_ERROR(refused_);
+  if (gradients.size() != parameters_.size()) {
+    return MakeError(Reason::kBadType, absl::StrCat("expected a gradient for each of ",
+                                                    parameters_.size(), " parameters, got ",
+                                                    gradients.size()));
+  }
+  const CallSiteScope lines(site);
+  const NoGrad no_grad;
+  absl::Status status;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!gradients[i].defined() || !parameters_[i].requires_grad()) continue;
+    const Tensor value = parameters_[i]();
+    std::vector<Tensor> state = StateOf(i, value);
+    std::vector<Operand> numbers;
+    for (const double number : NumbersOf(i, entries_[i].steps)) numbers.emplace_back(number);
+    const Tensor next = Next(i, value, gradients[i], numbers, &state);
+    status.Update(next.status());
+    // What is refused changes nothing.
+    if (!next.status().ok()) continue;
+    parameters_[i].Set(next);
+    SetState(i, std::move(state), entries_[i].steps + 1);
+  }
+  return status;
+}
+
+// --- Rules --------------------------------------------------------------------------------------
+
+namespace {
+
+Tensor Decayed(const Tensor& gradient, const Tensor& value, double weight_decay) {
+  return weight_decay == 0 ? gradient : gradient + value * weight_decay;
+}
+
+}  // namespace
+
+Sgd::Sgd(const std::vector<ParameterGroup>& groups, const Options& options)
+    : Optimizer(groups, options.learning_rate, options.weight_decay), options_(options) {
+  RefuseUnless(options.momentum >= 0, absl::StrCat("a momentum from 0, got ", options.momentum));
+  RefuseUnless(!options.nesterov || options.momentum > 0, "a momentum for Nesterov's, got 0");
+}
+
+std::vector<double> Sgd::Numbers(double learning_rate, int64_t) const { return {learning_rate}; }
+
+Tensor Sgd::Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
+                 double weight_decay, std::vector<Tensor>* state) const {
+  const Tensor g = Decayed(gradient, value, weight_decay);
+  if (options_.momentum == 0) return value - g * numbers[0];
+  Tensor& buffer = (*state)[0];
+  buffer = buffer * options_.momentum + g;
+  return value - (options_.nesterov ? g + buffer * options_.momentum : buffer) * numbers[0];
+}
+
+Adam::Adam(const std::vector<ParameterGroup>& groups, const Options& options)
+    : Optimizer(groups, options.learning_rate, options.weight_decay), options_(options) {
+  for (const double beta : {options.beta1, options.beta2}) {
+    RefuseUnless(beta >= 0 && beta < 1, absl::StrCat("a beta in [0, 1), got ", beta));
+  }
+  RefuseUnless(options.epsilon >= 0, absl::StrCat("an epsilon from 0, got ", options.epsilon));
+}
+
+// Of the learning rate over the first correction, of 1 over the root of the second, and of the rate.
+std::vector<double> Adam::Numbers(double learning_rate, int64_t step) const {
+  const double t = static_cast<double>(step);
+  return {learning_rate / (1 - std::pow(options_.beta1, t)),
+          1 / std::sqrt(1 - std::pow(options_.beta2, t)), learning_rate};
+}
+
+Tensor Adam::Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
+                  double weight_decay, std::vector<Tensor>* state) const {
+  const bool decouples = options_.decoupled && weight_decay != 0;
+  const Tensor p = decouples ? value - value * weight_decay * numbers[2] : value;
+  const Tensor g = options_.decoupled ? gradient : Decayed(gradient, value, weight_decay);
+  Tensor& m = (*state)[0];
+  Tensor& v = (*state)[1];
+  m = m * options_.beta1 + g * (1 - options_.beta1);
+  v = v * options_.beta2 + g * g * (1 - options_.beta2);
+  Tensor largest = v;
+  if (options_.amsgrad) largest = (*state)[2] = Maximum((*state)[2], v);
+  return p - m / (Sqrt(largest) * numbers[1] + options_.epsilon) * numbers[0];
+}
+
+Adagrad::Adagrad(const std::vector<ParameterGroup>& groups, const Options& options)
+    : Optimizer(groups, options.learning_rate, options.weight_decay), options_(options) {
+  RefuseUnless(options.learning_rate_decay >= 0,
+               absl::StrCat("a decay of the rate from 0, got ", options.learning_rate_decay));
+}
+
+std::vector<double> Adagrad::Numbers(double learning_rate, int64_t step) const {
+  return {learning_rate / (1 + static_cast<double>(step - 1) * options_.learning_rate_decay)};
+}
+
+Tensor Adagrad::Rule(const Tensor& value, const Tensor& gradient,
+                     const std::vector<Operand>& numbers, double weight_decay,
+                     std::vector<Tensor>* state) const {
+  const Tensor g = Decayed(gradient, value, weight_decay);
+  Tensor& sum = (*state)[0];
+  sum = sum + g * g;
+  return value - g / (Sqrt(sum) + options_.epsilon) * numbers[0];
+}
+
+// --- Ema ----------------------------------------------------------------------------------------
+
+void Ema::Update(CallSite site) {
+  const CallSiteScope lines(site);
+  const NoGrad no_grad;
+  const bool first = averages_.empty();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor value = parameters_[i]().Detach();
+    if (first) {
+      averages_.push_back(value);
+    } else {
+      averages_[i] = averages_[i] * decay_ + value * (1 - decay_);
+    }
+  }
+}
+
+void Ema::Swap() {
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    const Tensor value = parameters_[i]().Detach();
+    parameters_[i].Set(averages_[i]);
+    averages_[i] = value;
+  }
+}
+
+}  // namespace nn
+}  // namespace chorus

@@ -1,0 +1,231 @@
+// Optimizers, with PyTorch's formulas: each is a rule from a parameter, its gradient and what is
+// kept of them to the next ones, so that the same rule serves Step and a compiled step (TrainStep).
+//
+// Where ranks have equal parameters and gradients (an AllReduce's) a node computes an update once.
+//
+// Threads: one at a time. Ownership: an optimizer shares the variables that it was given and keeps
+//   its state beside them, on their devices. Errors: returned, or in the parameters' tensors.
+//   INVALID_ARGUMENT kBadType: options that make no sense.
+#ifndef CHORUS_CLIENT_NN_OPTIM_H_
+#define CHORUS_CLIENT_NN_OPTIM_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "chorus/call_site.h"
+#include "chorus/math.h"
+#include "chorus/nn/module.h"
+#include "chorus/tensor.h"
+
+namespace chorus {
+namespace nn {
+
+// What a learning rate is multiplied by in a step, counted from 0.
+using Schedule = std::function<double(int64_t step)>;
+// gamma^(step / every), rounded down.
+Schedule StepDecay(int64_t every, double gamma = 0.1);
+// From 1 to `last` along half a cosine in `steps`, and `last` from then on.
+Schedule CosineDecay(int64_t steps, double last = 0);
+// Evenly up from 1 / steps to 1 in the first `steps`; then `then`, counted from its own 0.
+Schedule WarmUp(int64_t steps, Schedule then = nullptr);
+
+// Parameters with options of their own.
+struct ParameterGroup {
+  std::vector<Variable> parameters;
+  double learning_rate = 0;  // 0: the optimizer's
+  double weight_decay = -1;  // below 0: the optimizer's
+};
+
+inline std::vector<ParameterGroup> OneGroup(const std::vector<Variable>& parameters) {
+  std::vector<ParameterGroup> groups(1);
+  groups[0].parameters = parameters;
+  return groups;
+}
+
+// The 2-norm of all gradients together, a tensor of no dimensions, on the first one's device.
+// Undefined ones count as none; all on one device.
+Tensor GradNorm(const std::vector<Tensor>& gradients, CallSite site = CallSite::Here());
+// Multiplies all by max_norm / (norm + 1e-6) where that is below 1; returns the norm before.
+Tensor ClipGradNorm(std::vector<Tensor>* gradients, double max_norm,
+                    CallSite site = CallSite::Here());
+// Into [-limit, limit].
+void ClipGradValue(std::vector<Tensor>* gradients, double limit, CallSite site = CallSite::Here());
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // Replaces each parameter by the rule; one whose gradient is undefined stays, with its state. With
+  // no `gradients`: by grad() of each. Replaced tensors have no grad(). Returns at once, like an op.
+  absl::Status Step(CallSite site = CallSite::Here());
+  absl::Status Step(const std::vector<Tensor>& gradients, CallSite site = CallSite::Here());
+  void ClearGrads() const;
+
+  // Of all groups, in order; each once.
+  const std::vector<Variable>& parameters() const { return parameters_; }
+  std::vector<Tensor> gradients() const;
+  // The optimizer's, for groups that have none of their own; before the schedule.
+  double learning_rate() const { return learning_rate_; }
+  void SetLearningRate(double rate) { learning_rate_ = rate; }
+  // By the count of steps of each parameter.
+  void SetSchedule(Schedule schedule) { schedule_ = std::move(schedule); }
+
+  // --- For compiled steps and checkpoints -----------------------------------------------------
+  // What is kept of each parameter besides itself: how many tensors of its type.
+  virtual int slots() const = 0;
+  // [parameter][slot]; zeros where there has been no step.
+  absl::StatusOr<std::vector<std::vector<Tensor>>> State();
+  void SetState(size_t parameter, std::vector<Tensor> state, int64_t steps);
+  int64_t steps(size_t parameter) const { return entries_[parameter].steps; }
+  // Parameters of one rate, with as many steps behind them, have equal numbers.
+  double rate_of(size_t parameter) const { return entries_[parameter].learning_rate; }
+  // The numbers that the rule takes for the parameter's step after `steps` others.
+  std::vector<double> NumbersOf(size_t parameter, int64_t steps) const;
+  // The rule: nothing of this object changes. `state` is replaced.
+  Tensor Next(size_t parameter, const Tensor& value, const Tensor& gradient,
+              const std::vector<Operand>& numbers, std::vector<Tensor>* state) const;
+
+ protected:
+  Optimizer(const std::vector<ParameterGroup>& groups, double learning_rate, double weight_decay);
+
+  // Of which the learning rate, with the schedule, is one. `step`: from 1.
+  virtual std::vector<double> Numbers(double learning_rate, int64_t step) const = 0;
+  virtual Tensor Rule(const Tensor& value, const Tensor& gradient,
+                      const std::vector<Operand>& numbers, double weight_decay,
+                      std::vector<Tensor>* state) const = 0;
+  // For constructors: every Step gives the first one.
+  void RefuseUnless(bool fits, const std::string& text);
+
+ private:
+  struct Entry {
+    double learning_rate = 0;  // 0: the optimizer's
+    double weight_decay = 0;
+    int64_t steps = 0;
+    std::vector<Tensor> state;  // none before the first step
+  };
+  // Zeros, where there is none.
+  std::vector<Tensor> StateOf(size_t parameter, const Tensor& like) const;
+
+  double learning_rate_;
+  Schedule schedule_;
+  absl::Status refused_;
+  std::vector<Variable> parameters_;
+  std::vector<Entry> entries_;  // by parameter
+};
+
+// b <- momentum b + g + weight_decay p;  p <- p - rate b, with Nesterov's momentum
+// p - rate (g + weight_decay p + momentum b). Without momentum b is nothing that is kept.
+class Sgd : public Optimizer {
+ public:
+  struct Options {
+    double learning_rate = 0.1;
+    double momentum = 0;
+    bool nesterov = false;
+    double weight_decay = 0;
+  };
+  Sgd(const std::vector<Variable>& parameters, const Options& options)
+      : Sgd(OneGroup(parameters), options) {}
+  Sgd(const std::vector<ParameterGroup>& groups, const Options& options);
+  int slots() const override { return options_.momentum == 0 ? 0 : 1; }
+
+ protected:
+  std::vector<double> Numbers(double learning_rate, int64_t step) const override;
+  Tensor Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
+              double weight_decay, std::vector<Tensor>* state) const override;
+
+ private:
+  const Options options_;
+};
+
+// Kingma and Ba 2015: m and v, means of g and g^2 that forget;
+// p <- p - rate (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon). The weights' decay is
+// part of g, or, decoupled (Loshchilov and Hutter 2019: AdamW), p <- p - rate weight_decay p first.
+class Adam : public Optimizer {
+ public:
+  struct Options {
+    double learning_rate = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double epsilon = 1e-8;
+    double weight_decay = 0;
+    bool decoupled = false;
+    bool amsgrad = false;  // the largest v so far (Reddi et al. 2018)
+  };
+  Adam(const std::vector<Variable>& parameters, const Options& options)
+      : Adam(OneGroup(parameters), options) {}
+  Adam(const std::vector<ParameterGroup>& groups, const Options& options);
+  int slots() const override { return options_.amsgrad ? 3 : 2; }
+
+ protected:
+  std::vector<double> Numbers(double learning_rate, int64_t step) const override;
+  Tensor Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
+              double weight_decay, std::vector<Tensor>* state) const override;
+
+ private:
+  const Options options_;
+};
+
+// Adam with decoupled decay of 0.01, unless the options say otherwise.
+class AdamW : public Adam {
+ public:
+  struct Options : Adam::Options {
+    Options() {
+      weight_decay = 0.01;
+      decoupled = true;
+    }
+  };
+  AdamW(const std::vector<Variable>& parameters, const Options& options)
+      : Adam(parameters, options) {}
+  AdamW(const std::vector<ParameterGroup>& groups, const Options& options)
+      : Adam(groups, options) {}
+};
+
+// Duchi et al. 2011: s <- s + g^2;  p <- p - rate / (1 + (t - 1) decay) g / (sqrt(s) + epsilon).
+class Adagrad : public Optimizer {
+ public:
+  struct Options {
+    double learning_rate = 0.01;
+    double learning_rate_decay = 0;
+    double epsilon = 1e-10;
+    double weight_decay = 0;
+  };
+  Adagrad(const std::vector<Variable>& parameters, const Options& options)
+      : Adagrad(OneGroup(parameters), options) {}
+  Adagrad(const std::vector<ParameterGroup>& groups, const Options& options);
+  int slots() const override { return 1; }
+
+ protected:
+  std::vector<double> Numbers(double learning_rate, int64_t step) const override;
+  Tensor Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
+              double weight_decay, std::vector<Tensor>* state) const override;
+
+ private:
+  const Options options_;
+};
+
+// A mean of weights that forgets: average <- decay average + (1 - decay) p, from the first p on.
+class Ema {
+ public:
+  Ema(const std::vector<Variable>& parameters, double decay)
+      : parameters_(parameters), decay_(decay) {}
+  void Update(CallSite site = CallSite::Here());
+  // By parameter; empty before the first Update.
+  const std::vector<Tensor>& averages() const { return averages_; }
+  // Gives the parameters the averages, and takes what they were: once more puts them back.
+  void Swap();
+
+ private:
+  const std::vector<Variable> parameters_;
+  const double decay_;
+  std::vector<Tensor> averages_;
+};
+
+}  // namespace nn
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_NN_OPTIM_H_

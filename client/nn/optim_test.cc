@@ -1,0 +1,251 @@
+#include "chorus/nn/optim.h"
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "chorus/nn/init.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/values.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using ::testing::DoubleNear;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+using testing::Values;
+
+using Doubles = std::vector<double>;
+
+auto Near(const Doubles& values) { return Pointwise(DoubleNear(1e-12), values); }
+
+class Parameters : public Module {
+ public:
+  Parameters() : Module("Parameters") {
+    a_ = AddParameter("a", {2}, init::Zeros());
+    b_ = AddParameter("b", {1}, init::Zeros());
+  }
+  Variable a_;
+  Variable b_;
+};
+
+class OptimTest : public ::testing::Test {
+ protected:
+  OptimTest() {
+    EXPECT_TRUE(module_.Init(session_, 1, DType::kF64).ok());
+    module_.a_.Set(F64({1, -2}));
+    module_.b_.Set(F64({0.5}));
+  }
+  Tensor F64(const Doubles& values) {
+    return FromHost<double>(session_, values, {static_cast<int64_t>(values.size())});
+  }
+  // Gradients that change from step to step and have both signs.
+  static double GradientAt(int step, size_t i) {
+    return std::sin(1.3 * step + 2.1 * static_cast<double>(i));
+  }
+  // Steps with these gradients, each compared with `rule` on numbers: of the index of the number,
+  // its value, its gradient and the count of the step from 1.
+  void ExpectSteps(Optimizer* optimizer,
+                   const std::function<double(size_t i, double p, double g, int t)>& rule) {
+    Doubles values = {1, -2, 0.5};
+    for (int t = 1; t <= 5; ++t) {
+      Doubles g;
+      for (size_t i = 0; i < 3; ++i) {
+        g.push_back(GradientAt(t, i));
+        values[i] = rule(i, values[i], g[i], t);
+      }
+      const absl::Status status = optimizer->Step({F64({g[0], g[1]}), F64({g[2]})});
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_THAT(Values<double>(module_.a_()), Near({values[0], values[1]})) << "step " << t;
+      EXPECT_THAT(Values<double>(module_.b_()), Near({values[2]})) << "step " << t;
+    }
+  }
+
+  FakeDaemon daemon_;
+  const Session session_ = daemon_.Open();
+  Parameters module_;
+};
+
+TEST_F(OptimTest, SgdIsPlainWithMomentumAndWithNesterovs) {
+  for (const bool nesterov : {false, true}) {
+    module_.a_.Set(F64({1, -2}));
+    module_.b_.Set(F64({0.5}));
+    Sgd::Options options;
+    options.learning_rate = 0.1;
+    options.momentum = 0.9;
+    options.nesterov = nesterov;
+    options.weight_decay = 0.01;
+    Sgd sgd(module_.parameters(), options);
+    Doubles buffer(3, 0.0);
+    ExpectSteps(&sgd, [&](size_t i, double p, double g, int) {
+      g += 0.01 * p;
+      buffer[i] = 0.9 * buffer[i] + g;
+      return p - 0.1 * (nesterov ? g + 0.9 * buffer[i] : buffer[i]);
+    });
+  }
+  module_.a_.Set(F64({1, -2}));
+  module_.b_.Set(F64({0.5}));
+  Sgd plain(module_.parameters(), {});
+  EXPECT_EQ(plain.slots(), 0);
+  ExpectSteps(&plain, [](size_t, double p, double g, int) { return p - 0.1 * g; });
+}
+
+TEST_F(OptimTest, AdamAndItsKinds) {
+  for (const bool decoupled : {false, true}) {
+    for (const bool amsgrad : {false, true}) {
+      module_.a_.Set(F64({1, -2}));
+      module_.b_.Set(F64({0.5}));
+      AdamW::Options options;
+      options.learning_rate = 0.02;
+      options.decoupled = decoupled;
+      options.amsgrad = amsgrad;
+      AdamW adam(module_.parameters(), options);
+      Doubles m(3, 0.0);
+      Doubles v(3, 0.0);
+      Doubles largest(3, 0.0);
+      ExpectSteps(&adam, [&](size_t i, double p, double g, int t) {
+        if (decoupled) {
+          p -= 0.02 * 0.01 * p;
+        } else {
+          g += 0.01 * p;
+        }
+        m[i] = 0.9 * m[i] + 0.1 * g;
+        v[i] = 0.999 * v[i] + 0.001 * g * g;
+        largest[i] = std::max(largest[i], v[i]);
+        const double of = (amsgrad ? largest[i] : v[i]) / (1 - std::pow(0.999, t));
+        return p - 0.02 * (m[i] / (1 - std::pow(0.9, t))) / (std::sqrt(of) + 1e-8);
+      });
+    }
+  }
+}
+
+TEST_F(OptimTest, AdagradAddsUp) {
+  Adagrad::Options options;
+  options.learning_rate = 0.1;
+  options.learning_rate_decay = 0.2;
+  options.weight_decay = 0.01;
+  Adagrad adagrad(module_.parameters(), options);
+  Doubles sum(3, 0.0);
+  ExpectSteps(&adagrad, [&](size_t i, double p, double g, int t) {
+    g += 0.01 * p;
+    sum[i] += g * g;
+    return p - 0.1 / (1 + (t - 1) * 0.2) * g / (std::sqrt(sum[i]) + 1e-10);
+  });
+}
+
+TEST_F(OptimTest, GroupsHaveOptionsOfTheirOwn) {
+  ParameterGroup a;
+  a.parameters = {module_.a_};
+  ParameterGroup b;
+  b.parameters = {module_.b_};
+  b.learning_rate = 1;
+  b.weight_decay = 0;
+  Sgd::Options options;
+  options.weight_decay = 0.5;
+  Sgd sgd({a, b}, options);
+  sgd.SetSchedule(StepDecay(2));
+  ExpectSteps(&sgd, [](size_t i, double p, double g, int t) {
+    const double factor = std::pow(0.1, (t - 1) / 2);
+    return i < 2 ? p - 0.1 * factor * (g + 0.5 * p) : p - factor * g;
+  });
+}
+
+// By Backward; who has no gradient stays.
+TEST_F(OptimTest, AStepTakesGradientsAndLeavesNone) {
+  Sgd::Options options;
+  options.momentum = 0.5;
+  Sgd sgd(module_.parameters(), options);
+  ASSERT_TRUE(Backward(Sum(module_.a_() * module_.a_())).ok());
+  ASSERT_TRUE(sgd.Step().ok());
+  EXPECT_THAT(Values<double>(module_.a_()), Near({0.8, -1.6}));
+  EXPECT_THAT(Values<double>(module_.b_()), Near({0.5}));
+  EXPECT_EQ(sgd.steps(0), 1);
+  EXPECT_EQ(sgd.steps(1), 0);
+  EXPECT_FALSE(module_.a_.grad().defined());
+  EXPECT_TRUE(module_.a_().requires_grad());
+  module_.b_.RequireGrad(false);
+  ASSERT_TRUE(sgd.Step({Tensor(), F64({1})}).ok());
+  EXPECT_THAT(Values<double>(module_.b_()), Near({0.5}));
+  EXPECT_EQ(ErrorOf(sgd.Step({Tensor()})).reason, Reason::kBadType);
+  EXPECT_FALSE(sgd.Step({F64({1, 2, 3}), Tensor()}).ok());
+  EXPECT_THAT(Values<double>(module_.a_()), Near({0.8, -1.6}));
+}
+
+TEST_F(OptimTest, Schedules) {
+  const Schedule steps = StepDecay(3, 0.5);
+  EXPECT_EQ(steps(2), 1);
+  EXPECT_EQ(steps(6), 0.25);
+  const Schedule cosine = CosineDecay(10, 0.2);
+  EXPECT_DOUBLE_EQ(cosine(0), 1);
+  EXPECT_DOUBLE_EQ(cosine(5), 0.6);
+  EXPECT_DOUBLE_EQ(cosine(99), 0.2);
+  const Schedule warm = WarmUp(4, cosine);
+  EXPECT_DOUBLE_EQ(warm(0), 0.25);
+  EXPECT_DOUBLE_EQ(warm(3), 1);
+  EXPECT_DOUBLE_EQ(warm(9), 0.6);
+  EXPECT_DOUBLE_EQ(WarmUp(2)(50), 1);
+}
+
+TEST_F(OptimTest, Clipping) {
+  std::vector<Tensor> gradients = {F64({3, 0}), Tensor(), F64({-4})};
+  EXPECT_THAT(Values<double>(ClipGradNorm(&gradients, 10)), Near({5}));
+  EXPECT_THAT(Values<double>(gradients[0]), Near({3, 0}));
+  EXPECT_THAT(Values<double>(ClipGradNorm(&gradients, 1)), Near({5}));
+  EXPECT_THAT(Values<double>(gradients[2]), Near({-4 / (5 + 1e-6)}));
+  EXPECT_FALSE(gradients[1].defined());
+  gradients = {F64({3, -0.25}), F64({-4})};
+  ClipGradValue(&gradients, 0.5);
+  EXPECT_THAT(Values<double>(gradients[0]), Near({0.5, -0.25}));
+  EXPECT_THAT(Values<double>(gradients[1]), Near({-0.5}));
+  std::vector<Tensor> none = {Tensor()};
+  EXPECT_FALSE(ClipGradNorm(&none, 1).defined());
+}
+
+TEST_F(OptimTest, AnAverageForgetsAndCanBeSwappedIn) {
+  Ema ema(module_.parameters(), 0.75);
+  ema.Update();
+  module_.b_.Set(F64({4.5}));
+  ema.Update();
+  EXPECT_THAT(Values<double>(ema.averages()[1]), Near({1.5}));
+  ema.Swap();
+  EXPECT_THAT(Values<double>(module_.b_()), Near({1.5}));
+  EXPECT_TRUE(module_.b_().requires_grad());
+  ema.Swap();
+  EXPECT_THAT(Values<double>(module_.b_()), Near({4.5}));
+}
+
+TEST_F(OptimTest, OptionsThatMakeNoSenseAreRefused) {
+  const auto expect = [this](Optimizer* optimizer, const std::string& text) {
+    const absl::Status status = optimizer->Step({F64({1, 1}), F64({1})});
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+    EXPECT_FALSE(optimizer->State().ok());
+  };
+  Sgd::Options sgd;
+  sgd.learning_rate = -1;
+  Sgd negative(module_.parameters(), sgd);
+  expect(&negative, "a learning rate from 0, got -1");
+  sgd.learning_rate = 1;
+  sgd.nesterov = true;
+  Sgd nesterov(module_.parameters(), sgd);
+  expect(&nesterov, "a momentum for Nesterov's");
+  Adam::Options adam;
+  adam.beta2 = 1;
+  Adam beta(module_.parameters(), adam);
+  expect(&beta, "a beta in [0, 1), got 1");
+  Sgd twice({module_.a_, module_.b_, module_.a_}, {});
+  expect(&twice, "each parameter once");
+}
+
+}  // namespace
+}  // namespace nn
+}  // namespace chorus

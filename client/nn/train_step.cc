@@ -1,0 +1,173 @@
+#include "chorus/nn/train_step.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "chorus/autograd.h"
+#include "chorus/collectives.h"
+#include "chorus/functional/math.h"
+#include "chorus/math.h"
+#include "chorus/nn/layers.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace nn {
+
+TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Options& options)
+    : module_(module),
+      optimizer_(optimizer),
+      loss_(std::move(loss)),
+      options_(options),
+      variables_(module->variables()) {
+  for (const Variable& variable : variables_) changes_.push_back(!variable.is_parameter());
+  const std::vector<Variable>& parameters = optimizer->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto it = std::find(variables_.begin(), variables_.end(), parameters[i]);
+    if (it == variables_.end() || !parameters[i].requires_grad()) {
+      refused_ = MakeError(Reason::kBadType,
+                           absl::StrCat("the optimizer's parameter ", i,
+                                        it == variables_.end() ? " is none of the module's"
+                                                               : " is frozen"));
+      return;
+    }
+    trained_.push_back(static_cast<size_t>(it - variables_.begin()));
+    changes_[trained_.back()] = true;
+    size_t rate = 0;
+    while (rate < first_of_.size() &&
+           optimizer->rate_of(first_of_[rate]) != optimizer->rate_of(i)) {
+      ++rate;
+    }
+    if (rate == first_of_.size()) first_of_.push_back(i);
+    rate_of_.push_back(rate);
+  }
+  if (!parameters.empty()) numbers_ = optimizer->NumbersOf(0, 0).size();
+
+  CompileOptions compile;
+  const int state = static_cast<int>(variables_.size());
+  const int kept = static_cast<int>(parameters.size()) * optimizer->slots();
+  for (const size_t variable : trained_) compile.donate.push_back(static_cast<int>(variable));
+  for (int i = 0; i < kept; ++i) compile.donate.push_back(state + i);
+  const int first = state + kept + static_cast<int>(first_of_.size() * numbers_) + 1;
+  for (const CompileOptions::Varying& varying : options.varying) {
+    compile.varying.emplace_back(first + varying.input, varying.dim);
+  }
+  compile.max_size = options.max_size;
+  compiled_ = Compile([this](const std::vector<Tensor>& in) { return Trace(in); }, compile);
+}
+
+absl::Status TrainStep::Share(CallSite site) const {
+  const NoGrad no_grad;
+  std::vector<Tensor> values;
+  for (const Variable& variable : variables_) {
+    values.push_back(Broadcast(variable().Detach(), 0, *options_.ranks, site));
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(values[i].Wait());
+    variables_[i].Set(values[i]);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs() {
+  std::vector<Tensor> in;
+  for (const Variable& variable : variables_) in.push_back(variable().Detach());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer_->State());
+  for (const std::vector<Tensor>& slots : state) in.insert(in.end(), slots.begin(), slots.end());
+  CHORUS_ASSIGN_OR_RETURN(const DeviceRef device, module_->device());
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    if (optimizer_->steps(i) != optimizer_->steps(first_of_[rate_of_[i]])) {
+      return MakeError(Reason::kWrongState,
+                       "parameters of one learning rate have had different numbers of steps");
+    }
+  }
+  for (const size_t first : first_of_) {
+    for (const double number : optimizer_->NumbersOf(first, optimizer_->steps(first))) {
+      in.push_back(Scalar<double>(device, number));
+    }
+  }
+  in.push_back(Scalar<int64_t>(device, steps_));
+  return in;
+}
+
+absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, CallSite site) {
+  CHORUS_RETURN_IF_ERROR(refused_);
+  const CallSiteScope lines(site);
+  CHORUS_RETURN_IF_ERROR(module_->device().status());
+  if (steps_ == 0 && options_.ranks.has_value()) CHORUS_RETURN_IF_ERROR(Share(site));
+  CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> in, Inputs());
+  in.insert(in.end(), inputs.begin(), inputs.end());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out, compiled_.Run(in, site));
+  ++steps_;
+  size_t next = 1;
+  for (size_t i = 0; i < variables_.size(); ++i) {
+    if (changes_[i]) variables_[i].Set(out[next++]);
+  }
+  const auto slots = static_cast<ptrdiff_t>(optimizer_->slots());
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    const auto begin = out.begin() + static_cast<ptrdiff_t>(next);
+    optimizer_->SetState(i, std::vector<Tensor>(begin, begin + slots), optimizer_->steps(i) + 1);
+    next += static_cast<size_t>(slots);
+  }
+  return out[0];
+}
+
+std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
+  const auto fail = [&in](const absl::Status& status) {
+    return std::vector<Tensor>{FromError(in[0].device(), status)};
+  };
+  size_t next = variables_.size();
+  std::vector<Tensor> values;
+  for (size_t i = 0; i < variables_.size(); ++i) values.push_back(in[i].Detach());
+  std::vector<Tensor> leaves;
+  for (const size_t variable : trained_) leaves.push_back(values[variable].RequireGrad());
+  const auto slots = static_cast<size_t>(optimizer_->slots());
+  std::vector<std::vector<Tensor>> state;
+  for (size_t i = 0; i < trained_.size(); ++i, next += slots) {
+    const auto begin = in.begin() + static_cast<ptrdiff_t>(next);
+    state.emplace_back(begin, begin + static_cast<ptrdiff_t>(slots));
+  }
+  const size_t numbers = next;
+  next += first_of_.size() * numbers_;
+  const Tensor& step = in[next++];
+
+  const StateScope scope(*module_, values);
+  const RandomScope random(options_.seed, step);
+  Tensor loss =
+      loss_(std::vector<Tensor>(in.begin() + static_cast<ptrdiff_t>(next), in.end()));
+  if (!loss.status().ok()) return fail(loss.status());
+  if (loss.num_elements() != 1) {
+    return fail(MakeError(Reason::kBadType,
+                          absl::StrCat("a training step's loss: expected one number, got ",
+                                       loss.num_elements())));
+  }
+  if (options_.ranks.has_value()) loss = loss * (1.0 / options_.ranks->size());
+  absl::StatusOr<std::vector<Tensor>> gradients = Grad({loss}, leaves);
+  if (!gradients.ok()) return fail(gradients.status());
+
+  const NoGrad no_grad;
+  loss = loss.Detach();
+  if (options_.ranks.has_value()) {
+    for (Tensor& gradient : *gradients) gradient = AllReduce(gradient, *options_.ranks);
+    loss = AllReduce(loss, *options_.ranks);
+  }
+  if (options_.on_gradients != nullptr) options_.on_gradients(&*gradients);
+  std::vector<Tensor> changed = scope.tensors();
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    const Tensor& value = in[trained_[i]];
+    std::vector<Operand> of_rate;
+    for (size_t n = 0; n < numbers_; ++n) {
+      of_rate.emplace_back(Cast(in[numbers + rate_of_[i] * numbers_ + n], value.dtype()));
+    }
+    changed[trained_[i]] = optimizer_->Next(i, value, (*gradients)[i], of_rate, &state[i]);
+  }
+  std::vector<Tensor> out = {loss};
+  for (size_t i = 0; i < variables_.size(); ++i) {
+    if (changes_[i]) out.push_back(changed[i]);
+  }
+  for (const std::vector<Tensor>& kept : state) out.insert(out.end(), kept.begin(), kept.end());
+  return out;
+}
+
+}  // namespace nn
+}  // namespace chorus

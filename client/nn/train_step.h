@@ -1,0 +1,94 @@
+// A training step as one compiled request: forward, loss, gradients, their mean over the ranks, and
+// the optimizer's update. The module's variables and the optimizer's state are named inputs and
+// outputs of it: nobody counts indices.
+//
+//   chorus::nn::TrainStep step(&model, &optimizer, [&](const std::vector<Tensor>& in) {
+//     return chorus::nn::CrossEntropyLoss(model(in[0]), in[1]);
+//   });
+//   CHORUS_ASSIGN_OR_RETURN(Tensor loss, step({images, labels}));
+//
+// Among ranks what is minimised is the mean of the ranks' losses, as DistributedDataParallel has
+// it; so equal shards give what one rank gives that has them all. (What Backward and Grad
+// differentiate is the sum: chorus.h.) A parameter that the loss does not depend on has gradient 0.
+//
+// Threads: one at a time. Ownership: the module, the optimizer and what the loss captures outlive
+//   it; while a step is under way they are the step's. Errors: returned, or in the loss; a step
+//   that fails at once leaves module and optimizer as they were.
+#ifndef CHORUS_CLIENT_NN_TRAIN_STEP_H_
+#define CHORUS_CLIENT_NN_TRAIN_STEP_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "chorus/call_site.h"
+#include "chorus/compile.h"
+#include "chorus/nn/module.h"
+#include "chorus/nn/optim.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
+
+namespace chorus {
+namespace nn {
+
+class TrainStep {
+ public:
+  // One number, of the inputs of a call: this rank's loss.
+  using Loss = std::function<Tensor(const std::vector<Tensor>& inputs)>;
+  struct Options {
+    // The ranks that train together; none: this one alone. The first step gives all of them the
+    // first one's variables, after which they are equal but for buffers, which stay each rank's own.
+    absl::optional<Group> ranks;
+    // Of the inputs: CompileOptions, with indices in what the loss gets.
+    std::vector<CompileOptions::Varying> varying;
+    int64_t max_size = 0;
+    // Of layers that drop (RandomScope): with the number of the step as the offset, so every step
+    // has numbers of its own. Ranks that are to drop differently take different ones.
+    uint64_t seed = 0;
+    // What is done to the gradients, by parameter, before the update: clipping.
+    std::function<void(std::vector<Tensor>* gradients)> on_gradients;
+  };
+
+  TrainStep(Module* module, Optimizer* optimizer, Loss loss)
+      : TrainStep(module, optimizer, std::move(loss), Options()) {}
+  TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Options& options);
+
+  // The mean of the ranks' losses before the update. Returns at once, like any op; parameters are
+  // replaced by results that are on their way. Once a step has failed later on, what came after it
+  // has its error: go on from a copy (a checkpoint).
+  absl::StatusOr<Tensor> operator()(const std::vector<Tensor>& inputs,
+                                    CallSite site = CallSite::Here());
+  int64_t steps() const { return steps_; }
+  int traces() const { return compiled_.traces(); }
+
+ private:
+  // What goes into the compiled function, but for the caller's inputs.
+  absl::StatusOr<std::vector<Tensor>> Inputs();
+  std::vector<Tensor> Trace(const std::vector<Tensor>& in) const;
+  // The first rank's variables, for all.
+  absl::Status Share(CallSite site) const;
+
+  Module* const module_;
+  Optimizer* const optimizer_;
+  const Loss loss_;
+  const Options options_;
+  // Of the compiled function, in this order: inputs are the variables, the optimizer's state by
+  // parameter, its numbers by rate, the number of the step, and the caller's; results the loss, the
+  // variables that change, and the state.
+  const std::vector<Variable> variables_;
+  std::vector<size_t> trained_;   // by parameter of the optimizer: its index in variables_
+  std::vector<bool> changes_;     // by variable: a buffer, or trained
+  std::vector<size_t> rate_of_;   // by parameter of the optimizer: those with one have equal numbers
+  std::vector<size_t> first_of_;  // by rate: the first parameter of it
+  size_t numbers_ = 0;            // of each rate
+  absl::Status refused_;
+  int64_t steps_ = 0;
+  Compiled compiled_;
+};
+
+}  // namespace nn
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_NN_TRAIN_STEP_H_

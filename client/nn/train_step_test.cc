@@ -1,0 +1,239 @@
+#include "chorus/nn/train_step.h"
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
+#include "chorus/nn/init.h"
+#include "chorus/nn/layers.h"
+#include "chorus/nn/loss.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/ranks.h"
+#include "client/testing/values.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+using testing::Ranks;
+using testing::Values;
+
+using Doubles = std::vector<double>;
+using Tensors = std::vector<Tensor>;
+
+Doubles Numbers(int64_t count, int seed) {
+  Doubles values;
+  for (int64_t i = 0; i < count; ++i) {
+    values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
+  }
+  return values;
+}
+
+// Counts calls in a buffer.
+class Counted : public Module {
+ public:
+  Counted() : Module("Counted"), linear_(Add<Linear>("linear", 3, 2)) {
+    calls_ = AddBuffer("calls", {}, init::Zeros(), DType::kI64);
+  }
+  Tensor Forward(const Tensor& x) override {
+    calls_.Set(calls_() + 1);
+    return Tanh(linear_(x));
+  }
+  Variable calls_;
+
+ private:
+  Linear& linear_;
+};
+
+Adam::Options Rate(double rate) {
+  Adam::Options options;
+  options.learning_rate = rate;
+  return options;
+}
+
+class TrainStepTest : public ::testing::Test {
+ protected:
+  FakeDaemon daemon_;
+};
+
+TEST_F(TrainStepTest, ACompiledStepIsTheEagerOneInOneRun) {
+  const Session session = daemon_.Open();
+  const Tensor x = FromHost<double>(session, Numbers(12, 1), {4, 3});
+  const Tensor y = FromHost<double>(session, Numbers(8, 2), {4, 2});
+  Counted eager;
+  Counted model;
+  ASSERT_TRUE(eager.Init(session, 1, DType::kF64).ok());
+  ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+  Adam eager_adam(eager.parameters(), Rate(0.1));
+  Adam adam(model.parameters(), Rate(0.1));
+  eager_adam.SetSchedule(CosineDecay(8));
+  adam.SetSchedule(CosineDecay(8));
+  TrainStep step(&model, &adam, [&model](const Tensors& in) { return MseLoss(model(in[0]), in[1]); });
+  for (int i = 0; i < 5; ++i) {
+    const Tensor expected = MseLoss(eager(x), y);
+    ASSERT_TRUE(Backward(expected).ok());
+    ASSERT_TRUE(eager_adam.Step().ok());
+    const Doubles wanted = Values<double>(expected);
+    // Nothing is still to be sent.
+    for (const Counted* module : {&eager, &model}) {
+      for (const Variable& variable : module->variables()) ASSERT_TRUE(variable().Wait().ok());
+    }
+    const auto state = adam.State();
+    ASSERT_TRUE(state.ok()) << state.status();
+    for (const std::vector<Tensor>& slots : *state) {
+      for (const Tensor& tensor : slots) ASSERT_TRUE(tensor.Wait().ok());
+    }
+    const int runs = daemon_.counts().runs;
+    const absl::StatusOr<Tensor> loss = step({x, y});
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    EXPECT_THAT(Values<double>(*loss), Pointwise(DoubleNear(1e-12), wanted));
+    EXPECT_EQ(daemon_.counts().runs, runs + 1);
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_THAT(Values<double>(model.parameters()[i]()),
+                Pointwise(DoubleNear(1e-12), Values<double>(eager.parameters()[i]())));
+  }
+  EXPECT_THAT(Values<int64_t>(model.calls_()), ElementsAre(5));
+  EXPECT_EQ(step.traces(), 1);
+  EXPECT_EQ(step.steps(), 5);
+  EXPECT_EQ(adam.steps(0), 5);
+  // Both ways go on from each other.
+  ASSERT_TRUE(Backward(MseLoss(model(x), y)).ok());
+  ASSERT_TRUE(adam.Step().ok());
+  ASSERT_TRUE(step({x, y}).ok());
+}
+
+// The mean of the ranks' losses, of equal shards of one batch, is the loss of the batch.
+TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
+  const Doubles rows = Numbers(12, 1);
+  const Doubles labels = Numbers(8, 2);
+  Doubles alone_loss;
+  std::vector<Doubles> alone;
+  {
+    const Session session = daemon_.Open();
+    Linear model(3, 2);
+    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+    Adam adam(model.parameters(), Rate(0.1));
+    TrainStep step(&model, &adam, [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); });
+    for (int i = 0; i < 4; ++i) {
+      const auto loss = step({FromHost<double>(session, rows, {4, 3}),
+                              FromHost<double>(session, labels, {4, 2})});
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      alone_loss.push_back(Values<double>(*loss)[0]);
+    }
+    for (const Variable& variable : model.parameters()) alone.push_back(Values<double>(variable()));
+  }
+  Ranks ranks(2, &daemon_);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const World& world = ranks.worlds[static_cast<size_t>(r)];
+      Linear model(3, 2);
+      // The second one's are the first one's after all.
+      ASSERT_TRUE(model.Init(world, 1 + static_cast<uint64_t>(r), DType::kF64).ok());
+      Adam adam(model.parameters(), Rate(0.1));
+      TrainStep::Options options;
+      options.ranks = world.group();
+      TrainStep step(&model, &adam,
+                     [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); }, options);
+      for (size_t i = 0; i < 4; ++i) {
+        const Doubles some(rows.begin() + 6 * r, rows.begin() + 6 * r + 6);
+        const Doubles theirs(labels.begin() + 4 * r, labels.begin() + 4 * r + 4);
+        const auto loss = step({FromHost<double>(world, some, {2, 3}),
+                                FromHost<double>(world, theirs, {2, 2})});
+        ASSERT_TRUE(loss.ok()) << loss.status();
+        EXPECT_THAT(Values<double>(*loss), Pointwise(DoubleNear(1e-12), Doubles{alone_loss[i]}));
+      }
+      for (size_t i = 0; i < alone.size(); ++i) {
+        EXPECT_THAT(Values<double>(model.parameters()[i]()),
+                    Pointwise(DoubleNear(1e-12), alone[i]));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(TrainStepTest, WhatIsFrozenStaysAndWhatIsUnusedHasGradientZero) {
+  const Session session = daemon_.Open();
+  Sequential model({std::make_shared<Linear>(2, 2), std::make_shared<Linear>(2, 2)});
+  ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+  const std::vector<Variable> all = model.parameters();
+  all[0].RequireGrad(false);
+  const Doubles frozen = Values<double>(all[0]());
+  const Doubles unused = Values<double>(all[2]());
+  Sgd sgd({all[1], all[2], all[3]}, {});
+  TrainStep step(&model, &sgd, [&](const Tensors& in) { return Sum(model[0](in[0])); });
+  const Tensor x = FromHost<double>(session, {1, 2}, {1, 2});
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(step({x}).ok());
+  EXPECT_EQ(Values<double>(all[0]()), frozen);
+  EXPECT_EQ(Values<double>(all[2]()), unused);
+  Sgd of_frozen({all[0]}, {});
+  TrainStep refused(&model, &of_frozen, [](const Tensors& in) { return in[0]; });
+  EXPECT_THAT(std::string(refused({x}).status().message()), HasSubstr("parameter 0 is frozen"));
+  Linear other(2, 2);
+  Sgd of_other(other.parameters(), {});
+  TrainStep stranger(&model, &of_other, [](const Tensors& in) { return in[0]; });
+  EXPECT_THAT(std::string(stranger({x}).status().message()), HasSubstr("none of the module's"));
+}
+
+TEST_F(TrainStepTest, DropoutChangesFromStepToStepAndGradientsCanBeClipped) {
+  const Session session = daemon_.Open();
+  Sequential model({std::make_shared<Linear>(4, 4), std::make_shared<Dropout>(0.5)});
+  ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+  Sgd::Options none;
+  none.learning_rate = 0;
+  Sgd sgd(model.parameters(), none);
+  TrainStep::Options options;
+  options.seed = 3;
+  options.on_gradients = [](std::vector<Tensor>* gradients) { ClipGradNorm(gradients, 1); };
+  TrainStep step(&model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
+  const Tensor x = FromHost<double>(session, Numbers(32, 1), {8, 4});
+  std::vector<double> losses;
+  for (int i = 0; i < 3; ++i) {
+    const auto loss = step({x});
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    losses.push_back(Values<double>(*loss)[0]);
+  }
+  EXPECT_NE(losses[0], losses[1]);
+  EXPECT_NE(losses[1], losses[2]);
+  EXPECT_EQ(step.traces(), 1);
+}
+
+TEST_F(TrainStepTest, AStepThatIsRefusedChangesNothing) {
+  const Session session = daemon_.Open();
+  Linear model(2, 1);
+  Sgd sgd(model.parameters(), {});
+  TrainStep step(&model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); });
+  const Tensor x = FromHost<double>(session, {1, 2}, {1, 2});
+  EXPECT_EQ(ErrorOf(step({x}).status()).reason, Reason::kWrongState);
+  ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+  const Doubles before = Values<double>(model.weight()());
+  const auto refused = step({FromHost<double>(session, {1, 2, 3}, {1, 3})});
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("Linear: expected [..., 2], got f64[1,3]"));
+  TrainStep vector(&model, &sgd, [&](const Tensors& in) { return model(in[0]); });
+  EXPECT_THAT(std::string(vector({FromHost<double>(session, {1, 2, 3, 4}, {2, 2})})
+                              .status()
+                              .message()),
+              HasSubstr("expected one number, got 2"));
+  EXPECT_EQ(Values<double>(model.weight()()), before);
+  EXPECT_EQ(step.steps(), 0);
+  ASSERT_TRUE(step({x}).ok());
+  EXPECT_NE(Values<double>(model.weight()()), before);
+}
+
+}  // namespace
+}  // namespace nn
+}  // namespace chorus
