@@ -1,7 +1,8 @@
 // Losses, with PyTorch's definitions. What it calls classes is the last axis here, as in
 // CrossEntropy.
 //
-// Threads, ownership and errors: chorus/functional/nn.h.
+// Threads: any. Ownership: results are handles. Errors: in the results, with the line of the call:
+//   INVALID_ARGUMENT kBadType where shapes, dtypes or options do not fit.
 #ifndef CHORUS_CLIENT_NN_LOSS_H_
 #define CHORUS_CLIENT_NN_LOSS_H_
 
