@@ -148,9 +148,9 @@ absl::Status Optimizer::Step(CallSite site) { return Step(gradients(), site); }
 absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site) {
   CHORUS_RETURN_IF_ERROR(refused_);
   if (gradients.size() != parameters_.size()) {
-    return MakeError(Reason::kBadType, absl::StrCat("expected a gradient for each of ",
-                                                    parameters_.size(), " parameters, got ",
-                                                    gradients.size()));
+    return MakeError(Reason::kBadType,
+                     absl::StrCat("expected a gradient for each of ", parameters_.size(),
+                                  " parameters, got ", gradients.size()));
   }
   const CallSiteScope lines(site);
   const NoGrad no_grad;
@@ -206,7 +206,8 @@ Adam::Adam(const std::vector<ParameterGroup>& groups, const Options& options)
   RefuseUnless(options.epsilon >= 0, absl::StrCat("an epsilon from 0, got ", options.epsilon));
 }
 
-// Of the learning rate over the first correction, of 1 over the root of the second, and of the rate.
+// Of the learning rate over the first correction, of 1 over the root of the second, and of the
+// rate.
 std::vector<double> Adam::Numbers(double learning_rate, int64_t step) const {
   const double t = static_cast<double>(step);
   return {learning_rate / (1 - std::pow(options_.beta1, t)),

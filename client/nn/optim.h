@@ -60,8 +60,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Replaces each parameter by the rule; one whose gradient is undefined stays, with its state. With
-  // no `gradients`: by grad() of each. Replaced tensors have no grad(). Returns at once, like an op.
+  // Replaces each parameter by the rule; one whose gradient is undefined stays, with its state.
+  // With no `gradients`: by grad() of each. Replaced tensors have no grad(). Returns at once, like
+  // an op.
   absl::Status Step(CallSite site = CallSite::Here());
   absl::Status Step(const std::vector<Tensor>& gradients, CallSite site = CallSite::Here());
   void ClearGrads() const;

@@ -25,10 +25,10 @@ TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Opti
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto it = std::find(variables_.begin(), variables_.end(), parameters[i]);
     if (it == variables_.end() || !parameters[i].requires_grad()) {
-      refused_ = MakeError(Reason::kBadType,
-                           absl::StrCat("the optimizer's parameter ", i,
-                                        it == variables_.end() ? " is none of the module's"
-                                                               : " is frozen"));
+      refused_ = MakeError(
+          Reason::kBadType,
+          absl::StrCat("the optimizer's parameter ", i,
+                       it == variables_.end() ? " is none of the module's" : " is frozen"));
       return;
     }
     trained_.push_back(static_cast<size_t>(it - variables_.begin()));
@@ -133,13 +133,12 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
 
   const StateScope scope(*module_, values);
   const RandomScope random(options_.seed, step);
-  Tensor loss =
-      loss_(std::vector<Tensor>(in.begin() + static_cast<ptrdiff_t>(next), in.end()));
+  Tensor loss = loss_(std::vector<Tensor>(in.begin() + static_cast<ptrdiff_t>(next), in.end()));
   if (!loss.status().ok()) return fail(loss.status());
   if (loss.num_elements() != 1) {
-    return fail(MakeError(Reason::kBadType,
-                          absl::StrCat("a training step's loss: expected one number, got ",
-                                       loss.num_elements())));
+    return fail(MakeError(
+        Reason::kBadType,
+        absl::StrCat("a training step's loss: expected one number, got ", loss.num_elements())));
   }
   if (options_.ranks.has_value()) loss = loss * (1.0 / options_.ranks->size());
   absl::StatusOr<std::vector<Tensor>> gradients = Grad({loss}, leaves);

@@ -39,7 +39,8 @@ class TrainStep {
   using Loss = std::function<Tensor(const std::vector<Tensor>& inputs)>;
   struct Options {
     // The ranks that train together; none: this one alone. The first step gives all of them the
-    // first one's variables, after which they are equal but for buffers, which stay each rank's own.
+    // first one's variables, after which they are equal but for buffers, which stay each rank's
+    // own.
     absl::optional<Group> ranks;
     // Of the inputs: CompileOptions, with indices in what the loss gets.
     std::vector<CompileOptions::Varying> varying;
@@ -78,9 +79,9 @@ class TrainStep {
   // parameter, its numbers by rate, the number of the step, and the caller's; results the loss, the
   // variables that change, and the state.
   const std::vector<Variable> variables_;
-  std::vector<size_t> trained_;   // by parameter of the optimizer: its index in variables_
-  std::vector<bool> changes_;     // by variable: a buffer, or trained
-  std::vector<size_t> rate_of_;   // by parameter of the optimizer: those with one have equal numbers
+  std::vector<size_t> trained_;  // by parameter of the optimizer: its index in variables_
+  std::vector<bool> changes_;    // by variable: a buffer, or trained
+  std::vector<size_t> rate_of_;  // by parameter of the optimizer: those with one have equal numbers
   std::vector<size_t> first_of_;  // by rate: the first parameter of it
   size_t numbers_ = 0;            // of each rate
   absl::Status refused_;

@@ -80,7 +80,8 @@ TEST_F(TrainStepTest, ACompiledStepIsTheEagerOneInOneRun) {
   Adam adam(model.parameters(), Rate(0.1));
   eager_adam.SetSchedule(CosineDecay(8));
   adam.SetSchedule(CosineDecay(8));
-  TrainStep step(&model, &adam, [&model](const Tensors& in) { return MseLoss(model(in[0]), in[1]); });
+  TrainStep step(&model, &adam,
+                 [&model](const Tensors& in) { return MseLoss(model(in[0]), in[1]); });
   for (int i = 0; i < 5; ++i) {
     const Tensor expected = MseLoss(eager(x), y);
     ASSERT_TRUE(Backward(expected).ok());
@@ -128,8 +129,8 @@ TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
     Adam adam(model.parameters(), Rate(0.1));
     TrainStep step(&model, &adam, [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); });
     for (int i = 0; i < 4; ++i) {
-      const auto loss = step({FromHost<double>(session, rows, {4, 3}),
-                              FromHost<double>(session, labels, {4, 2})});
+      const auto loss = step(
+          {FromHost<double>(session, rows, {4, 3}), FromHost<double>(session, labels, {4, 2})});
       ASSERT_TRUE(loss.ok()) << loss.status();
       alone_loss.push_back(Values<double>(*loss)[0]);
     }
@@ -146,13 +147,13 @@ TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
       Adam adam(model.parameters(), Rate(0.1));
       TrainStep::Options options;
       options.ranks = world.group();
-      TrainStep step(&model, &adam,
-                     [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); }, options);
+      TrainStep step(
+          &model, &adam, [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); }, options);
       for (size_t i = 0; i < 4; ++i) {
         const Doubles some(rows.begin() + 6 * r, rows.begin() + 6 * r + 6);
         const Doubles theirs(labels.begin() + 4 * r, labels.begin() + 4 * r + 4);
-        const auto loss = step({FromHost<double>(world, some, {2, 3}),
-                                FromHost<double>(world, theirs, {2, 2})});
+        const auto loss =
+            step({FromHost<double>(world, some, {2, 3}), FromHost<double>(world, theirs, {2, 2})});
         ASSERT_TRUE(loss.ok()) << loss.status();
         EXPECT_THAT(Values<double>(*loss), Pointwise(DoubleNear(1e-12), Doubles{alone_loss[i]}));
       }
@@ -198,7 +199,8 @@ TEST_F(TrainStepTest, DropoutChangesFromStepToStepAndGradientsCanBeClipped) {
   TrainStep::Options options;
   options.seed = 3;
   options.on_gradients = [](std::vector<Tensor>* gradients) { ClipGradNorm(gradients, 1); };
-  TrainStep step(&model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
+  TrainStep step(
+      &model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
   const Tensor x = FromHost<double>(session, Numbers(32, 1), {8, 4});
   std::vector<double> losses;
   for (int i = 0; i < 3; ++i) {
@@ -224,10 +226,9 @@ TEST_F(TrainStepTest, AStepThatIsRefusedChangesNothing) {
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("Linear: expected [..., 2], got f64[1,3]"));
   TrainStep vector(&model, &sgd, [&](const Tensors& in) { return model(in[0]); });
-  EXPECT_THAT(std::string(vector({FromHost<double>(session, {1, 2, 3, 4}, {2, 2})})
-                              .status()
-                              .message()),
-              HasSubstr("expected one number, got 2"));
+  EXPECT_THAT(
+      std::string(vector({FromHost<double>(session, {1, 2, 3, 4}, {2, 2})}).status().message()),
+      HasSubstr("expected one number, got 2"));
   EXPECT_EQ(Values<double>(model.weight()()), before);
   EXPECT_EQ(step.steps(), 0);
   ASSERT_TRUE(step({x}).ok());
