@@ -183,6 +183,26 @@ std::string Embedding::description() const {
                       padding_ < 0 ? "" : absl::StrCat(", padding=", padding_));
 }
 
+PositionEmbedding::PositionEmbedding(int64_t length, int64_t width)
+    : Module("PositionEmbedding"), length_(length), width_(width) {
+  weight_ = AddParameter("weight", {length, width}, init::Normal(0, 0.02));
+}
+
+Tensor PositionEmbedding::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  if (!Usable(x)) return x + weight_();
+  if (Rank(x) < 2 || x.shape().back() != width_ || x.shape()[x.shape().size() - 2] > length_) {
+    return Refuse(x, absl::StrCat("expected [..., n, ", width_, "] with n to ", length_, ", got ",
+                                  TypeText(x)));
+  }
+  const int64_t n = x.shape()[x.shape().size() - 2];
+  return x + (n == length_ ? weight_() : Slice(weight_(), 0, 0, n));
+}
+
+std::string PositionEmbedding::description() const {
+  return absl::StrCat("length=", length_, ", width=", width_);
+}
+
 // --- Norms --------------------------------------------------------------------------------------
 
 LayerNorm::LayerNorm(const Shape& shape, double epsilon, bool affine)

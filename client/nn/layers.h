@@ -101,6 +101,20 @@ class Embedding : public Module {
   Variable weight_;
 };
 
+// [..., n, width] plus the first n rows of a table [length, width], which begins normally
+// distributed with deviation 0.02.
+class PositionEmbedding : public Module {
+ public:
+  PositionEmbedding(int64_t length, int64_t width);
+  Tensor Forward(const Tensor& x) override;
+  std::string description() const override;
+
+ private:
+  const int64_t length_;
+  const int64_t width_;
+  Variable weight_;
+};
+
 // Over the last axes, of `shape`: normalised, times weight, plus bias.
 class LayerNorm : public Module {
  public:
@@ -164,6 +178,9 @@ class MultiheadAttention : public Module {
   Tensor Forward(const Tensor& x) override;
   using Module::operator();
   // `mask`: Attention's, broadcast to [batch, heads, n, m].
+  Tensor operator()(const Tensor& x, const Tensor& mask, CallSite site = CallSite::Here()) {
+    return (*this)(x, x, x, mask, site);
+  }
   Tensor operator()(const Tensor& query, const Tensor& key, const Tensor& value,
                     const Tensor& mask = Tensor(), CallSite site = CallSite::Here());
   std::string description() const override;

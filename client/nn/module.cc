@@ -511,7 +511,7 @@ Tensor Lambda::Forward(const Tensor& x) {
   return function_(x);
 }
 
-Sequential::Sequential(const std::vector<std::shared_ptr<Module>>& modules) : Sequential() {
+Sequential::Sequential(const Modules& modules) : Sequential() {
   for (const std::shared_ptr<Module>& module : modules) {
     AddModule(absl::StrCat(children().size()), module);
   }

@@ -267,11 +267,17 @@ class Lambda : public Module {
   const std::function<Tensor(const Tensor&)> function_;
 };
 
+using Modules = std::vector<std::shared_ptr<Module>>;
+template <typename T, typename... Args>
+std::shared_ptr<Module> Make(Args&&... args) {
+  return std::make_shared<T>(std::forward<Args>(args)...);
+}
+
 // Modules by number, called one behind the other; also a list of modules that others call.
 class Sequential : public Module {
  public:
   Sequential() : Module("Sequential") {}
-  explicit Sequential(const std::vector<std::shared_ptr<Module>>& modules);
+  explicit Sequential(const Modules& modules);
   // "0", "1", ...
   template <typename T, typename... Args>
   T& Append(Args&&... args) {

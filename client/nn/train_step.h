@@ -38,6 +38,9 @@ class TrainStep {
   // One number, of the inputs of a call: this rank's loss.
   using Loss = std::function<Tensor(const std::vector<Tensor>& inputs)>;
   struct Options {
+    Options() = default;
+    Options(const Group& group) : ranks(group) {}  // NOLINT: implicit
+
     // The ranks that train together; none: this one alone. The first step gives all of them the
     // first one's variables, after which they are equal but for buffers, which stay each rank's
     // own.

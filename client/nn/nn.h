@@ -1,0 +1,14 @@
+// Everything of nn in one header: modules, layers, losses, optimizers, training steps.
+//
+// Threads, Ownership, Errors: as each of these headers says.
+#ifndef CHORUS_CLIENT_NN_NN_H_
+#define CHORUS_CLIENT_NN_NN_H_
+
+#include "chorus/nn/init.h"        // IWYU pragma: export
+#include "chorus/nn/layers.h"      // IWYU pragma: export
+#include "chorus/nn/loss.h"        // IWYU pragma: export
+#include "chorus/nn/module.h"      // IWYU pragma: export
+#include "chorus/nn/optim.h"       // IWYU pragma: export
+#include "chorus/nn/train_step.h"  // IWYU pragma: export
+
+#endif  // CHORUS_CLIENT_NN_NN_H_
