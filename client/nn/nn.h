@@ -4,6 +4,7 @@
 #ifndef CHORUS_CLIENT_NN_NN_H_
 #define CHORUS_CLIENT_NN_NN_H_
 
+#include "chorus/nn/checkpoint.h"  // IWYU pragma: export
 #include "chorus/nn/init.h"        // IWYU pragma: export
 #include "chorus/nn/layers.h"      // IWYU pragma: export
 #include "chorus/nn/loss.h"        // IWYU pragma: export

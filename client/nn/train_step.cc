@@ -94,7 +94,8 @@ absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, 
   CHORUS_RETURN_IF_ERROR(refused_);
   const CallSiteScope lines(site);
   CHORUS_RETURN_IF_ERROR(module_->device().status());
-  if (steps_ == 0 && options_.ranks.has_value()) CHORUS_RETURN_IF_ERROR(Share(site));
+  if (!shared_ && options_.ranks.has_value()) CHORUS_RETURN_IF_ERROR(Share(site));
+  shared_ = true;
   CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> in, Inputs());
   in.insert(in.end(), inputs.begin(), inputs.end());
   CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out, compiled_.Run(in, site));

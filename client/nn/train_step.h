@@ -41,7 +41,7 @@ class TrainStep {
     Options() = default;
     Options(const Group& group) : ranks(group) {}  // NOLINT: implicit
 
-    // The ranks that train together; none: this one alone. The first step gives all of them the
+    // The ranks that train together; none: this one alone. The first call gives all of them the
     // first one's variables, after which they are equal but for buffers, which stay each rank's
     // own.
     absl::optional<Group> ranks;
@@ -64,7 +64,10 @@ class TrainStep {
   // has its error: go on from a copy (a checkpoint).
   absl::StatusOr<Tensor> operator()(const std::vector<Tensor>& inputs,
                                     CallSite site = CallSite::Here());
+  // How many there have been: what layers that drop draw by, besides the seed.
   int64_t steps() const { return steps_; }
+  // Goes on from a checkpoint.
+  void SetSteps(int64_t steps) { steps_ = steps; }
   int traces() const { return compiled_.traces(); }
 
  private:
@@ -89,6 +92,7 @@ class TrainStep {
   size_t numbers_ = 0;            // of each rate
   absl::Status refused_;
   int64_t steps_ = 0;
+  bool shared_ = false;  // all ranks have the first one's variables
   Compiled compiled_;
 };
 

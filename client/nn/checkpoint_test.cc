@@ -1,0 +1,288 @@
+#include "chorus/nn/checkpoint.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
+#include "chorus/nn/layers.h"
+#include "chorus/nn/loss.h"
+#include "chorus/nn/safetensors.h"
+#include "chorus/nn/train_step.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/values.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using testing::Values;
+
+using Tensors = std::vector<Tensor>;
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  CheckpointTest() {
+    std::string name = ::testing::TempDir() + "/checkpoint.XXXXXX";
+    EXPECT_NE(mkdtemp(&name[0]), nullptr);
+    folder_ = name;
+    path_ = folder_ + "/file.safetensors";
+  }
+  ~CheckpointTest() override { std::system(("rm -rf " + folder_).c_str()); }
+
+  std::string ReadAll() const {
+    std::ifstream file(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void WriteAll(const std::string& bytes) const {
+    std::ofstream file(path_, std::ios::binary | std::ios::trunc);
+    file << bytes;
+  }
+  // A file with this header, and so many bytes behind it.
+  void WriteFile(const std::string& header, size_t data) const {
+    std::string bytes;
+    for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<char>(header.size() >> (8 * i)));
+    WriteAll(bytes + header + std::string(data, '\1'));
+  }
+  std::string OpenError() const {
+    const absl::StatusOr<TensorFile> file = TensorFile::Open(path_);
+    EXPECT_FALSE(file.ok());
+    if (file.ok()) return "";
+    EXPECT_EQ(ErrorOf(file.status()).reason, Reason::kMalformed) << file.status();
+    return std::string(file.status().message());
+  }
+
+  std::string folder_;
+  std::string path_;
+  FakeDaemon daemon_;
+  const Session session_ = daemon_.Open();
+};
+
+TEST_F(CheckpointTest, EveryTypeComesBackBitForBit) {
+  const Tensor f32 = FromHost<float>(session_, {1.5f, -0.0f, 3e38f}, {3});
+  const std::vector<NamedTensor> tensors = {
+      {"f64", FromHost<double>(session_, {0.1, -2}, {2, 1})},
+      {"f32", f32},
+      {"f16", Cast(f32, DType::kF16)},
+      {"bf16", Cast(f32, DType::kBF16)},
+      {"i64", FromHost<int64_t>(session_, {int64_t{1} << 40}, {})},
+      {"i32", FromHost<int32_t>(session_, {-1, 2}, {2})},
+      {"i16", FromHost<int16_t>(session_, {-300}, {1})},
+      {"i8", FromHost<int8_t>(session_, {-3, 4, 5}, {3})},
+      {"u8", FromHost<uint8_t>(session_, {200}, {1})},
+      {"bool", FromHost<bool>(session_, {true, false}, {2})},
+      {"none", FromHost<float>(session_, {}, {0, 4})}};
+  ASSERT_TRUE(SaveTensors(path_, tensors, {{"who", "me"}}).ok());
+  const absl::StatusOr<TensorFile> file = TensorFile::Open(path_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->entries().size(), tensors.size());
+  EXPECT_EQ(file->metadata().at("who"), "me");
+  for (const NamedTensor& named : tensors) {
+    const absl::StatusOr<Tensor> read = file->Read(named.name, session_);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->dtype(), named.tensor.dtype());
+    EXPECT_EQ(read->shape(), named.tensor.shape());
+  }
+  EXPECT_EQ(Values<float>(*file->Read("f32", session_)), Values<float>(f32));
+  EXPECT_THAT(Values<double>(*file->Read("f64", session_)), ElementsAre(0.1, -2));
+  EXPECT_THAT(Values<int64_t>(*file->Read("i64", session_)), ElementsAre(int64_t{1} << 40));
+  EXPECT_THAT(Values<int8_t>(*file->Read("i8", session_)), ElementsAre(-3, 4, 5));
+  EXPECT_THAT(Values<bool>(*file->Read("bool", session_)), ElementsAre(true, false));
+  EXPECT_EQ(Values<float>(Cast(*file->Read("f16", session_), DType::kF32))[0], 1.5f);
+  EXPECT_EQ(ErrorOf(file->Read("other", session_).status()).reason, Reason::kUnknownName);
+}
+
+// As another writer lays it out.
+TEST_F(CheckpointTest, OthersFilesOpen) {
+  WriteFile(R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+            R"("a":{"dtype":"F32","shape":[],"data_offsets":[2,6]}}  )",
+            6);
+  const absl::StatusOr<TensorFile> file = TensorFile::Open(path_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT(Values<uint8_t>(*file->Read("b", session_)), ElementsAre(1, 1));
+  EXPECT_EQ(file->Find("a")->shape, Shape());
+}
+
+TEST_F(CheckpointTest, WhatDoesNotFitIsRefusedWithItsReason) {
+  const auto entry = [](const std::string& shape, const std::string& offsets,
+                        const std::string& dtype = "F32") {
+    return "{\"a\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
+           ",\"data_offsets\":" + offsets + "}}";
+  };
+  const struct {
+    std::string header;
+    size_t data;
+    const char* text;
+  } cases[] = {
+      {"[]", 0, "no JSON object"},
+      {"{\"a\":", 0, "no JSON object"},
+      {entry("[1]", "[0,4]"), 3, "more bytes than the file"},
+      {entry("[1]", "[0,4]"), 5, "1 bytes at the end are no tensor's"},
+      {entry("[1]", "[4,8]"), 8, "there is a hole at byte 0"},
+      {entry("[2]", "[0,4]"), 8, "4 bytes, expected 8 for F32[2]"},
+      {entry("[-1]", "[0,4]"), 4, "expected sizes from 0"},
+      {entry("[1.5]", "[0,4]"), 4, "expected sizes from 0"},
+      {entry("[4611686018427387904,4]", "[0,4]"), 4, "more bytes than the file"},
+      {entry("[9999999999999999999999]", "[0,4]"), 4, "expected sizes from 0"},
+      {entry("[1]", "[4,0]"), 4, "not within"},
+      {entry("[1]", "[0,4,8]"), 4, "two data_offsets"},
+      {entry("[1]", "[0,4]", "F8_E4M3"), 4, "\"F8_E4M3\" is none that is known"},
+      {"{\"a\":1}", 0, "expected dtype"},
+      {"{\"__metadata__\":{\"a\":1}}", 0, "metadata are no strings"},
+      {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
+       "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}",
+       3, "tensors overlap at byte 1"},
+      {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+       "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}",
+       1, "\"a\" is there twice"},
+      {"{\"a\":[[[[[[0]]]]]]}", 0, "nested too deeply"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.header);
+    WriteFile(c.header, c.data);
+    EXPECT_THAT(OpenError(), HasSubstr(c.text));
+  }
+  WriteAll("");
+  EXPECT_THAT(OpenError(), HasSubstr("shorter than a header's length"));
+  WriteAll(std::string(8, '\xff') + "{}");
+  EXPECT_THAT(OpenError(), HasSubstr("at most 2 were expected"));
+  EXPECT_EQ(ErrorOf(TensorFile::Open(folder_ + "/none").status()).reason, Reason::kUnknownName);
+  EXPECT_FALSE(TensorFile::Open(folder_).ok());
+}
+
+// Damaged anywhere: refused, or of tensors that are within the file.
+TEST_F(CheckpointTest, DamagedFilesAreRefusedOrReadable) {
+  ASSERT_TRUE(SaveTensors(path_,
+                          {{"weight", FromHost<float>(session_, std::vector<float>(12), {3, 4})},
+                           {"bias", FromHost<double>(session_, {1, 2}, {2})}},
+                          {{"step", "3"}})
+                  .ok());
+  const std::string good = ReadAll();
+  const uint32_t seed = 20261125;
+  std::cout << "seed " << seed << std::endl;
+  std::mt19937 random(seed);
+  int opened = 0;
+  for (int i = 0; i < 1500; ++i) {
+    std::string bytes = good;
+    const int changes = 1 + static_cast<int>(random() % 3);
+    for (int c = 0; c < changes; ++c) bytes[random() % bytes.size()] = static_cast<char>(random());
+    if (random() % 4 == 0) bytes.resize(random() % (bytes.size() + 1));
+    WriteAll(bytes);
+    const absl::StatusOr<TensorFile> file = TensorFile::Open(path_);
+    if (!file.ok()) {
+      EXPECT_EQ(ErrorOf(file.status()).reason, Reason::kMalformed) << file.status();
+      continue;
+    }
+    ++opened;
+    for (const TensorFile::Entry& entry : file->entries()) {
+      EXPECT_TRUE(file->Read(entry.name, session_).ok());
+    }
+  }
+  EXPECT_GT(opened, 0);
+  EXPECT_LT(opened, 1500);
+}
+
+TEST_F(CheckpointTest, ASaveThatFailsLeavesTheOldFile) {
+  const Tensor one = FromHost<float>(session_, {1}, {1});
+  ASSERT_TRUE(SaveTensors(path_, {{"a", one}}).ok());
+  const std::string before = ReadAll();
+  EXPECT_FALSE(SaveTensors(path_, {{"a", one}, {"a", one}}).ok());
+  EXPECT_FALSE(SaveTensors(path_, {{"__metadata__", one}}).ok());
+  EXPECT_FALSE(SaveTensors(path_, {{"\xff", one}}).ok());
+  const Tensor failed = FromError(session_, absl::InternalError("lost"));
+  EXPECT_THAT(std::string(SaveTensors(path_, {{"a", failed}}).message()), HasSubstr("lost"));
+  EXPECT_EQ(ReadAll(), before);
+  EXPECT_FALSE(SaveTensors(folder_ + "/no/such", {{"a", one}}).ok());
+}
+
+struct Training {
+  explicit Training(const Session& session)
+      : model({Make<Linear>(4, 8), GeluLayer(), Make<Dropout>(0.25), Make<Linear>(8, 2)}) {
+    EXPECT_TRUE(model.Init(session, 1).ok());
+    optimizer = std::make_unique<Adam>(model.parameters(), Adam::Options());
+    step = std::make_unique<TrainStep>(&model, optimizer.get(), [this](const Tensors& in) {
+      return MseLoss(model(in[0]), in[1]);
+    });
+  }
+  void Run(const Session& session, int from, int to) {
+    for (int i = from; i < to; ++i) {
+      std::vector<float> x(8);
+      for (size_t e = 0; e < 8; ++e) x[e] = static_cast<float>((i + static_cast<int>(e)) % 5);
+      const auto loss =
+          (*step)({FromHost(session, x, {2, 4}), FromHost<float>(session, {1, 2, 3, 4}, {2, 2})});
+      ASSERT_TRUE(loss.ok()) << loss.status();
+    }
+  }
+  Sequential model;
+  std::unique_ptr<Adam> optimizer;
+  std::unique_ptr<TrainStep> step;
+};
+
+TEST_F(CheckpointTest, AResumedTrainingIsTheOneThatWasNeverInterrupted) {
+  Training whole(session_);
+  whole.Run(session_, 0, 6);
+  Training first(session_);
+  first.Run(session_, 0, 3);
+  ASSERT_TRUE(SaveCheckpoint(path_, first.model, first.optimizer.get(), {{"step", "3"}}).ok());
+  Training second(session_);
+  ASSERT_TRUE(second.model.Init(session_, 99).ok());
+  const auto progress = LoadCheckpoint(path_, &second.model, second.optimizer.get());
+  ASSERT_TRUE(progress.ok()) << progress.status();
+  EXPECT_EQ(progress->size(), 1u);
+  EXPECT_EQ(progress->at("step"), "3");
+  EXPECT_EQ(second.optimizer->steps(0), 3);
+  second.step->SetSteps(3);
+  second.Run(session_, 3, 6);
+  const std::vector<Variable> expected = whole.model.variables();
+  const std::vector<Variable> got = second.model.variables();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(Values<float>(got[i]()), Values<float>(expected[i]()));
+  }
+  // The model alone.
+  Training third(session_);
+  EXPECT_TRUE(LoadCheckpoint(path_, &third.model).ok());
+}
+
+TEST_F(CheckpointTest, AnotherModelsFileIsRefusedAndChangesNothing) {
+  Linear small(2, 2);
+  ASSERT_TRUE(small.Init(session_, 1).ok());
+  ASSERT_TRUE(SaveCheckpoint(path_, small).ok());
+  const auto refused = [this](Module* module, Optimizer* optimizer = nullptr) {
+    const absl::Status status = LoadCheckpoint(path_, module, optimizer).status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType) << status;
+    return std::string(status.message());
+  };
+  Linear wide(3, 2);
+  ASSERT_TRUE(wide.Init(session_, 1).ok());
+  const std::vector<float> before = Values<float>(wide.weight()());
+  EXPECT_THAT(refused(&wide), HasSubstr("\"weight\": expected f32[2,3], got f32[2,2]"));
+  EXPECT_EQ(Values<float>(wide.weight()()), before);
+  Sequential nested({Make<Linear>(2, 2)});
+  ASSERT_TRUE(nested.Init(session_, 1).ok());
+  EXPECT_THAT(refused(&nested), HasSubstr("\"0.weight\" is missing"));
+  Linear plain(2, 2, /*bias=*/false);
+  ASSERT_TRUE(plain.Init(session_, 1).ok());
+  EXPECT_THAT(refused(&plain), HasSubstr("\"bias\" is none of this model's"));
+  Adam adam(small.parameters(), Adam::Options());
+  EXPECT_THAT(refused(&small, &adam), HasSubstr("\"optimizer.weight.0\" is missing"));
+  Linear early(2, 2);
+  EXPECT_EQ(ErrorOf(LoadCheckpoint(path_, &early).status()).reason, Reason::kWrongState);
+}
+
+}  // namespace
+}  // namespace nn
+}  // namespace chorus

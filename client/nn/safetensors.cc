@@ -1,0 +1,367 @@
+#include "chorus/nn/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "core/base/error.h"
+#include "core/base/unique_fd.h"
+#include "nlohmann/json.hpp"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kMaxHeaderBytes = 100'000'000;  // of the format's reference reader
+constexpr char kMetadata[] = "__metadata__";
+
+struct TypeName {
+  DType dtype;
+  const char* name;
+};
+constexpr TypeName kTypes[] = {{DType::kF64, "F64"},   {DType::kF32, "F32"}, {DType::kF16, "F16"},
+                               {DType::kBF16, "BF16"}, {DType::kI64, "I64"}, {DType::kI32, "I32"},
+                               {DType::kI16, "I16"},   {DType::kI8, "I8"},   {DType::kU8, "U8"},
+                               {DType::kBool, "BOOL"}};
+
+const char* NameOf(DType dtype) {
+  for (const TypeName& type : kTypes) {
+    if (type.dtype == dtype) return type.name;
+  }
+  return nullptr;
+}
+
+absl::Status Malformed(const std::string& path, const std::string& what) {
+  return MakeError(Reason::kMalformed, absl::StrCat(path, ": ", what));
+}
+
+absl::Status OfErrno(const std::string& path, const char* what) {
+  const int error = errno;
+  const std::string text = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
+  if (error == ENOENT) return MakeError(Reason::kUnknownName, text);
+  return MakeError(Reason::kWrongState, text);
+}
+
+// The elements' bytes.
+template <typename T>
+absl::StatusOr<std::string> BytesOf(const Tensor& tensor) {
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<T> values, tensor.Read<T>());
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+template <>
+absl::StatusOr<std::string> BytesOf<bool>(const Tensor& tensor) {
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<bool> values, tensor.Read<bool>());
+  return std::string(values.begin(), values.end());
+}
+
+absl::StatusOr<std::string> ReadBytes(const Tensor& tensor) {
+  switch (tensor.dtype()) {
+    case DType::kF64:
+      return BytesOf<double>(tensor);
+    case DType::kF32:
+      return BytesOf<float>(tensor);
+    case DType::kF16:
+      return BytesOf<F16>(tensor);
+    case DType::kBF16:
+      return BytesOf<BF16>(tensor);
+    case DType::kI64:
+      return BytesOf<int64_t>(tensor);
+    case DType::kI32:
+      return BytesOf<int32_t>(tensor);
+    case DType::kI16:
+      return BytesOf<int16_t>(tensor);
+    case DType::kI8:
+      return BytesOf<int8_t>(tensor);
+    case DType::kU8:
+      return BytesOf<uint8_t>(tensor);
+    case DType::kBool:
+      return BytesOf<bool>(tensor);
+    default:
+      return tensor.Wait();
+  }
+}
+
+absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return OfErrno(path, "write");
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+std::string LengthBytes(uint64_t length) {
+  std::string bytes;
+  for (int i = 0; i < kLengthBytes; ++i) bytes.push_back(static_cast<char>(length >> (8 * i)));
+  return bytes;
+}
+
+// A name that is there until it has taken another one's place.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& path)
+      : path_(path), temporary_(absl::StrCat(path, ".new.", getpid())) {}
+  ~NewFile() {
+    if (fd_.get() >= 0) unlink(temporary_.c_str());
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  absl::Status Write(const std::vector<std::string>& parts) {
+    fd_ = UniqueFd(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (fd_.get() < 0) return OfErrno(temporary_, "create");
+    for (const std::string& part : parts) {
+      CHORUS_RETURN_IF_ERROR(WriteAll(fd_.get(), part, temporary_));
+    }
+    if (fsync(fd_.get()) != 0) return OfErrno(temporary_, "write");
+    if (rename(temporary_.c_str(), path_.c_str()) != 0) return OfErrno(path_, "replace");
+    fd_ = UniqueFd();
+    // The name is on the disk when its directory is.
+    const size_t slash = path_.rfind('/');
+    const std::string directory = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+    const UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (fd.get() < 0 || fsync(fd.get()) != 0) return OfErrno(directory, "write");
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string path_;
+  const std::string temporary_;
+  UniqueFd fd_;
+};
+
+}  // namespace
+
+absl::Status SaveTensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  if (!metadata.empty()) header[kMetadata] = metadata;
+  std::vector<std::string> parts(1);  // the header's, which is known last
+  int64_t at = 0;
+  for (const NamedTensor& named : tensors) {
+    if (named.name == kMetadata || header.contains(named.name)) {
+      return MakeError(Reason::kBadType,
+                       absl::StrCat(path, ": \"", named.name, "\" cannot be a tensor's name here"));
+    }
+    CHORUS_ASSIGN_OR_RETURN(std::string bytes, ReadBytes(named.tensor));
+    const auto size = static_cast<int64_t>(bytes.size());
+    header[named.name] = {{"dtype", NameOf(named.tensor.dtype())},
+                          {"shape", named.tensor.shape()},
+                          {"data_offsets", {at, at + size}}};
+    at += size;
+    parts.push_back(std::move(bytes));
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const Json::exception& error) {  // a name that is no UTF-8
+    return MakeError(Reason::kBadType, absl::StrCat(path, ": ", error.what()));
+  }
+  // Elements are aligned in a mapped file.
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  parts[0] = LengthBytes(text.size()) + text;
+  return NewFile(path).Write(parts);
+}
+
+// --- Reading ------------------------------------------------------------------------------------
+
+struct TensorFile::Content {
+  ~Content() {
+    if (bytes != nullptr) munmap(const_cast<char*>(bytes), static_cast<size_t>(size));
+  }
+  absl::Status Parse();
+  absl::Status ParseEntry(const std::string& name, const Json& value);
+  absl::Status CheckOffsets() const;
+
+  std::string path;
+  const char* bytes = nullptr;
+  int64_t size = 0;
+  int64_t data = 0;  // where the elements begin
+  std::vector<Entry> entries;
+  struct Range {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  std::vector<Range> ranges;  // by entry, behind `data`
+  std::map<std::string, std::string> metadata;
+};
+
+absl::Status TensorFile::Content::ParseEntry(const std::string& name, const Json& value) {
+  const auto refuse = [&](const std::string& what) {
+    return Malformed(path, absl::StrCat("tensor \"", name, "\": ", what));
+  };
+  if (!value.is_object() || !value.contains("dtype") || !value["dtype"].is_string() ||
+      !value.contains("shape") || !value["shape"].is_array() || !value.contains("data_offsets") ||
+      !value["data_offsets"].is_array() || value["data_offsets"].size() != 2 || value.size() != 3) {
+    return refuse("expected dtype, shape and two data_offsets");
+  }
+  Entry entry;
+  entry.name = name;
+  const std::string type = value["dtype"].get<std::string>();
+  for (const TypeName& known : kTypes) {
+    if (type == known.name) entry.dtype = known.dtype;
+  }
+  if (entry.dtype == DType::kUnspecified) {
+    return refuse(absl::StrCat("dtype \"", type, "\" is none that is known here"));
+  }
+  const auto number = [](const Json& json, int64_t* out) {
+    if (!json.is_number_unsigned() || json.get<uint64_t>() > uint64_t{1} << 62) return false;
+    *out = json.get<int64_t>();
+    return true;
+  };
+  int64_t expected = DTypeBytes(entry.dtype);
+  for (const Json& dim : value["shape"]) {
+    int64_t dims = 0;
+    if (!number(dim, &dims)) return refuse("expected sizes from 0 in its shape");
+    entry.shape.push_back(dims);
+  }
+  const bool empty = std::find(entry.shape.begin(), entry.shape.end(), 0) != entry.shape.end();
+  for (const int64_t dims : entry.shape) {
+    if (!empty && expected > (size - data) / dims) {
+      return refuse(absl::StrCat("its shape [", absl::StrJoin(entry.shape, ","),
+                                 "] has more bytes than the file"));
+    }
+    expected = empty ? 0 : expected * dims;
+  }
+  Range range;
+  if (!number(value["data_offsets"][0], &range.begin) ||
+      !number(value["data_offsets"][1], &range.end) || range.begin > range.end ||
+      range.end > size - data) {
+    return refuse(absl::StrCat("its data_offsets are not within the ", size - data,
+                               " bytes behind the header"));
+  }
+  if (range.end - range.begin != expected) {
+    return refuse(absl::StrCat(range.end - range.begin, " bytes, expected ", expected, " for ",
+                               type, "[", absl::StrJoin(entry.shape, ","), "]"));
+  }
+  entries.push_back(std::move(entry));
+  ranges.push_back(range);
+  return absl::OkStatus();
+}
+
+// Each byte is one tensor's.
+absl::Status TensorFile::Content::CheckOffsets() const {
+  std::vector<Range> sorted = ranges;
+  std::sort(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) {
+    return std::make_pair(a.begin, a.end) < std::make_pair(b.begin, b.end);
+  });
+  int64_t at = 0;
+  for (const Range& range : sorted) {
+    if (range.begin != at) {
+      return Malformed(
+          path, absl::StrCat(range.begin < at ? "tensors overlap" : "there is a hole", " at byte ",
+                             std::min(range.begin, at), " behind the header"));
+    }
+    at = range.end;
+  }
+  if (at != size - data) {
+    return Malformed(path, absl::StrCat(size - data - at, " bytes at the end are no tensor's"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorFile::Content::Parse() {
+  if (size < kLengthBytes) return Malformed(path, "shorter than a header's length");
+  uint64_t length = 0;
+  for (int i = 0; i < kLengthBytes; ++i) {
+    length |= uint64_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
+  }
+  const int64_t most = std::min(size - kLengthBytes, kMaxHeaderBytes);
+  if (length > static_cast<uint64_t>(most)) {
+    return Malformed(
+        path, absl::StrCat("a header of ", length, " bytes, at most ", most, " were expected"));
+  }
+  data = kLengthBytes + static_cast<int64_t>(length);
+  // Of two values with one name nobody knows which counts; what is deeper than the format is none.
+  std::string problem;
+  std::vector<std::set<std::string>> keys;
+  const auto look = [&](int depth, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+      problem = absl::StrCat("\"", value.get<std::string>(), "\" is there twice");
+    }
+    constexpr int kDepth = 3;
+    if (depth > kDepth) problem = "its header is nested too deeply";
+    return problem.empty();
+  };
+  Json header = Json::parse(bytes + kLengthBytes, bytes + data, look, /*allow_exceptions=*/false);
+  if (!problem.empty()) return Malformed(path, problem);
+  if (!header.is_object()) return Malformed(path, "its header is no JSON object");
+  for (const auto& item : header.items()) {
+    if (item.key() != kMetadata) {
+      CHORUS_RETURN_IF_ERROR(ParseEntry(item.key(), item.value()));
+      continue;
+    }
+    if (!item.value().is_object()) return Malformed(path, "its metadata are no strings");
+    for (const auto& word : item.value().items()) {
+      if (!word.value().is_string()) return Malformed(path, "its metadata are no strings");
+      metadata[word.key()] = word.value().get<std::string>();
+    }
+  }
+  return CheckOffsets();
+}
+
+absl::StatusOr<TensorFile> TensorFile::Open(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return OfErrno(path, "open");
+  struct stat info {};
+  if (fstat(fd.get(), &info) != 0) return OfErrno(path, "open");
+  if (!S_ISREG(info.st_mode)) return Malformed(path, "it is no file");
+  auto content = std::make_shared<Content>();
+  content->path = path;
+  if (info.st_size > 0) {
+    void* const mapped =
+        mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd.get(), 0);
+    if (mapped == MAP_FAILED) return OfErrno(path, "map");
+    content->bytes = static_cast<const char*>(mapped);
+    content->size = info.st_size;
+  }
+  CHORUS_RETURN_IF_ERROR(content->Parse());
+  return TensorFile(std::move(content));
+}
+
+const std::vector<TensorFile::Entry>& TensorFile::entries() const { return content_->entries; }
+const std::map<std::string, std::string>& TensorFile::metadata() const {
+  return content_->metadata;
+}
+
+const TensorFile::Entry* TensorFile::Find(const std::string& name) const {
+  for (const Entry& entry : content_->entries) {
+    if (entry.name == name) return &entry;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<Tensor> TensorFile::Read(const std::string& name, const DeviceRef& device,
+                                        CallSite site) const {
+  const Entry* const entry = Find(name);
+  if (entry == nullptr) {
+    return MakeError(Reason::kUnknownName,
+                     absl::StrCat(content_->path, ": no tensor \"", name, "\""));
+  }
+  const Content::Range& range =
+      content_->ranges[static_cast<size_t>(entry - content_->entries.data())];
+  const int64_t elements = (range.end - range.begin) / DTypeBytes(entry->dtype);
+  Tensor tensor = FromBytes(device, entry->dtype, entry->shape,
+                            content_->bytes + content_->data + range.begin, elements, site);
+  CHORUS_RETURN_IF_ERROR(tensor.status());
+  return tensor;
+}
+
+}  // namespace nn
+}  // namespace chorus
