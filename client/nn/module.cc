@@ -1,5 +1,6 @@
 #include "chorus/nn/module.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -198,10 +199,16 @@ class Module::Mirror final : public Module {
 
 std::shared_ptr<Module> Module::WithTensors(const std::vector<Tensor>& tensors) {
   auto maps = std::make_shared<Mirror::Maps>();
+  const std::vector<Variable> originals = variables();
+  const size_t count = std::min(originals.size(), tensors.size());
+  for (size_t i = 0; i < count; ++i) {
+    const Variable::Slot* const slot = originals[i].slot_.get();
+    if (!tensors[i].defined()) maps->variables[slot] = originals[i];
+  }
   std::shared_ptr<Module> mirror = Mirror::Of(this, maps);
-  const std::vector<Variable> variables = mirror->variables();
-  for (size_t i = 0; i < variables.size() && i < tensors.size(); ++i) {
-    variables[i].slot_->tensor = tensors[i];
+  for (size_t i = 0; i < count; ++i) {
+    const Variable& variable = maps->variables[originals[i].slot_.get()];
+    if (tensors[i].defined()) variable.slot_->tensor = tensors[i];
   }
   return mirror;
 }
@@ -250,10 +257,18 @@ absl::StatusOr<parallel::Nest> Module::Call(const parallel::Nest::Items& inputs,
                                 " inputs and ", keywords.size(),
                                 " keywords: override Call for another kind of function"));
   }
-  return parallel::Nest((*this)(inputs[0].tensor()));
+  return parallel::Nest((*this)(inputs[0].tensor(), site()));
 }
 
-CallSite Module::site() const { return innermost_site; }
+absl::StatusOr<parallel::Nest> Module::CallAt(CallSite site, const parallel::Nest::Items& inputs,
+                                              const parallel::Nest::Fields& keywords) {
+  const SiteScope sites(site);
+  return Call(inputs, keywords);
+}
+
+CallSite Module::site() const {
+  return innermost_site.line == 0 ? CallSite::Here() : innermost_site;
+}
 
 Tensor Module::Refuse(const Tensor& x, const std::string& why) const {
   return Failed(x, BadType(absl::StrCat(label(), ": ", why)), site());

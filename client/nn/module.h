@@ -149,6 +149,9 @@ class Module : public std::enable_shared_from_this<Module> {
   // operator().
   virtual absl::StatusOr<parallel::Nest> Call(const parallel::Nest::Items& inputs,
                                               const parallel::Nest::Fields& keywords);
+  // Call, with `site` as its site().
+  absl::StatusOr<parallel::Nest> CallAt(CallSite site, const parallel::Nest::Items& inputs,
+                                        const parallel::Nest::Fields& keywords);
 
   // Called behind every Forward of this module, in the order in which they were added; what a hook
   // returns, where it is defined, takes the result's place.
@@ -165,6 +168,7 @@ class Module : public std::enable_shared_from_this<Module> {
   // these are.
   absl::StatusOr<std::shared_ptr<Module>> Clone(const DeviceRef& device);
   // The same with these `tensors`, in the order of variables(), as they are, with their history.
+  // Where one is undefined the variable is this module's own: what is Set there is set here.
   std::shared_ptr<Module> WithTensors(const std::vector<Tensor>& tensors);
 
   // Of the tree, parents first, in the order in which they were added; a variable that is tied

@@ -1,0 +1,314 @@
+#include "chorus/nn/data_parallel.h"
+
+#include <cstdio>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "chorus/math.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using parallel::DeviceGroup;
+using parallel::Nest;
+using parallel::ScatteredInputs;
+using Modules = std::vector<std::shared_ptr<Module>>;
+
+absl::Status WithLine(const absl::Status& status, CallSite site) {
+  Error error = ErrorOf(status);
+  if (error.source.empty()) error.source = absl::StrCat(site.file, ":", site.line);
+  return ToStatus(error);
+}
+
+// `nest` with what `function` makes of each of its tensors.
+Nest MapTensors(const Nest& nest, const std::function<Tensor(const Tensor&)>& function) {
+  switch (nest.kind()) {
+    case Nest::Kind::kTensor:
+      return Nest(function(nest.tensor()));
+    case Nest::Kind::kList:
+    case Nest::Kind::kTuple: {
+      Nest::Items items;
+      for (const Nest& item : nest.items()) items.push_back(MapTensors(item, function));
+      return nest.kind() == Nest::Kind::kList ? Nest::List(std::move(items))
+                                              : Nest::Tuple(std::move(items));
+    }
+    case Nest::Kind::kMap: {
+      Nest::Fields fields;
+      for (const auto& field : nest.fields()) {
+        fields[field.first] = MapTensors(field.second, function);
+      }
+      return Nest::Map(std::move(fields));
+    }
+    case Nest::Kind::kNothing:
+    case Nest::Kind::kHost:
+    case Nest::Kind::kOpaque:
+      break;
+  }
+  return nest;
+}
+
+// `nest` with its tensors on `device`; or the first error that one of them is known to carry.
+absl::StatusOr<Nest> MoveTo(const DeviceRef& device, const Nest& nest, CallSite site) {
+  absl::Status first;
+  Nest moved = MapTensors(nest, [&](const Tensor& tensor) {
+    const bool stays = !tensor.defined() || !tensor.status().ok() || tensor.absent() ||
+                       tensor.device().slot() == device.slot();
+    Tensor there = stays ? tensor : CopyTo(tensor, device, site);
+    if (there.defined()) first.Update(there.status());
+    return there;
+  });
+  if (!first.ok()) return first;
+  return moved;
+}
+
+absl::Status FirstError(const Nest& nest) {
+  absl::Status first;
+  MapTensors(nest, [&first](const Tensor& tensor) {
+    if (tensor.defined()) first.Update(tensor.status());
+    return tensor;
+  });
+  return first;
+}
+
+// That every variable is there, on the first device.
+absl::Status CheckPlace(const Module& module, const DeviceGroup& devices) {
+  if (devices.size() == 0) {
+    return BadType("replicate: expected a group of devices, got an empty one");
+  }
+  for (const NamedVariable& named : module.named_variables()) {
+    const Tensor tensor = named.variable();
+    if (!tensor.defined()) {
+      return MakeError(Reason::kWrongState,
+                       absl::StrCat(named.name, " is not there yet: call Init"));
+    }
+    CHORUS_RETURN_IF_ERROR(tensor.status());
+    if (devices.IndexOf(tensor.device()) == 0) continue;
+    const int expected = devices.device(0).slot();
+    const int got = tensor.device().slot();
+    return BadType(absl::StrCat("module must have its parameters and buffers on device ", expected,
+                                " (devices[0]), but ", named.name, " is on device ", got,
+                                got == expected ? " of another session" : ""));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// --- Replicate ----------------------------------------------------------------------------------
+
+absl::StatusOr<Modules> Replicate(Module& module, const DeviceGroup& devices, bool detach,
+                                  CallSite site) {
+  const absl::Status placed = CheckPlace(module, devices);
+  if (!placed.ok()) return WithLine(placed, site);
+  const std::vector<Variable> variables = module.variables();
+  std::vector<Tensor> own;
+  for (const Variable& variable : variables) {
+    own.push_back(detach ? variable().Detach() : variable());
+  }
+  std::vector<std::vector<Tensor>> copies =
+      BroadcastCoalesced(own, devices, parallel::kBufferSize, site);
+  Modules replicas;
+  for (size_t d = 0; d < copies.size(); ++d) {
+    for (size_t i = 0; i < variables.size(); ++i) {
+      CHORUS_RETURN_IF_ERROR(copies[d][i].status());
+      // Undefined: the module's own. One with a history of its own is not for who wants none.
+      const bool keeps = d == 0 && !variables[i].is_parameter() &&
+                         variables[i]().requires_grad() == own[i].requires_grad();
+      if (keeps) copies[d][i] = Tensor();
+    }
+    replicas.push_back(module.WithTensors(copies[d]));
+  }
+  return replicas;
+}
+
+// --- ParallelApply ------------------------------------------------------------------------------
+
+absl::StatusOr<std::vector<Nest>> ParallelApply(const Modules& modules,
+                                                const std::vector<Nest::Items>& inputs,
+                                                const std::vector<Nest::Fields>& keywords,
+                                                const std::vector<DeviceRef>& devices,
+                                                CallSite site) {
+  const size_t count = modules.size();
+  const auto check = [&](const char* what, size_t got) {
+    if (got == count) return absl::OkStatus();
+    return WithLine(BadType(absl::StrCat("parallel_apply: expected ", what, " for each of ", count,
+                                         " modules, got ", got)),
+                    site);
+  };
+  CHORUS_RETURN_IF_ERROR(check("inputs", inputs.size()));
+  if (!keywords.empty()) CHORUS_RETURN_IF_ERROR(check("keywords", keywords.size()));
+  if (!devices.empty()) CHORUS_RETURN_IF_ERROR(check("a device", devices.size()));
+  for (size_t i = 0; i < count; ++i) {
+    if (modules[i] != nullptr) continue;
+    return WithLine(BadType(absl::StrCat("parallel_apply: replica ", i, " is no module")), site);
+  }
+  std::vector<Nest> results;
+  absl::Status first;
+  for (size_t i = 0; i < count; ++i) {
+    absl::StatusOr<Nest> result =
+        modules[i]->CallAt(site, inputs[i], keywords.empty() ? Nest::Fields() : keywords[i]);
+    if (result.ok() && !devices.empty()) result = MoveTo(devices[i], *result, site);
+    const absl::Status status = result.ok() ? FirstError(*result) : result.status();
+    if (result.ok()) results.push_back(*std::move(result));
+    if (status.ok() || !first.ok()) continue;
+    const absl::StatusOr<DeviceRef> device =
+        devices.empty() ? modules[i]->device() : absl::StatusOr<DeviceRef>(devices[i]);
+    Error error = ErrorOf(status);
+    error.message = absl::StrCat("in replica ", i,
+                                 device.ok() ? absl::StrCat(" on device ", device->slot()) : "",
+                                 ": ", error.message);
+    first = WithLine(ToStatus(error), site);
+  }
+  if (!first.ok()) return first;
+  return results;
+}
+
+// --- DataParallel -------------------------------------------------------------------------------
+
+DataParallel::DataParallel(std::shared_ptr<Module> module, const DeviceGroup& devices,
+                           const DataParallelOptions& options)
+    : Module("DataParallel"), module_(module.get()), devices_(devices), options_(options) {
+  AddModule("module", std::move(module));
+}
+
+DataParallel::DataParallel(Module* module, const DeviceGroup& devices,
+                           const DataParallelOptions& options, std::vector<std::string>* warnings)
+    : Module("DataParallel"),
+      module_(module),
+      devices_(devices),
+      options_(options),
+      warnings_(warnings) {}
+
+DataParallel::~DataParallel() = default;
+
+absl::StatusOr<Nest> DataParallel::Call(const Nest::Items& inputs, const Nest::Fields& keywords) {
+  absl::StatusOr<Nest> result = Run(inputs, keywords);
+  if (!result.ok()) return WithLine(result.status(), site());
+  return result;
+}
+
+absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fields& keywords) {
+  if (module_ == nullptr) return BadType("DataParallel: expected a module, got none");
+  CHORUS_RETURN_IF_ERROR(CheckPlace(*module_, devices_));
+  CHORUS_ASSIGN_OR_RETURN(ScatteredInputs arguments, Scatter(inputs, keywords));
+  if (arguments.inputs.empty()) {
+    arguments.inputs.emplace_back();
+    arguments.keywords.emplace_back();
+  }
+  if (devices_.size() == 1) {
+    CHORUS_ASSIGN_OR_RETURN(const Nest result,
+                            module_->CallAt(site(), arguments.inputs[0], arguments.keywords[0]));
+    return MoveTo(output_device(), result, site());
+  }
+  CHORUS_ASSIGN_OR_RETURN(const Modules replicas,
+                          Replicate(static_cast<int>(arguments.inputs.size())));
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Nest> results, ParallelApply(replicas, arguments));
+  return Gather(results);
+}
+
+Tensor DataParallel::Forward(const Tensor& x) {
+  const absl::StatusOr<Nest> result = Call({Nest(x)}, {});
+  if (!result.ok()) return FromError(x.device(), result.status());
+  if (result->kind() == Nest::Kind::kTensor) return result->tensor();
+  return Refuse(x, "its module does not give one tensor: use Call");
+}
+
+std::string DataParallel::description() const {
+  std::vector<int> slots;
+  for (int d = 0; d < devices_.size(); ++d) slots.push_back(devices_.device(d).slot());
+  return absl::StrCat("devices=[", absl::StrJoin(slots, ", "), "]");
+}
+
+DeviceRef DataParallel::output_device() const {
+  return options_.output_device.has_value() ? *options_.output_device : devices_.device(0);
+}
+
+absl::StatusOr<ScatteredInputs> DataParallel::Scatter(const Nest::Items& inputs,
+                                                      const Nest::Fields& keywords) {
+  const auto bring = [this](const Tensor& tensor) {
+    const bool stays = !tensor.defined() || !tensor.status().ok() || tensor.absent() ||
+                       devices_.IndexOf(tensor.device()) >= 0;
+    return stays ? tensor : CopyTo(tensor, devices_.device(0), site());
+  };
+  const Nest brought_inputs = MapTensors(Nest::Tuple(inputs), bring);
+  const Nest brought_keywords = MapTensors(Nest::Map(keywords), bring);
+  return ScatterInputs(brought_inputs.items(), brought_keywords.fields(), devices_, options_.dim,
+                       site());
+}
+
+absl::StatusOr<Modules> DataParallel::Replicate(int count) {
+  // The module itself: nothing has to go anywhere.
+  if (count == 1)
+    return Modules{module_->WithTensors(std::vector<Tensor>(module_->variables().size()))};
+  CHORUS_ASSIGN_OR_RETURN(Modules replicas, nn::Replicate(*module_, devices_, false, site()));
+  replicas.resize(static_cast<size_t>(count));
+  return replicas;
+}
+
+absl::StatusOr<std::vector<Nest>> DataParallel::ParallelApply(const Modules& replicas,
+                                                              const ScatteredInputs& arguments) {
+  std::vector<DeviceRef> devices;
+  for (int d = 0; d < devices_.size() && devices.size() < replicas.size(); ++d) {
+    devices.push_back(devices_.device(d));
+  }
+  return nn::ParallelApply(replicas, arguments.inputs, arguments.keywords, devices, site());
+}
+
+absl::StatusOr<Nest> DataParallel::Gather(const std::vector<Nest>& results) {
+  const int index = devices_.IndexOf(output_device());
+  std::vector<std::string> warnings;
+  absl::StatusOr<Nest> whole =
+      GatherNest(results, devices_, index < 0 ? 0 : index, options_.dim, &warnings, site());
+  WarnOnce(warnings);
+  if (!whole.ok() || index >= 0) return whole;
+  return MoveTo(output_device(), *whole, site());
+}
+
+void DataParallel::WarnOnce(const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    if (warnings_ != nullptr) {
+      warnings_->push_back(text);
+      continue;
+    }
+    {
+      const MutexLock lock(&mutex_);
+      if (!warned_.insert(text).second) continue;
+    }
+    Warn(text);
+  }
+}
+
+void DataParallel::Warn(const std::string& text) {
+  std::fputs(absl::StrCat("chorus: ", text, "\n").c_str(), stderr);
+}
+
+// --- The functional form ------------------------------------------------------------------------
+
+absl::StatusOr<Nest> DataParallelCall(Module& module, const Nest::Items& inputs,
+                                      const Nest::Fields& keywords, const DeviceGroup& devices,
+                                      const DataParallelOptions& options,
+                                      std::vector<std::string>* warnings, CallSite site) {
+  std::vector<std::string> unasked;
+  DataParallel call(&module, devices, options, warnings == nullptr ? &unasked : warnings);
+  return call.CallAt(site, inputs, keywords);
+}
+
+Tensor DataParallelCall(Module& module, const Tensor& x, const DeviceGroup& devices,
+                        const DataParallelOptions& options, std::vector<std::string>* warnings,
+                        CallSite site) {
+  const absl::StatusOr<Nest> result =
+      DataParallelCall(module, {Nest(x)}, {}, devices, options, warnings, site);
+  if (!result.ok()) return FromError(x.device(), result.status());
+  if (result->kind() == Nest::Kind::kTensor) return result->tensor();
+  return FromError(
+      x.device(),
+      WithLine(BadType(absl::StrCat(module.label(), ": expected a module that gives one tensor")),
+               site));
+}
+
+}  // namespace nn
+}  // namespace chorus
