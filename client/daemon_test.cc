@@ -172,6 +172,19 @@ TEST_P(DaemonTest, UsesTheTransportThatWasAskedFor) {
   EXPECT_EQ(Open().transport(), GetParam().transport);
 }
 
+TEST_P(DaemonTest, ASessionKnowsItsDevices) {
+  const Session session = Open(2);
+  for (int d = 0; d < 2; ++d) {
+    const DeviceInfo info = session.device(d).info();
+    EXPECT_EQ(info.name.rfind("host:", 0), 0u) << info.name;
+    EXPECT_EQ(info.memory_bytes, int64_t{1} << 38);  // of four, a quarter of what all have
+    EXPECT_EQ(info.core_count, 2);
+  }
+  EXPECT_NE(session.device(0).info().name, session.device(1).info().name);
+  EXPECT_EQ(session.device(2).info().name, "");
+  EXPECT_EQ(DeviceRef().info().memory_bytes, 0);
+}
+
 TEST_P(DaemonTest, LocalOpsOfAllSizes) {
   const Session session = Open(2);
   for (const size_t count : {0u, 1u, 16u, 17u, 1000u, 3000000u}) {

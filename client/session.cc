@@ -88,6 +88,13 @@ DeviceRef::DeviceRef(const World& world) {
   slot_ = MemberOf(world)->device_slot;
 }
 
+DeviceInfo DeviceRef::info() const {
+  if (session_ == nullptr || slot_ < 0) return DeviceInfo();
+  const std::vector<DeviceInfo> infos = session_->link().device_infos();
+  const size_t index = static_cast<size_t>(slot_);
+  return index < infos.size() ? infos[index] : DeviceInfo();
+}
+
 // --- Session ------------------------------------------------------------------------------------
 
 absl::StatusOr<Session> Session::Open(const SessionOptions& options) {

@@ -89,6 +89,14 @@ struct WorldOptions {
   CheckCallSites check_call_sites = CheckCallSites::kOff;
 };
 
+// What its daemon says of a device (Capabilities), at the time when the session was opened. Empty
+// and 0: nothing.
+struct DeviceInfo {
+  std::string name;          // "host:0"
+  int64_t memory_bytes = 0;  // what it may hold
+  int core_count = 0;        // processors that compute for it
+};
+
 // One of a session's devices. A Session stands for its first, a World for its member's.
 class DeviceRef {
  public:
@@ -97,6 +105,7 @@ class DeviceRef {
   DeviceRef(const World& world);      // NOLINT: stands for its member's device
 
   int slot() const { return slot_; }  // index in the session's list
+  DeviceInfo info() const;
 
  private:
   friend class internal::Access;

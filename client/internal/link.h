@@ -52,6 +52,8 @@ class Link {
   virtual Transport transport() const = 0;
   // The daemon's indices of the session's devices, in the session's order.
   virtual std::vector<DeviceIndex> devices() const = 0;
+  // What the daemon says of them, in the same order; none where it says nothing.
+  virtual std::vector<DeviceInfo> device_infos() const { return {}; }
   // Names that the session may have at a time.
   virtual int32_t max_tensors() const = 0;
   virtual int32_t max_graphs() const = 0;

@@ -135,7 +135,14 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
     if (!open.ok()) return no_session(open);
   }
   opened.session = response.session();
-  for (const int32_t device : response.devices()) opened.devices.push_back(DeviceIndex(device));
+  for (const int32_t device : response.devices()) {
+    opened.devices.push_back(DeviceIndex(device));
+    opened.device_infos.emplace_back();
+    for (const auto& known : capabilities.devices()) {
+      if (known.device() != device) continue;
+      opened.device_infos.back() = {known.name(), known.memory_bytes(), known.core_count()};
+    }
+  }
   opened.request_timeout = std::min(opened.request_timeout, absl::FromChrono(options.wait_timeout));
   opened.lease =
       absl::Seconds(response.lease().seconds()) + absl::Nanoseconds(response.lease().nanos());

@@ -39,6 +39,7 @@ struct OpenedSession {
   std::unique_ptr<AttachClient> attach;  // null: not attached, it lives by its lease
   int64_t session = 0;
   std::vector<DeviceIndex> devices;
+  std::vector<DeviceInfo> device_infos;
   int32_t max_tensors = 0;
   int32_t max_graphs = 0;
   absl::Duration lease;  // of a session that is not attached
@@ -65,6 +66,7 @@ class RpcLink : public Link {
   ~RpcLink() override;
 
   std::vector<DeviceIndex> devices() const override { return opened_.devices; }
+  std::vector<DeviceInfo> device_infos() const override { return opened_.device_infos; }
   int32_t max_tensors() const override { return opened_.max_tensors; }
   int32_t max_graphs() const override { return opened_.max_graphs; }
 

@@ -96,6 +96,37 @@ absl::Status CheckPlace(const Module& module, const DeviceGroup& devices) {
   return absl::OkStatus();
 }
 
+// Warnings of devices that others would have to wait for.
+std::vector<std::string> Imbalance(const DeviceGroup& devices) {
+  const auto label = [&](int index) {
+    const DeviceRef device = devices.device(index);
+    const std::string name = device.info().name;
+    return absl::StrCat("device ", device.slot(),
+                        name.empty() ? "" : absl::StrCat(" (", name, ")"));
+  };
+  std::vector<std::string> warnings;
+  const auto compare = [&](const char* what, const std::function<int64_t(const DeviceInfo&)>& of) {
+    int least = -1;
+    int most = -1;
+    for (int d = 0; d < devices.size(); ++d) {
+      const int64_t size = of(devices.device(d).info());
+      if (size <= 0) continue;  // not known
+      if (least < 0 || size < of(devices.device(least).info())) least = d;
+      if (most < 0 || size > of(devices.device(most).info())) most = d;
+    }
+    if (least < 0) return;
+    const int64_t small = of(devices.device(least).info());
+    const int64_t large = of(devices.device(most).info());
+    if (static_cast<double>(small) >= 0.75 * static_cast<double>(large)) return;
+    warnings.push_back(absl::StrCat(label(least), " has less than 75% of the ", what, " of ",
+                                    label(most), ", ", small, " of ", large,
+                                    ": each gets as many rows, so consider leaving it out"));
+  };
+  compare("memory", [](const DeviceInfo& info) { return info.memory_bytes; });
+  compare("cores", [](const DeviceInfo& info) { return int64_t{info.core_count}; });
+  return warnings;
+}
+
 }  // namespace
 
 // --- Replicate ----------------------------------------------------------------------------------
@@ -171,7 +202,11 @@ absl::StatusOr<std::vector<Nest>> ParallelApply(const Modules& modules,
 
 DataParallel::DataParallel(std::shared_ptr<Module> module, const DeviceGroup& devices,
                            const DataParallelOptions& options)
-    : Module("DataParallel"), module_(module.get()), devices_(devices), options_(options) {
+    : Module("DataParallel"),
+      module_(module.get()),
+      devices_(devices),
+      options_(options),
+      imbalance_(Imbalance(devices)) {
   AddModule("module", std::move(module));
 }
 
@@ -181,6 +216,7 @@ DataParallel::DataParallel(Module* module, const DeviceGroup& devices,
       module_(module),
       devices_(devices),
       options_(options),
+      imbalance_(Imbalance(devices)),
       warnings_(warnings) {}
 
 DataParallel::~DataParallel() = default;
@@ -194,6 +230,7 @@ absl::StatusOr<Nest> DataParallel::Call(const Nest::Items& inputs, const Nest::F
 absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fields& keywords) {
   if (module_ == nullptr) return BadType("DataParallel: expected a module, got none");
   CHORUS_RETURN_IF_ERROR(CheckPlace(*module_, devices_));
+  WarnOnce(imbalance_);
   CHORUS_ASSIGN_OR_RETURN(ScatteredInputs arguments, Scatter(inputs, keywords));
   if (arguments.inputs.empty()) {
     arguments.inputs.emplace_back();

@@ -96,6 +96,8 @@ class DataParallel : public Module {
       const parallel::ScatteredInputs& arguments);
   virtual absl::StatusOr<parallel::Nest> Gather(const std::vector<parallel::Nest>& results);
   // Called with each warning once: a line on standard error, unless it is overridden.
+  // Of results of no dimensions, which are gathered to a vector; of a device that has less than
+  // three quarters of another one's memory or processors (DeviceRef::info).
   virtual void Warn(const std::string& text);
 
  private:
@@ -114,6 +116,7 @@ class DataParallel : public Module {
   Module* const module_;
   const parallel::DeviceGroup devices_;
   const DataParallelOptions options_;
+  const std::vector<std::string> imbalance_;
   std::vector<std::string>* const warnings_ = nullptr;
   Mutex mutex_;
   std::set<std::string> warned_ ABSL_GUARDED_BY(mutex_);

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <any>
-#include <cmath>
+#include <chrono>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +14,8 @@
 #include "chorus/functional/math.h"
 #include "chorus/nn/init.h"
 #include "chorus/nn/layers.h"
+#include "chorus/nn/optim.h"
+#include "chorus/nn/train_step.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/gradients.h"
 #include "client/testing/values.h"
@@ -901,6 +905,39 @@ TEST_F(DataParallelTest, AWarningComesOnce) {
   EXPECT_EQ(DataParallelCall(*net, Randn({3}), devices_).shape(), Shape({3}));
 }
 
+TEST_F(DataParallelTest, DevicesThatDifferByMoreThanAQuarterAreWarnedOf) {
+  const auto warnings = [&](const std::vector<DeviceInfo>& infos) {
+    const Session session = daemon_.Open(3, std::chrono::seconds(20), infos);
+    const auto affine = std::make_shared<Affine>(1);
+    EXPECT_TRUE(affine->Init(session, 1).ok());
+    Warned model(affine, *DeviceGroup::Create(session));
+    const Tensor x = Zeros(session, DType::kF32, {3, 1});
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(model(x).status().ok());
+    return model.warnings;
+  };
+  EXPECT_THAT(warnings({{"gpu:0", 1600, 80}, {"gpu:1", 1199, 80}, {"gpu:2", 1600, 59}}),
+              ElementsAre(HasSubstr("device 1 (gpu:1) has less than 75% of the memory of device 0 "
+                                    "(gpu:0), 1199 of 1600"),
+                          HasSubstr("device 2 (gpu:2) has less than 75% of the cores of device 0 "
+                                    "(gpu:0), 59 of 80")));
+  EXPECT_THAT(warnings({{"gpu:0", 1200, 60}, {"gpu:1", 1600, 80}, {"gpu:2", 1600, 80}}),
+              ElementsAre());
+  // Of which nothing is known.
+  EXPECT_THAT(warnings({{"", 0, 0}, {"", 1600, 80}}), ElementsAre());
+  EXPECT_THAT(warnings({}), ElementsAre());
+  // Outside the group, and in the functional form.
+  const Session session = daemon_.Open(2, std::chrono::seconds(20), {{"", 1, 1}, {"", 2, 2}});
+  Net sine([](const Nest::Items& in, const Nest::Fields&) { return Nest(Sin(in[0].tensor())); });
+  std::vector<std::string> asked;
+  const Tensor x = Zeros(session, DType::kF32, {2});
+  EXPECT_TRUE(
+      DataParallelCall(sine, x, *DeviceGroup::Create(session, {0}), {}, &asked).status().ok());
+  EXPECT_THAT(asked, ElementsAre());
+  EXPECT_TRUE(DataParallelCall(sine, x, *DeviceGroup::Create(session), {}, &asked).status().ok());
+  EXPECT_THAT(asked, ElementsAre(HasSubstr("device 0 has less than 75% of the memory of device 1"),
+                                 HasSubstr("cores")));
+}
+
 // --- A whole step -------------------------------------------------------------------------------
 
 // Three steps of gradient descent, eager and compiled, on one device and on three.
@@ -980,6 +1017,33 @@ TEST_F(DataParallelTest, ACompiledStepIsOneRunAndGivesTheNumbersOfEagerOnesAndOf
     }
   }
   EXPECT_EQ(numbers[2], numbers[3]);  // bit by bit
+}
+
+TEST_F(DataParallelTest, ATrainStepOfADataParallelIsThatOfItsModule) {
+  std::vector<Doubles> numbers;
+  for (const bool parallel : {false, true}) {
+    const auto net = Make<Affine>(0, 2);
+    DataParallel data_parallel(net, devices_);
+    Module* const model = parallel ? static_cast<Module*>(&data_parallel) : net.get();
+    Sgd sgd(model->parameters(), Sgd::Options());
+    TrainStep step(model, &sgd, [&](const std::vector<Tensor>& in) {
+      const Tensor y = (*model)(in[0]);
+      return Mean(y * y);
+    });
+    numbers.emplace_back();
+    for (int i = 0; i < 3; ++i) {
+      const Tensor x = Randn({6, 2}, 20 + i);
+      Values<double>(x);
+      const int runs = daemon_.counts().runs;
+      const auto loss = step({x});
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      numbers.back().push_back(Values<double>(*loss)[0]);
+      EXPECT_EQ(daemon_.counts().runs, runs + 1);
+    }
+    EXPECT_THAT(Values<int64_t>(net->calls_()), ElementsAre(3));
+    for (const double value : Values<double>(net->scale_())) numbers.back().push_back(value);
+  }
+  for (size_t i = 0; i < numbers[0].size(); ++i) EXPECT_NEAR(numbers[0][i], numbers[1][i], 1e-12);
 }
 
 }  // namespace

@@ -866,8 +866,9 @@ using internal::ReformedWorld;
 
 class FakeLink : public Link {
  public:
-  FakeLink(std::shared_ptr<FakeDaemon::Impl> daemon, FakeLinkState* state, int devices)
-      : daemon_(std::move(daemon)), state_(state), devices_(devices) {}
+  FakeLink(std::shared_ptr<FakeDaemon::Impl> daemon, FakeLinkState* state, int devices,
+           const std::vector<DeviceInfo>& infos)
+      : daemon_(std::move(daemon)), state_(state), devices_(devices), infos_(infos) {}
 
   Transport transport() const override { return Transport::kRing; }
   std::vector<DeviceIndex> devices() const override {
@@ -875,6 +876,7 @@ class FakeLink : public Link {
     for (int i = 0; i < devices_; ++i) devices.push_back(DeviceIndex(i));
     return devices;
   }
+  std::vector<DeviceInfo> device_infos() const override { return infos_; }
   int32_t max_tensors() const override { return FakeDaemon::kMaxTensors; }
   int32_t max_graphs() const override { return 16384; }
 
@@ -998,6 +1000,7 @@ class FakeLink : public Link {
   const std::shared_ptr<FakeDaemon::Impl> daemon_;
   FakeLinkState* const state_ ABSL_PT_GUARDED_BY(daemon_->mutex);
   const int devices_;
+  const std::vector<DeviceInfo> infos_;
 };
 
 }  // namespace
@@ -1005,12 +1008,13 @@ class FakeLink : public Link {
 FakeDaemon::FakeDaemon() : impl_(std::make_shared<Impl>()) {}
 FakeDaemon::~FakeDaemon() = default;
 
-chorus::Session FakeDaemon::Open(int devices, Timeout wait_timeout) {
+chorus::Session FakeDaemon::Open(int devices, Timeout wait_timeout,
+                                 const std::vector<DeviceInfo>& infos) {
   MutexLock lock(&impl_->mutex);
   impl_->links.push_back(std::make_unique<FakeLinkState>());
   impl_->links.back()->index = static_cast<int>(impl_->links.size()) - 1;
   return internal::SessionFrom(std::make_shared<internal::SessionCore>(
-      std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices),
+      std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices, infos),
       absl::FromChrono(wait_timeout)));
 }
 

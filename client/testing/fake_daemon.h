@@ -32,7 +32,9 @@ class FakeDaemon {
   static constexpr int kMaxTensors = 4096;  // of a session
 
   // A session with `devices` devices. The daemon outlives it. `wait_timeout`: as in SessionOptions.
-  Session Open(int devices = 1, Timeout wait_timeout = std::chrono::seconds(20));
+  // `infos`: what it says of them.
+  Session Open(int devices = 1, Timeout wait_timeout = std::chrono::seconds(20),
+               const std::vector<DeviceInfo>& infos = {});
 
   // What the sessions have sent, all together.
   struct Counts {
