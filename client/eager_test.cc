@@ -9,6 +9,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -210,6 +211,101 @@ TEST(EagerTest, ShapeOps) {
   EXPECT_THAT(std::string(mixed.status().message()), HasSubstr("CopyTo"));
 }
 
+TEST(EagerTest, OneSizeOfAReshapeIsWhatTheOthersLeave) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor x = FromHost<float>(session, {1, 2, 3, 4, 5, 6}, {2, 3});
+  EXPECT_EQ(Reshape(x, {-1}).shape(), Shape({6}));
+  EXPECT_EQ(Reshape(x, {3, -1}).shape(), Shape({3, 2}));
+  EXPECT_EQ(Reshape(x, {-1, 6, 1}).shape(), Shape({1, 6, 1}));
+  EXPECT_EQ(Reshape(Scalar<float>(session, 1), {-1, 1}).shape(), Shape({1, 1}));
+  EXPECT_EQ(Reshape(Zeros(session, DType::kF32, {2, 0}), {-1, 3}).shape(), Shape({0, 3}));
+  const auto refused = [](const Tensor& y, const char* dims) {
+    EXPECT_EQ(ErrorOf(y.status()).reason, Reason::kBadType);
+    EXPECT_THAT(std::string(y.status().message()),
+                HasSubstr(std::string("one of which may be -1, got ") + dims));
+  };
+  refused(Reshape(x, {4, -1}), "[4,-1]");
+  refused(Reshape(x, {-1, -1}), "[-1,-1]");
+  refused(Reshape(x, {-1, -2}), "[-1,-2]");
+  refused(Reshape(x, {-1, int64_t{1} << 62, 4}), "[-1,4611686018427387904,4]");
+  // Of no elements any size is right.
+  refused(Reshape(Zeros(session, DType::kF32, {2, 0}), {-1, 0}), "[-1,0]");
+}
+
+TEST(EagerTest, AxesCountFromTheEndToo) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor x = FromHost<int64_t>(session, {1, 2, 3, 4, 5, 6}, {1, 2, 3});
+  EXPECT_EQ(Transpose(x, {-1, 0, -2}).shape(), Shape({3, 1, 2}));
+  EXPECT_THAT(Values<int64_t>(Transpose(x, {-1, 0, -2})), ElementsAre(1, 4, 2, 5, 3, 6));
+  EXPECT_EQ(SwapAxes(x, 0, -1).shape(), Shape({3, 2, 1}));
+  EXPECT_THAT(Values<int64_t>(SwapAxes(x, -1, 1)), ElementsAre(1, 4, 2, 5, 3, 6));
+  EXPECT_EQ(SwapAxes(x, 1, 1).shape(), x.shape());
+  EXPECT_EQ(Sum(x, -1).shape(), Shape({1, 2}));
+  EXPECT_EQ(Concat({x, x}, -2).shape(), Shape({1, 4, 3}));
+  for (const Tensor& wrong : {Transpose(x, {-4, 0, 1}), Transpose(x, {-1, 2, 0}), SwapAxes(x, 0, 3),
+                              SwapAxes(x, -4, 0), Sum(x, 3), Sum(x, -4)}) {
+    EXPECT_EQ(ErrorOf(wrong.status()).reason, Reason::kBadType) << wrong.status();
+  }
+}
+
+// What could mean more than one thing means what is said here.
+TEST(EagerTest, OneAxisAndListsOfAxesAreTaken) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor x = FromHost<int64_t>(session, {1, 2, 3, 4, 5, 6}, {2, 3});
+  EXPECT_THAT(Values<int64_t>(Sum(x, 0)), ElementsAre(5, 7, 9));
+  EXPECT_THAT(Values<int64_t>(Sum(x, 1)), ElementsAre(6, 15));
+  EXPECT_THAT(Values<int64_t>(Sum(x, size_t{1})), ElementsAre(6, 15));
+  EXPECT_EQ(Sum(x, 0, true).shape(), Shape({1, 3}));
+  EXPECT_THAT(Values<int64_t>(Sum(x, {0})), ElementsAre(5, 7, 9));
+  EXPECT_THAT(Values<int64_t>(Sum(x, {0, 1})), ElementsAre(21));
+  EXPECT_THAT(Values<int64_t>(Sum(x, {})), ElementsAre(21));
+  EXPECT_EQ(Sum(x, std::vector<int64_t>()).shape(), x.shape());
+  static_assert(!std::is_convertible_v<bool, Axes>, "keep_dims is no axis");
+  // No list of these is a line of the trainer's.
+  EXPECT_THAT(Values<int64_t>(Transpose(x, {0, 1})), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(Values<int64_t>(Transpose(x, {1, 0})), ElementsAre(1, 4, 2, 5, 3, 6));
+  EXPECT_THAT(Values<int64_t>(Transpose(Sum(x), {})), ElementsAre(21));
+  EXPECT_THAT(Values<int64_t>(Transpose(x)), ElementsAre(1, 4, 2, 5, 3, 6));
+}
+
+TEST(EagerTest, AssigningOperatorsTurnTheHandleToTheResult) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor leaf = FromHost<float>(session, {2, 4}, {2}).RequireGrad();
+  Tensor x = leaf;
+  x += 1;
+  const Tensor before = x;
+  x *= x;
+  x -= Scalar<float>(session, 1);
+  x /= 2;
+  EXPECT_THAT(Values<float>(x), ElementsAre(4, 12));
+  EXPECT_THAT(Values<float>(before), ElementsAre(3, 5));
+  EXPECT_THAT(Values<float>(leaf), ElementsAre(2, 4));
+  ASSERT_TRUE(Backward(Sum(x)).ok());
+  EXPECT_THAT(Values<float>(leaf.grad()), ElementsAre(3, 5));
+  {
+    const NoGrad no_grad;
+    x -= 0.5;
+  }
+  EXPECT_TRUE(x.RequireGrad().status().ok()) << "after an update a leaf again";
+  EXPECT_THAT(Values<bool>(x < 4), ElementsAre(true, false));
+  const Compiled f = Compile([](const std::vector<Tensor>& in) {
+    Tensor y = in[0];
+    y += in[0];
+    y /= 4;
+    return std::vector<Tensor>{y};
+  });
+  EXPECT_THAT(Values<float>((*f.Run({leaf}))[0]), ElementsAre(1, 2));
+  const Tensor other = FromHost<float>(session, {1, 2, 3}, {3});
+  Tensor bad = leaf;
+  const int line = __LINE__ + 1;
+  bad += other;
+  EXPECT_EQ(ErrorOf(bad.status()).source, std::string(__FILE__) + ":" + std::to_string(line));
+}
+
 TEST(EagerTest, ErrorsNameTheLineAndAreCarriedOn) {
   FakeDaemon daemon;
   const Session session = daemon.Open();
@@ -317,7 +413,10 @@ TEST(EagerTest, EveryCallTakesALine) {
       {"Max", Max(x, {5}, false, s)},
       {"Expand", Expand(x, {3}, s)},
       {"Reshape", Reshape(x, {3}, s)},
+      {"Reshape, open", Reshape(x, {-1, 3}, s)},
       {"Transpose", Transpose(x, s)},
+      {"Transpose, list", Transpose(x, {0, 1}, s)},
+      {"SwapAxes", SwapAxes(x, 0, 1, s)},
       {"Slice", Slice(x, 0, 1, 9, s)},
       {"Concat", Concat({x, i}, 0, s)},
       {"CopyTo", CopyTo(x, DeviceRef(), s)},

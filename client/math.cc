@@ -1,10 +1,14 @@
 #include "chorus/math.h"
 
+#include <algorithm>
+#include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/internal/access.h"
 #include "client/internal/local.h"
 #include "client/internal/record.h"
@@ -28,6 +32,29 @@ using internal::SessionOf;
 using internal::SiteOf;
 using internal::Spec;
 using internal::TypeText;
+
+// What stands for the -1 of `shape`, so that it has so many elements; -1 where nothing does.
+int64_t OpenSize(const Shape& shape, int64_t elements) {
+  int64_t others = 1;
+  bool open = false;
+  for (const int64_t size : shape) {
+    if (size == -1 && !open) {
+      open = true;
+    } else if (size < 1 || size > std::numeric_limits<int64_t>::max() / others) {
+      return -1;
+    } else {
+      others *= size;
+    }
+  }
+  return elements % others == 0 ? elements / others : -1;
+}
+
+Tensor Binary(const char* op, const Operand& a, const Operand& b) {
+  const CallSite site = SiteOf(a, b);
+  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) {
+    return Elementwise(op, {x, y}, site);
+  });
+}
 
 }  // namespace
 
@@ -81,12 +108,25 @@ Tensor Expand(const Tensor& x, const Shape& shape, CallSite site) {
 }
 
 Tensor Reshape(const Tensor& x, const Shape& shape, CallSite site) {
+  const auto open = std::find(shape.begin(), shape.end(), -1);
+  if (open != shape.end() && IsUsable(x)) {
+    Shape whole = shape;
+    int64_t& size = whole[static_cast<size_t>(open - shape.begin())];
+    size = OpenSize(shape, x.num_elements());
+    if (size >= 0) return Reshape(x, whole, site);
+    return Fail(
+        x,
+        BadType(absl::StrCat("reshape: expected dims with the ", x.num_elements(), " elements of ",
+                             TypeText(x), ", one of which may be -1, got [",
+                             absl::StrJoin(shape, ","), "]")),
+        site);
+  }
   return ApplyLocal(Spec("reshape", site, {{"dims", shape}}), {x});
 }
 
 Tensor Transpose(const Tensor& x, CallSite site) {
   std::vector<int64_t> permutation(x.shape().size());
-  for (size_t i = 0; i < permutation.size(); ++i) permutation[i] = static_cast<int64_t>(i);
+  std::iota(permutation.begin(), permutation.end(), 0);
   if (IsUsable(x) && permutation.size() < 2) {
     return Fail(
         x, BadType(absl::StrCat("transpose: expected at least two dimensions, got ", TypeText(x))),
@@ -97,7 +137,28 @@ Tensor Transpose(const Tensor& x, CallSite site) {
 }
 
 Tensor Transpose(const Tensor& x, const std::vector<int64_t>& permutation, CallSite site) {
-  return ApplyLocal(Spec("transpose", site, {{"perm", permutation}}), {x});
+  std::vector<int64_t> from_front = permutation;
+  const int64_t rank = static_cast<int64_t>(x.shape().size());
+  for (int64_t& axis : from_front) {
+    if (axis < 0 && axis >= -rank) axis += rank;
+  }
+  return ApplyLocal(Spec("transpose", site, {{"perm", std::move(from_front)}}), {x});
+}
+
+Tensor Transpose(const Tensor& x, std::initializer_list<int64_t> permutation, CallSite site) {
+  return Transpose(x, std::vector<int64_t>(permutation), site);
+}
+
+Tensor SwapAxes(const Tensor& x, int64_t a, int64_t b, CallSite site) {
+  std::vector<int64_t> permutation(x.shape().size());
+  std::iota(permutation.begin(), permutation.end(), 0);
+  if (!IsUsable(x)) return Transpose(x, permutation, site);
+  const absl::StatusOr<int64_t> first = Axis("SwapAxes", x, a);
+  if (!first.ok()) return Fail(x, first.status(), site);
+  const absl::StatusOr<int64_t> second = Axis("SwapAxes", x, b);
+  if (!second.ok()) return Fail(x, second.status(), site);
+  std::swap(permutation[static_cast<size_t>(*first)], permutation[static_cast<size_t>(*second)]);
+  return Transpose(x, permutation, site);
 }
 
 Tensor Slice(const Tensor& x, int64_t axis, int64_t begin, int64_t end, CallSite site) {
@@ -127,18 +188,20 @@ Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site) {
   return ApplyLocal(std::move(spec), {x}, &device);
 }
 
-Tensor operator+(const Operand& a, const Operand& b) {
-  const CallSite site = SiteOf(a, b);
-  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Add(x, y, site); });
-}
-Tensor operator-(const Operand& a, const Operand& b) {
-  const CallSite site = SiteOf(a, b);
-  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Sub(x, y, site); });
-}
-Tensor operator*(const Operand& a, const Operand& b) {
-  const CallSite site = SiteOf(a, b);
-  return Operate(a, b, site, [&](const Tensor& x, const Tensor& y) { return Mul(x, y, site); });
-}
+Tensor operator+(const Operand& a, const Operand& b) { return Binary("add", a, b); }
+Tensor operator-(const Operand& a, const Operand& b) { return Binary("sub", a, b); }
+Tensor operator*(const Operand& a, const Operand& b) { return Binary("mul", a, b); }
 Tensor operator-(const Operand& x) { return Neg(x.tensor(), x.site()); }
+Tensor operator/(const Operand& a, const Operand& b) { return Binary("div", a, b); }
+Tensor operator<(const Operand& a, const Operand& b) { return Binary("lt", a, b); }
+Tensor operator<=(const Operand& a, const Operand& b) { return Binary("le", a, b); }
+Tensor operator>(const Operand& a, const Operand& b) { return Binary("gt", a, b); }
+Tensor operator>=(const Operand& a, const Operand& b) { return Binary("ge", a, b); }
+
+// The line is that of `y`, which was made in it.
+Tensor& operator+=(Tensor& x, const Operand& y) { return x = Operand(x, y.site()) + y; }
+Tensor& operator-=(Tensor& x, const Operand& y) { return x = Operand(x, y.site()) - y; }
+Tensor& operator*=(Tensor& x, const Operand& y) { return x = Operand(x, y.site()) * y; }
+Tensor& operator/=(Tensor& x, const Operand& y) { return x = Operand(x, y.site()) / y; }
 
 }  // namespace chorus

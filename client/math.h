@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -33,11 +34,15 @@ Tensor MatMul(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here()
 Tensor Relu(const Tensor& x, CallSite site = CallSite::Here());
 Tensor Sin(const Tensor& x, CallSite site = CallSite::Here());
 Tensor Cos(const Tensor& x, CallSite site = CallSite::Here());
-// The axes of a reduction: all, or a list of them (negative: from the end), which may be empty.
+// The axes of a reduction: all, one, or a list of them (negative: from the end), which as a vector
+// may be empty. {} is Axes(), all.
 class Axes {
  public:
   Axes() = default;
-  Axes(std::vector<int64_t> axes)  // NOLINT: implicit
+  template <typename T, typename = std::enable_if_t<std::is_integral_v<T>>>
+  Axes(T axis) : all_(false), axes_{static_cast<int64_t>(axis)} {}  // NOLINT: implicit
+  Axes(bool) = delete;                                              // keep_dims comes after them
+  Axes(std::vector<int64_t> axes)                                   // NOLINT: implicit
       : all_(false), axes_(std::move(axes)) {}
   Axes(std::initializer_list<int64_t> axes) : all_(false), axes_(axes) {}  // NOLINT: implicit
 
@@ -51,11 +56,15 @@ class Axes {
 Tensor Sum(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
            CallSite site = CallSite::Here());
 Tensor Expand(const Tensor& x, const Shape& shape, CallSite site = CallSite::Here());
+// One size may be -1: what the others leave.
 Tensor Reshape(const Tensor& x, const Shape& shape, CallSite site = CallSite::Here());
-// Swaps the last two axes, or permutes all.
+// Swaps the last two axes, or permutes all: axis i of the result is axis permutation[i] of x.
 Tensor Transpose(const Tensor& x, CallSite site = CallSite::Here());
 Tensor Transpose(const Tensor& x, const std::vector<int64_t>& permutation,
                  CallSite site = CallSite::Here());
+Tensor Transpose(const Tensor& x, std::initializer_list<int64_t> permutation,
+                 CallSite site = CallSite::Here());
+Tensor SwapAxes(const Tensor& x, int64_t a, int64_t b, CallSite site = CallSite::Here());
 // [begin, end) of one axis.
 Tensor Slice(const Tensor& x, int64_t axis, int64_t begin, int64_t end,
              CallSite site = CallSite::Here());
@@ -89,6 +98,22 @@ Tensor operator+(const Operand& a, const Operand& b);
 Tensor operator-(const Operand& a, const Operand& b);
 Tensor operator*(const Operand& a, const Operand& b);
 Tensor operator-(const Operand& x);
+// Of integers truncated; by zero it is INVALID_ARGUMENT when it runs.
+Tensor operator/(const Operand& a, const Operand& b);
+// To bool, false where one is NaN. Equal and NotEqual are in functional/math.h: == would be taken
+// for one answer.
+Tensor operator<(const Operand& a, const Operand& b);
+Tensor operator<=(const Operand& a, const Operand& b);
+Tensor operator>(const Operand& a, const Operand& b);
+Tensor operator>=(const Operand& a, const Operand& b);
+
+// x = x + y and so on: tensors do not change, the handle becomes one of the result. Copies of it
+// from before are what they were. A leaf's handle is no leaf's then: after an update under NoGrad,
+// RequireGrad makes it one again.
+Tensor& operator+=(Tensor& x, const Operand& y);
+Tensor& operator-=(Tensor& x, const Operand& y);
+Tensor& operator*=(Tensor& x, const Operand& y);
+Tensor& operator/=(Tensor& x, const Operand& y);
 
 }  // namespace chorus
 

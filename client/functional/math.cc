@@ -16,7 +16,6 @@ using internal::IntegerOf;
 using internal::Operate;
 using internal::ReduceAxes;
 using internal::SessionOf;
-using internal::SiteOf;
 using internal::Spec;
 
 Tensor Unary(const char* op, const Tensor& x, CallSite site) {
@@ -34,7 +33,6 @@ Tensor Binary(const char* op, const Operand& a, const Operand& b, CallSite site)
 // --- Arithmetic ---------------------------------------------------------------------------------
 
 Tensor Div(const Operand& a, const Operand& b, CallSite site) { return Binary("div", a, b, site); }
-Tensor operator/(const Operand& a, const Operand& b) { return Div(a, b, SiteOf(a, b)); }
 Tensor Pow(const Operand& a, const Operand& b, CallSite site) { return Binary("pow", a, b, site); }
 Tensor Maximum(const Operand& a, const Operand& b, CallSite site) {
   return Binary("maximum", a, b, site);
@@ -75,10 +73,6 @@ Tensor Greater(const Operand& a, const Operand& b, CallSite site) {
 Tensor GreaterEqual(const Operand& a, const Operand& b, CallSite site) {
   return Binary("ge", a, b, site);
 }
-Tensor operator<(const Operand& a, const Operand& b) { return Less(a, b, SiteOf(a, b)); }
-Tensor operator<=(const Operand& a, const Operand& b) { return LessEqual(a, b, SiteOf(a, b)); }
-Tensor operator>(const Operand& a, const Operand& b) { return Greater(a, b, SiteOf(a, b)); }
-Tensor operator>=(const Operand& a, const Operand& b) { return GreaterEqual(a, b, SiteOf(a, b)); }
 
 Tensor LogicalAnd(const Tensor& a, const Tensor& b, CallSite site) {
   return Elementwise("logical_and", {a, b}, site);

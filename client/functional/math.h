@@ -1,6 +1,6 @@
 // Arithmetic and functions of tensors, comparisons, selection, conversion, reductions and random
-// numbers: more local ops (see chorus/math.h, which has the first ones). docs/ops.md has them
-// all.
+// numbers: more local ops (see chorus/math.h, which has the first ones and all operators).
+// docs/ops.md has them all.
 //
 // Shapes of operands broadcast as usual; dtypes and devices must be equal. An Operand is a tensor,
 // or a number, which takes the dtype of the tensor beside it and is no part of the graph: another
@@ -25,9 +25,8 @@ namespace chorus {
 
 // --- Arithmetic ---------------------------------------------------------------------------------
 
-// Of integers truncated; by zero it is INVALID_ARGUMENT when it runs.
+// a / b.
 Tensor Div(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
-Tensor operator/(const Operand& a, const Operand& b);
 Tensor Pow(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 // NaN wins; where both are equal, each gets half of the gradient.
 Tensor Maximum(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
@@ -56,10 +55,6 @@ Tensor Less(const Operand& a, const Operand& b, CallSite site = CallSite::Here()
 Tensor LessEqual(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 Tensor Greater(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 Tensor GreaterEqual(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
-Tensor operator<(const Operand& a, const Operand& b);
-Tensor operator<=(const Operand& a, const Operand& b);
-Tensor operator>(const Operand& a, const Operand& b);
-Tensor operator>=(const Operand& a, const Operand& b);
 
 // Of bool.
 Tensor LogicalAnd(const Tensor& a, const Tensor& b, CallSite site = CallSite::Here());
