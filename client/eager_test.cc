@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -38,6 +39,7 @@ using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using testing::JoinAll;
 using testing::Ranks;
+using ::testing::StartsWith;
 using testing::Values;
 
 using Floats = std::vector<float>;
@@ -610,6 +612,54 @@ TEST(EagerTest, ViewsReadInPlace) {
   ASSERT_TRUE(view.ok());
   x = Tensor();
   EXPECT_THAT(std::vector<float>(view->begin(), view->end()), ElementsAre(1, 2, 3));
+}
+
+TEST(EagerTest, ATensorPrintsItself) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open(2);
+  const Tensor x = FromHost<float>(session.device(1), {1, 2.5, 3, 4}, {2, 2});
+  EXPECT_EQ((x * 2).ToString(), "f32[2,2] on device 1:\n[[2, 5],\n [6, 8]]");
+  EXPECT_EQ(Sum(x).ToString(), "f32[] on device 1: 10.5");
+  EXPECT_EQ((Sum(x, 0) > 5).ToString(), "bool[2] on device 1: [false, true]");
+  EXPECT_EQ(Zeros(session, DType::kI8, {3, 0}).ToString(), "i8[3,0] on device 0:\n[]");
+  EXPECT_EQ(FromHost<int64_t>(session, {7}, {1}).ToString(), "i64[1] on device 0: [7]");
+  EXPECT_EQ(Zeros(session, DType::kBF16, {5000}).ToString(),
+            "bf16[5000] on device 0: [0, 0, 0, ..., 0, 0, 0]");
+  const absl::StatusOr<MappedTensor<int32_t>> mapped = Map<int32_t>(session, {2});
+  ASSERT_TRUE(mapped.ok()) << mapped.status();
+  (*mapped)[0] = 4;
+  (*mapped)[1] = 5;
+  std::ostringstream out;
+  out << *mapped;
+  EXPECT_EQ(out.str(), "i32[2] on device 0: [4, 5]");
+  // gtest, of what holds tensors too.
+  EXPECT_EQ(::testing::PrintToString(std::vector<Tensor>{Sum(x)}), "{ f32[] on device 1: 10.5 }");
+}
+
+TEST(EagerTest, ATensorWithoutValuesPrintsWhy) {
+  FakeDaemon daemon;
+  const Ranks ranks(2, &daemon);
+  EXPECT_EQ(Tensor().ToString(), "undefined tensor");
+  const Tensor x = FromHost<int32_t>(ranks.worlds[0], {1, 2}, {2});
+  const Tensor bad = Reshape(x, {3});
+  EXPECT_EQ(bad.ToString(), "failed tensor: " + std::string(bad.status().message()));
+  EXPECT_THAT(bad.ToString(), HasSubstr("eager_test.cc:"));
+  // Pending, and found out by the wait.
+  const Tensor sum = AllReduce(x, ranks.worlds[0]);
+  AllReduce(FromHost<int32_t>(ranks.worlds[1], {1}, {1}), ranks.worlds[1]);
+  EXPECT_THAT(sum.ToString(), StartsWith("i32[2] on device 0: "));
+  EXPECT_THAT(sum.ToString(), HasSubstr("MISMATCH"));
+  EXPECT_EQ(Send(x, 1, ranks.worlds[0]).ToString(), "absent result on device 0");
+  std::string inside;
+  const Compiled f = Compile([&inside, &x](const std::vector<Tensor>& in) {
+    const Tensor y = in[0] + in[0];
+    inside = y.ToString() + "; " + x.ToString();
+    return std::vector<Tensor>{y};
+  });
+  const auto y = f.Run({x});
+  ASSERT_TRUE(y.ok()) << y.status();
+  EXPECT_EQ(inside, "i32[2] on device 0, of a compiled function; i32[2] on device 0: [1, 2]");
+  EXPECT_EQ((*y)[0].ToString(), "i32[2] on device 0: [2, 4]");
 }
 
 TEST(EagerTest, AnOpWaitsForNothingButItsOperands) {

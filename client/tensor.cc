@@ -3,6 +3,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <ostream>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,7 @@
 #include "client/internal/record.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
+#include "client/internal/values_text.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -33,6 +36,8 @@ using internal::Spec;
 using internal::TensorData;
 using internal::TensorDataPtr;
 using internal::TensorImpl;
+using internal::TypeText;
+using internal::ValuesText;
 using internal::WithSource;
 
 absl::Status Undefined() { return MakeError(Reason::kWrongState, "an undefined tensor"); }
@@ -141,6 +146,31 @@ absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(
   }
   return mapped;
 }
+
+std::string Tensor::ToString() const {
+  if (impl_ == nullptr) return "undefined tensor";
+  if (!status().ok()) return absl::StrCat("failed tensor: ", std::string(status().message()));
+  const std::string device = absl::StrCat(" on device ", impl_->data->device_slot);
+  if (absent()) return absl::StrCat("absent result", device);
+  const std::string what = absl::StrCat(TypeText(*this), device);
+  if (impl_->data->state.load(std::memory_order_acquire) == TensorData::State::kTraced) {
+    return absl::StrCat(what, ", of a compiled function");
+  }
+  std::string copy;
+  auto mapped = Map(dtype());
+  absl::Status status = mapped.status();
+  if (status.code() == absl::StatusCode::kUnimplemented) {
+    status = ReadInto(dtype(), [&](int64_t elements) {
+      copy.resize(static_cast<size_t>(elements * DTypeBytes(dtype())));
+      return &copy[0];
+    });
+  }
+  if (!status.ok()) return absl::StrCat(what, ": ", std::string(status.message()));
+  return absl::StrCat(what, shape().size() < 2 ? ": " : ":\n",
+                      ValuesText(dtype(), shape(), mapped.ok() ? mapped->second : copy.data()));
+}
+
+std::ostream& operator<<(std::ostream& out, const Tensor& x) { return out << x.ToString(); }
 
 // --- Gradients ----------------------------------------------------------------------------------
 

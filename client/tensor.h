@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iosfwd>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -134,6 +135,11 @@ class Tensor {
   template <typename T>
   absl::StatusOr<TensorView<T>> View() const;
 
+  // For readers: dtype, shape, device and values, as far as they fit on a screen; waits, as long as
+  // Wait. "f32[2] on device 0: [1, 2.5]". Where there are no values, why: its error, or that it is
+  // one of a function that is being compiled. Where the daemon is remote all of it is read.
+  std::string ToString() const;
+
   // --- Gradients ---
   // Marks a tensor that was not computed from others (a leaf) as one whose gradient is wanted.
   // What was computed from it before took it as a constant. Returns itself. INVALID (status()
@@ -155,6 +161,9 @@ class Tensor {
 
   std::shared_ptr<internal::TensorImpl> impl_;
 };
+
+// x.ToString(). GoogleTest prints tensors by it.
+std::ostream& operator<<(std::ostream& out, const Tensor& x);
 
 // Memory of the trainer's that the daemon reads in place: staging. Fill data(), then use tensor()
 // as an operand: nothing is copied on this side, and a floating-point AllReduce reads it where it
