@@ -8,23 +8,36 @@
 #include <vector>
 
 #include "client/testing/fake_daemon.h"
+#include "client/testing/gradients.h"
 #include "client/testing/values.h"
+#include "core/base/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
 namespace {
 
+using testing::CheckGradients;
+using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using testing::Values;
 using Bools = std::vector<bool>;
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 class MathTest : public ::testing::Test {
  protected:
   Tensor Make(const std::vector<double>& values) {
     return FromHost<double>(session_, values, {static_cast<int64_t>(values.size())});
+  }
+
+  // INVALID_ARGUMENT, in these words, with a line of this file.
+  static void Refused(const Tensor& x, const char* text) {
+    EXPECT_EQ(ErrorOf(x.status()).reason, Reason::kBadType) << x.status();
+    EXPECT_THAT(std::string(x.status().message()), HasSubstr(text));
+    EXPECT_THAT(ErrorOf(x.status()).source, HasSubstr("math_test.cc:"));
   }
 
   FakeDaemon daemon_;
@@ -95,6 +108,31 @@ TEST_F(MathTest, WhereBroadcastsAndSelects) {
   EXPECT_FALSE(Where(x > 0, 1, 2).status().ok()) << "of which dtype?";
 }
 
+TEST_F(MathTest, ClampTakesTheBoundThatIsPassed) {
+  const double nan = std::nan("");
+  EXPECT_THAT(Values<double>(Clamp(Make({-2, 0, 5}), -1, 3)), ElementsAre(-1, 0, 3));
+  EXPECT_THAT(Values<double>(ClampMin(Make({-2, 0, 5}), 1)), ElementsAre(1, 1, 5));
+  EXPECT_THAT(Values<double>(ClampMax(Make({-2, 0, 5}), 1)), ElementsAre(-2, 0, 1));
+  EXPECT_THAT(Values<double>(Clamp(Make({-2, 0, 5}), 3, 1)), ElementsAre(1, 1, 1));
+  EXPECT_TRUE(std::isnan(Values<double>(Clamp(Make({nan}), 0, 1))[0]));
+  EXPECT_THAT(Values<double>(Clamp(Make({-2, 0, 5}), Make({-3, 1, 1}), 2)), ElementsAre(-2, 1, 2));
+  const Tensor column = FromHost<double>(session_, {0, 4}, {2, 1});
+  EXPECT_THAT(Values<double>(ClampMin(Make({-2, 2, 5}), column)), ElementsAre(0, 2, 5, 4, 4, 5));
+  const Tensor whole = FromHost<int32_t>(session_, {-2, 7}, {2});
+  EXPECT_THAT(Values<int32_t>(Clamp(whole, 0, 3)), ElementsAre(0, 3));
+  EXPECT_EQ(Clamp(Make({}), 0, 1).shape(), Shape({0}));
+  // At a bound the gradient is x's.
+  const Tensor x = Make({-2, -1, 0, 3, 4}).RequireGrad();
+  const Tensor low = FromHost<double>(session_, {-1}, {}).RequireGrad();
+  ASSERT_TRUE(Backward(Sum(Clamp(x, low, 3) * Make({1, 2, 3, 4, 5}))).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(0, 2, 3, 4, 0));
+  EXPECT_THAT(Values<double>(low.grad()), ElementsAre(1));
+  EXPECT_EQ(ErrorOf(Clamp(x, Make({1, 2}), 3).status()).reason, Reason::kBadType);
+  CheckGradients(session_, {{{-2, 0.5, 5}, {3}}, {{-1}, {}}}, [](const std::vector<Tensor>& in) {
+    return Clamp(in[0] * in[0], in[1], 3) * in[0] * in[1];
+  });
+}
+
 TEST_F(MathTest, CastConvertsThereAndItsGradientBack) {
   const Tensor x = Make({-1.75, 2.5}).RequireGrad();
   EXPECT_THAT(Values<int32_t>(Cast(x, DType::kI32)), ElementsAre(-1, 2));
@@ -129,6 +167,126 @@ TEST_F(MathTest, ReductionsOverAxes) {
   ASSERT_TRUE(Backward(Mean(x) + Max(x) + Sum(Product(x, {1}))).ok());
   const double m = 1.0 / 6;
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(6 + m, 3 + m, 2 + m, 45 + m, 36 + m, 21 + m));
+}
+
+TEST_F(MathTest, NormsOverAxes) {
+  const Tensor x = FromHost<double>(session_, {3, -4, 0, 0, 5, -12}, {3, 2});
+  EXPECT_THAT(Values<double>(Norm(x, 2, 1)), ElementsAre(5, 0, 13));
+  EXPECT_THAT(Values<double>(Norm(x, 1, {-1})), ElementsAre(7, 0, 17));
+  EXPECT_THAT(Values<double>(Norm(x, kInfinity, 1)), ElementsAre(4, 0, 12));
+  EXPECT_THAT(Values<double>(Norm(x)), ElementsAre(std::sqrt(194)));
+  EXPECT_EQ(Norm(x, 2, 1, /*keep_dims=*/true).shape(), Shape({3, 1}));
+  EXPECT_THAT(Values<double>(Norm(Make({-3}))), ElementsAre(3));
+  EXPECT_THAT(Values<double>(Norm(FromHost<double>(session_, {-3}, {}))), ElementsAre(3));
+  for (const double p : {1.0, 2.0, kInfinity}) {
+    EXPECT_THAT(Values<double>(Norm(Make({}), p)), ElementsAre(0)) << p;
+    EXPECT_EQ(Norm(FromHost<double>(session_, {}, {0, 3}), p, 1).shape(), Shape({0}));
+    EXPECT_TRUE(std::isnan(Values<double>(Norm(Make({1, std::nan("")}), p))[0])) << p;
+    CheckGradients(session_, {{{3, -4, 1, 2, 0.5, -1}, {3, 2}}},
+                   [p](const std::vector<Tensor>& in) { return Norm(in[0] * in[0], p, 0); });
+  }
+  // Squares of half types are beyond them.
+  const Tensor half = Cast(Make({300, 400}), DType::kF16);
+  EXPECT_EQ(Norm(half).dtype(), DType::kF16);
+  EXPECT_EQ(static_cast<float>(Values<F16>(Norm(half))[0]), 500);
+  Refused(Norm(x, 3), "Norm: expected p of 1, 2 or infinity, got 3");
+  Refused(Norm(x, 2, 2), "Norm: expected an axis from -2 to 1 of f64[3,2], got 2");
+  Refused(Norm(Cast(x, DType::kI32)), "Norm: expected a floating-point tensor, got i32[3,2]");
+  Refused(Norm(Tensor()), "Norm: expected a tensor");
+}
+
+// As PyTorch's: of both orders, and beside others that are not 0.
+TEST_F(MathTest, TheGradientOfARootAtZeroIsZero) {
+  BackwardOptions create;
+  create.create_graph = true;
+  const auto gradients = [&](const Tensor& x, const Tensor& y) {
+    const auto first = Grad({Sum(y)}, {x}, create);
+    EXPECT_TRUE(first.ok()) << first.status();
+    const auto second = Grad({Sum((*first)[0] * Make({1, 2}))}, {x});
+    EXPECT_TRUE(second.ok()) << second.status();
+    return std::vector<std::vector<double>>{Values<double>((*first)[0]),
+                                            Values<double>((*second)[0])};
+  };
+  const Tensor x = FromHost<double>(session_, {0, 0, 3, 4}, {2, 2}).RequireGrad();
+  EXPECT_THAT(gradients(x, Norm(x, 2, 1))[0],
+              ElementsAre(0, 0, DoubleNear(0.6, 1e-12), DoubleNear(0.8, 1e-12)));
+  // d/dx_i of x_j / |x| is ([i = j] - x_i x_j / |x|^2) / |x|.
+  const std::vector<double> second = gradients(x, Norm(x, 2, 1))[1];
+  ASSERT_EQ(second.size(), 4u);
+  EXPECT_EQ(second[0], 0);
+  EXPECT_EQ(second[1], 0);
+  EXPECT_NEAR(second[2], (1 - 0.36 - 2 * 0.48) / 5, 1e-12);
+  EXPECT_NEAR(second[3], (2 - 2 * 0.64 - 0.48) / 5, 1e-12);
+  const Tensor alike = Make({7, 7}).RequireGrad();
+  EXPECT_THAT(gradients(alike, Std(alike))[0], ElementsAre(0, 0));
+  EXPECT_THAT(gradients(alike, Std(alike))[1], ElementsAre(0, 0));
+}
+
+TEST_F(MathTest, LogSumExpDoesNotOverflow) {
+  EXPECT_THAT(Values<double>(LogSumExp(Make({1000, 1000}))), ElementsAre(1000 + std::log(2)));
+  EXPECT_THAT(Values<double>(LogSumExp(Make({-1000, -1000}))), ElementsAre(-1000 + std::log(2)));
+  const Tensor x = FromHost<double>(session_, {0, std::log(3), 5, 5}, {2, 2});
+  EXPECT_THAT(Values<double>(LogSumExp(x, 1)),
+              ElementsAre(DoubleNear(std::log(4), 1e-12), DoubleNear(5 + std::log(2), 1e-12)));
+  EXPECT_EQ(LogSumExp(x, 0, /*keep_dims=*/true).shape(), Shape({1, 2}));
+  EXPECT_EQ(LogSumExp(x, Axes(), /*keep_dims=*/true).shape(), Shape({1, 1}));
+  EXPECT_THAT(Values<double>(LogSumExp(Make({-kInfinity, 2}))), ElementsAre(2));
+  EXPECT_THAT(Values<double>(LogSumExp(Make({-kInfinity, -kInfinity}))), ElementsAre(-kInfinity));
+  EXPECT_THAT(Values<double>(LogSumExp(Make({1, kInfinity}))), ElementsAre(kInfinity));
+  EXPECT_TRUE(std::isnan(Values<double>(LogSumExp(Make({1, std::nan("")})))[0]));
+  EXPECT_THAT(Values<double>(LogSumExp(Make({}))), ElementsAre(-kInfinity));
+  EXPECT_EQ(LogSumExp(FromHost<double>(session_, {}, {0, 3}), 1).shape(), Shape({0}));
+  EXPECT_THAT(Values<double>(LogSumExp(FromHost<double>(session_, {4}, {}))), ElementsAre(4));
+  const Tensor half = Cast(Make({1, 2}), DType::kBF16);
+  EXPECT_EQ(LogSumExp(half).dtype(), DType::kBF16);
+  for (const Axes& axes : {Axes(), Axes(0), Axes(1)}) {
+    CheckGradients(
+        session_, {{{0.5, -1, 2, 0.25, 1, -0.5}, {2, 3}}},
+        [&axes](const std::vector<Tensor>& in) { return LogSumExp(in[0] * in[0], axes); });
+  }
+  Refused(LogSumExp(Cast(x, DType::kI32)), "LogSumExp: expected a floating-point tensor");
+  Refused(LogSumExp(x, 3), "LogSumExp: expected an axis");
+  Refused(LogSumExp(Tensor()), "LogSumExp: expected a tensor");
+}
+
+TEST_F(MathTest, VarianceBothWays) {
+  const Tensor x = FromHost<double>(session_, {1, 2, 6, 4, 4, 10}, {2, 3});
+  EXPECT_THAT(Values<double>(Var(x, 1)), ElementsAre(7, 12));
+  EXPECT_THAT(Values<double>(Var(x, 0)), ElementsAre(4.5, 2, 8));
+  EXPECT_THAT(Values<double>(Var(x, 1, false, /*unbiased=*/false)),
+              ElementsAre(DoubleNear(14.0 / 3, 1e-12), 8));
+  EXPECT_THAT(Values<double>(Std(x, 1, true)), ElementsAre(std::sqrt(7), std::sqrt(12)));
+  EXPECT_EQ(Std(x, 1, /*keep_dims=*/true).shape(), Shape({2, 1}));
+  EXPECT_THAT(Values<double>(Var(Make({1e9 + 1, 1e9 + 2, 1e9 + 3}))), ElementsAre(1));
+  EXPECT_TRUE(std::isnan(Values<double>(Var(Make({3})))[0]));
+  EXPECT_THAT(Values<double>(Var(Make({3}), Axes(), false, false)), ElementsAre(0));
+  for (const bool unbiased : {false, true}) {
+    EXPECT_TRUE(std::isnan(Values<double>(Var(Make({}), Axes(), false, unbiased))[0]));
+    for (const Axes& axes : {Axes(), Axes(0), Axes({-1})}) {
+      CheckGradients(
+          session_, {{{0.5, -1, 2, 0.25, 1, -0.5}, {2, 3}}}, [&](const std::vector<Tensor>& in) {
+            return Var(in[0] * in[0], axes, false, unbiased) + Std(in[0], axes, false, unbiased);
+          });
+    }
+  }
+  EXPECT_EQ(Std(Cast(x, DType::kF16)).dtype(), DType::kF16);
+  EXPECT_EQ(
+      static_cast<float>(Values<F16>(Var(Cast(Make({0, 600, 600, 0}), DType::kF16) * 0.5))[0]),
+      30000);
+  // A batch of any size has its mean, and what is made of it.
+  CompileOptions options;
+  options.varying = {0};
+  options.max_size = 8;
+  const Compiled f = Compile(
+      [](const std::vector<Tensor>& in) {
+        return std::vector<Tensor>{Var(in[0], 0, false, /*unbiased=*/false)};
+      },
+      options);
+  EXPECT_THAT(Values<double>((*f.Run({Make({1, 3})}))[0]), ElementsAre(1));
+  EXPECT_THAT(Values<double>((*f.Run({Make({1, 3, 5, 7})}))[0]), ElementsAre(5));
+  Refused(Var(Cast(x, DType::kI32)), "Var: expected a floating-point tensor, got i32[2,3]");
+  Refused(Std(x, 2), "Std: expected an axis from -2 to 1 of f64[2,3], got 2");
+  Refused(Std(Tensor()), "Std: expected a tensor");
 }
 
 TEST_F(MathTest, RandomNumbersAreFunctionsOfSeedAndOffset) {

@@ -1,22 +1,30 @@
 #include "chorus/functional/math.h"
 
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/internal/access.h"
 #include "client/internal/local.h"
 #include "client/internal/record.h"
+#include "core/base/error.h"
 
 namespace chorus {
 namespace {
 
 using internal::ApplyLocal;
+using internal::Axis;
 using internal::Elementwise;
+using internal::Fail;
 using internal::IntegerOf;
+using internal::IsUsable;
 using internal::Operate;
 using internal::ReduceAxes;
 using internal::SessionOf;
 using internal::Spec;
+using internal::TypeText;
 
 Tensor Unary(const char* op, const Tensor& x, CallSite site) {
   return ApplyLocal(Spec(op, site), {x});
@@ -39,6 +47,17 @@ Tensor Maximum(const Operand& a, const Operand& b, CallSite site) {
 }
 Tensor Minimum(const Operand& a, const Operand& b, CallSite site) {
   return Binary("minimum", a, b, site);
+}
+
+// Selected, so that at a bound the gradient is not shared with it.
+Tensor Clamp(const Tensor& x, const Operand& low, const Operand& high, CallSite site) {
+  return ClampMax(ClampMin(x, low, site), high, site);
+}
+Tensor ClampMin(const Tensor& x, const Operand& low, CallSite site) {
+  return Where(Less(x, low, site), low, x, site);
+}
+Tensor ClampMax(const Tensor& x, const Operand& high, CallSite site) {
+  return Where(Greater(x, high, site), high, x, site);
 }
 
 // --- Functions, element by element --------------------------------------------------------------
@@ -111,6 +130,97 @@ Tensor Min(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
 }
 Tensor Product(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
   return ReduceAxes("prod", x, axes, keep_dims, site);
+}
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// How many elements each result of a reduction of a usable x is made of. INVALID_ARGUMENT: x is not
+// floating, or an axis none of its.
+absl::StatusOr<int64_t> CountReduced(const char* name, const Tensor& x, const Axes& axes) {
+  if (!IsFloating(x.dtype())) {
+    return BadType(absl::StrCat(name, ": expected a floating-point tensor, got ", TypeText(x)));
+  }
+  if (axes.all()) return x.num_elements();
+  int64_t count = 1;
+  for (const int64_t axis : axes.list()) {
+    CHORUS_ASSIGN_OR_RETURN(const int64_t checked, Axis(name, x, axis));
+    count *= x.shape()[static_cast<size_t>(checked)];
+  }
+  return count;
+}
+
+// Half types as f32, and back.
+Tensor Widened(const Tensor& x, CallSite site) {
+  const bool half = x.dtype() == DType::kF16 || x.dtype() == DType::kBF16;
+  return half ? Cast(x, DType::kF32, site) : x;
+}
+Tensor NarrowedTo(DType dtype, const Tensor& x, CallSite site) {
+  return x.dtype() == dtype || !IsUsable(x) ? x : Cast(x, dtype, site);
+}
+
+// Of what is not negative. The root's slope at 0 is infinite: there it is a constant.
+Tensor RootFlatAtZero(const Tensor& x, CallSite site) {
+  const Tensor is_zero = Equal(x, 0, site);
+  return Where(is_zero, 0, Sqrt(Where(is_zero, 1, x, site), site), site);
+}
+
+// Var in the dtype that it is computed in.
+Tensor WideVar(const char* name, const Tensor& x, const Axes& axes, bool keep_dims, bool unbiased,
+               CallSite site) {
+  if (!IsUsable(x)) return ApplyLocal(Spec(name, site), {x});
+  const absl::StatusOr<int64_t> count = CountReduced(name, x, axes);
+  if (!count.ok()) return Fail(x, count.status(), site);
+  const Tensor wide = Widened(x, site);
+  // One mean for all stays 0-dim, which costs no memory.
+  const Tensor distance = Sub(wide, Mean(wide, axes, !axes.all(), site), site);
+  const Tensor squares = Mul(distance, distance, site);
+  if (!unbiased) return Mean(squares, axes, keep_dims, site);
+  const int64_t others = std::max<int64_t>(*count - 1, 0);
+  return Div(Sum(squares, axes, keep_dims, site), static_cast<double>(others), site);
+}
+
+}  // namespace
+
+Tensor Norm(const Tensor& x, double p, const Axes& axes, bool keep_dims, CallSite site) {
+  if (!IsUsable(x)) return ApplyLocal(Spec("Norm", site), {x});
+  const absl::StatusOr<int64_t> count = CountReduced("Norm", x, axes);
+  if (!count.ok()) return Fail(x, count.status(), site);
+  if (p == 1 || (p == kInfinity && *count == 0)) return Sum(Abs(x, site), axes, keep_dims, site);
+  if (p == kInfinity) return Max(Abs(x, site), axes, keep_dims, site);
+  if (p != 2) {
+    return Fail(x, BadType(absl::StrCat("Norm: expected p of 1, 2 or infinity, got ", p)), site);
+  }
+  const Tensor wide = Widened(x, site);
+  const Tensor squares = Sum(Mul(wide, wide, site), axes, keep_dims, site);
+  return NarrowedTo(x.dtype(), RootFlatAtZero(squares, site), site);
+}
+
+Tensor LogSumExp(const Tensor& x, const Axes& axes, bool keep_dims, CallSite site) {
+  if (!IsUsable(x)) return ApplyLocal(Spec("LogSumExp", site), {x});
+  const absl::StatusOr<int64_t> count = CountReduced("LogSumExp", x, axes);
+  if (!count.ok()) return Fail(x, count.status(), site);
+  const Tensor wide = Widened(x, site);
+  if (*count == 0) {
+    const Tensor sum = Sum(Exp(wide, site), axes, keep_dims, site);
+    return NarrowedTo(x.dtype(), Log(sum, site), site);
+  }
+  // The result does not depend on what is taken off and added again, and so needs no gradient of
+  // it.
+  const Tensor largest = Max(wide.Detach(), axes, !axes.all(), site);
+  const Tensor off = Where(Less(Abs(largest, site), kInfinity, site), largest, 0, site);
+  const Tensor sum = Sum(Exp(Sub(wide, off, site), site), axes, keep_dims, site);
+  const Tensor on = off.shape() == sum.shape() ? off : Reshape(off, sum.shape(), site);
+  return NarrowedTo(x.dtype(), Add(Log(sum, site), on, site), site);
+}
+
+Tensor Var(const Tensor& x, const Axes& axes, bool keep_dims, bool unbiased, CallSite site) {
+  return NarrowedTo(x.dtype(), WideVar("Var", x, axes, keep_dims, unbiased, site), site);
+}
+Tensor Std(const Tensor& x, const Axes& axes, bool keep_dims, bool unbiased, CallSite site) {
+  const Tensor variance = WideVar("Std", x, axes, keep_dims, unbiased, site);
+  return NarrowedTo(x.dtype(), RootFlatAtZero(variance, site), site);
 }
 
 // --- Random numbers -----------------------------------------------------------------------------

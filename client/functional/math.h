@@ -31,6 +31,12 @@ Tensor Pow(const Operand& a, const Operand& b, CallSite site = CallSite::Here())
 // NaN wins; where both are equal, each gets half of the gradient.
 Tensor Maximum(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 Tensor Minimum(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
+// x, or the bound that it is beyond; `high` where low > high. The gradient is that of what is
+// taken, at a bound x's. NaN stays.
+Tensor Clamp(const Tensor& x, const Operand& low, const Operand& high,
+             CallSite site = CallSite::Here());
+Tensor ClampMin(const Tensor& x, const Operand& low, CallSite site = CallSite::Here());
+Tensor ClampMax(const Tensor& x, const Operand& high, CallSite site = CallSite::Here());
 
 // --- Functions, element by element --------------------------------------------------------------
 Tensor Abs(const Tensor& x, CallSite site = CallSite::Here());
@@ -72,7 +78,8 @@ Tensor Where(const Tensor& condition, const Operand& a, const Operand& b,
 Tensor Cast(const Tensor& x, DType dtype, CallSite site = CallSite::Here());
 
 // --- Reductions ---------------------------------------------------------------------------------
-// Over all axes or a list of them, like Sum.
+// Over all axes, one or a list of them, like Sum. The last four are of floating dtypes and compute
+// half types in f32.
 
 // Divides by the number of elements when it runs. Of nothing NaN.
 Tensor Mean(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
@@ -84,6 +91,21 @@ Tensor Min(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
            CallSite site = CallSite::Here());
 Tensor Product(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
                CallSite site = CallSite::Here());
+// Of |x|: the sum (p = 1), the largest (infinity), or the root of the sum of squares (2), whose
+// gradient at 0 is 0. Of nothing 0. INVALID_ARGUMENT: another p.
+Tensor Norm(const Tensor& x, double p = 2, const Axes& axes = Axes(), bool keep_dims = false,
+            CallSite site = CallSite::Here());
+// log(sum(exp(x))), which does not overflow. Of nothing, and of what is all -inf, -inf; the
+// gradient of the latter is NaN.
+Tensor LogSumExp(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
+                 CallSite site = CallSite::Here());
+// The mean of the squared distances from the mean; or `unbiased`, their sum by one less than their
+// number, which is no function of a batch that varies (CompileOptions). Of nothing NaN, unbiased of
+// one element too. Std is its root, whose gradient at 0 is 0.
+Tensor Var(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false, bool unbiased = true,
+           CallSite site = CallSite::Here());
+Tensor Std(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false, bool unbiased = true,
+           CallSite site = CallSite::Here());
 
 // --- Random numbers -----------------------------------------------------------------------------
 // Functions of the seed, the offset and an element's index alone: the same on every rank and
