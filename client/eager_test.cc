@@ -18,6 +18,7 @@
 #include "chorus/functional/math.h"
 #include "chorus/functional/nn.h"
 #include "chorus/functional/op.h"
+#include "chorus/functional/shape.h"
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
@@ -429,6 +430,17 @@ TEST(EagerTest, EveryCallTakesALine) {
       {"SwapAxes", SwapAxes(x, 0, 1, s)},
       {"Slice", Slice(x, 0, 1, 9, s)},
       {"Concat", Concat({x, i}, 0, s)},
+      {"Split", Split(x, 0, 0, s)[0]},
+      {"Split, sizes", Split(x, {1}, 0, s)[0]},
+      {"Chunk", Chunk(x, 0, 0, s)[0]},
+      {"Stack", Stack({x, y}, 0, s)},
+      {"Squeeze", Squeeze(x, 0, s)},
+      {"Unsqueeze", Unsqueeze(x, 5, s)},
+      {"Flatten", Flatten(x, 5, -1, s)},
+      {"Pad", Pad(x, {}, 0, s)},
+      {"Arange", Arange(world, DType::kF32, 0, 1, 0, s)},
+      {"Einsum", Einsum("i,i", {x, y}, s)},
+      {"Einsum, matmul", Einsum("i,i", {Cast(x, DType::kI8), Cast(x, DType::kI8)}, s)},
       {"CopyTo", CopyTo(x, DeviceRef(), s)},
       {"Softmax", Softmax(x, 5, s)},
       {"CrossEntropy", CrossEntropy(x, y, s)},
