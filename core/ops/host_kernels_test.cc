@@ -156,9 +156,61 @@ void AppendRowCases(std::vector<Case>* cases) {
                     DType::kI32});
 }
 
+// Convolutions of x by w, and their gradients.
+void AppendConvolutionCases(std::vector<Case>* cases) {
+  struct Sizes {
+    Ints x, w;
+    Ints stride, padding, dilation;
+    int64_t groups;
+  };
+  const std::vector<Sizes> all = {
+      {{2, 3, 7, 5}, {4, 3, 3, 2}, {1, 1}, {0, 0}, {1, 1}, 1},
+      {{3, 4, 8, 9}, {6, 2, 3, 3}, {2, 3}, {1, 2}, {2, 1}, 2},
+      {{1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1}, {0, 0}, {1, 1}, 1},
+      {{2, 17, 6, 6}, {33, 17, 1, 1}, {2, 2}, {0, 0}, {1, 1}, 1},
+      // Depthwise; more padding than weights; what the last place leaves over.
+      {{2, 5, 6, 7}, {10, 1, 3, 3}, {1, 2}, {1, 1}, {1, 1}, 5},
+      {{1, 2, 4, 4}, {3, 2, 2, 2}, {3, 3}, {3, 3}, {1, 1}, 1},
+      {{1, 2, 9, 10}, {2, 2, 2, 2}, {4, 3}, {0, 0}, {1, 1}, 1},
+      // Slices of channels, on either side; of groups.
+      {{2, 64, 3, 3}, {128, 64, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},
+      {{2, 128, 3, 3}, {64, 128, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},
+      {{1, 64, 5, 5}, {64, 1, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 64},
+      // Several blocks of samples, of which the last is smaller, with slices and without.
+      {{5, 4, 40, 41}, {8, 4, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},
+      {{3, 1, 30, 60}, {128, 1, 3, 3}, {2, 2}, {1, 1}, {1, 1}, 1},
+      {{3, 128, 12, 16}, {2, 128, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},
+      // Nothing on one side or the other.
+      {{0, 3, 4, 4}, {2, 3, 2, 2}, {1, 1}, {0, 0}, {1, 1}, 1},
+      {{2, 0, 4, 4}, {3, 0, 2, 2}, {1, 1}, {0, 0}, {1, 1}, 1},
+      {{2, 3, 4, 4}, {0, 3, 2, 2}, {1, 1}, {0, 0}, {1, 1}, 1},
+      {{2, 3, 0, 1}, {2, 3, 2, 2}, {1, 1}, {1, 1}, {1, 1}, 1},
+  };
+  for (const Sizes& s : all) {
+    Attributes attributes = {{"dilation", s.dilation},
+                             {"groups", s.groups},
+                             {"padding", s.padding},
+                             {"stride", s.stride}};
+    Ints y = {s.x[0], s.w[0]};
+    for (size_t d = 0; d < 2; ++d) {
+      const int64_t extent = (s.w[2 + d] - 1) * s.dilation[d] + 1;
+      y.push_back((s.x[2 + d] + 2 * s.padding[d] - extent) / s.stride[d] + 1);
+    }
+    cases->push_back({"convolution", {s.x, s.w}, attributes});
+    const auto with_size = [&](const Ints& like) {
+      Attributes sized = attributes;
+      sized.insert(sized.end() - 1, {"size", Ints{like[2], like[3]}});
+      return sized;
+    };
+    cases->push_back({"convolution_data_grad", {y, s.w}, with_size(s.x)});
+    cases->push_back({"convolution_weight_grad", {s.x, y}, with_size(s.w)});
+  }
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   AppendRowCases(&cases);
+  AppendConvolutionCases(&cases);
   for (const Ints& sizes : {Ints{}, Ints{0}, Ints{1}, Ints{7}, Ints{16}, Ints{1031}, Ints{3, 5}}) {
     for (const char* op :
          {"abs", "ceil", "copy", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "neg",
@@ -967,6 +1019,52 @@ TEST(HostKernelsTest, CrossEntropyOfLargeScoresAndOfIgnoredRows) {
   const Kernel grad("cross_entropy_grad", {logits, labels, g}, ignoring);
   EXPECT_EQ(testing::Elements<double>(grad.Run({4})),
             (std::vector<double>{0, 0, -2, 2, 0, 0, -1, 1}));
+}
+
+// A NaN or an infinity reaches what it is a part of and nothing else: padding is nothing that could
+// be multiplied by it.
+TEST(HostKernelsTest, ConvolutionsKeepNanWhereItBelongs) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const Attributes same = {{"padding", Ints{1, 1}}};
+  Attributes sized = same;
+  sized.push_back({"size", Ints{6, 6}});
+  Attributes taps = same;
+  taps.push_back({"size", Ints{3, 3}});
+  for (const int64_t channels : {1, 3, 32}) {
+    const TensorType image = WithDType(DType::kF32, {2, channels, 6, 6});
+    const TensorType weight = WithDType(DType::kF32, {channels, channels, 3, 3});
+    const auto filled = [](const TensorType& type, int64_t at, float value) {
+      std::vector<float> elements(static_cast<size_t>(type.num_elements()), 0.5f);
+      if (at >= 0) elements[static_cast<size_t>(at)] = value;
+      return testing::MakeValue<float>(type, elements);
+    };
+    // The first and the last tap of a channel, which are over padding at some places; a corner of
+    // an image, and an element within.
+    for (const float value : {inf, nan}) {
+      for (const int64_t at : {0, 8}) {
+        const Value w = filled(weight, at, value);
+        const Value x = filled(image, -1, 0);
+        for (const char* op : {"convolution", "convolution_data_grad"}) {
+          const Kernel kernel(op, {x, w}, op[11] == 0 ? same : sized);
+          ExpectNear(kernel.Run({100}), kernel.Expected(), op);
+        }
+      }
+      for (const int64_t at : {0, 14}) {
+        const Value x = filled(image, at, value);
+        const Value other = filled(image, -1, 0);
+        const Value w = filled(weight, -1, 0);
+        for (const char* op : {"convolution", "convolution_data_grad"}) {
+          const Kernel kernel(op, {x, w}, op[11] == 0 ? same : sized);
+          ExpectNear(kernel.Run({100}), kernel.Expected(), op);
+        }
+        for (const auto& pair : {std::vector<Value>{x, other}, std::vector<Value>{other, x}}) {
+          const Kernel kernel("convolution_weight_grad", pair, taps);
+          ExpectNear(kernel.Run({100}), kernel.Expected(), "convolution_weight_grad");
+        }
+      }
+    }
+  }
 }
 
 TEST(HostKernelsTest, ArgMaxPrefersTheFirstAndNan) {

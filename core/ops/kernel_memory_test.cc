@@ -96,6 +96,44 @@ TEST(KernelMemoryTest, KernelsAllocateNothingAsTheyRun) {
   }
 }
 
+// But for oneDNN's own books of a call, which do not grow with the operands.
+TEST(KernelMemoryTest, ConvolutionsAllocateALittleWhateverTheirSize) {
+  for (const int64_t size : {3, 60}) {
+    const TensorType x = Type(DType::kF32, {5, 32, size, size});
+    const TensorType w = Type(DType::kF32, {32, 32, 3, 3});
+    const TensorType y = Type(DType::kF32, {5, 32, size - 2, size - 2});
+    const struct {
+      const char* op;
+      std::vector<const TensorType*> inputs;
+      TensorType output;
+    } cases[] = {{"convolution", {&x, &w}, y},
+                 {"convolution_data_grad", {&y, &w}, x},
+                 {"convolution_weight_grad", {&x, &y}, w}};
+    for (const auto& c : cases) {
+      NodeView node;
+      node.op = c.op;
+      node.inputs = c.inputs;
+      const auto kernel = MakeHostKernel(node, {c.output});
+      ASSERT_TRUE(kernel.ok()) << kernel.status();
+      // It is oneDNN's: its operands are reordered there.
+      EXPECT_GT((*kernel)->workspace_bytes(), 0) << c.op;
+      const Value a = testing::Zeros(*c.inputs[0]), b = testing::Zeros(*c.inputs[1]);
+      Value result = testing::Zeros(c.output);
+      std::vector<float> workspace(static_cast<size_t>((*kernel)->workspace_bytes()) /
+                                   sizeof(float));
+      const void* const in[] = {a.bytes.data(), b.bytes.data()};
+      void* const out[] = {&result.bytes[0]};
+      const HostBuffers buffers = {in, out,
+                                   absl::MakeSpan(reinterpret_cast<char*>(workspace.data()),
+                                                  workspace.size() * sizeof(float))};
+      const HeapUse use;
+      EXPECT_TRUE((*kernel)->RunAll(buffers).ok()) << c.op;
+      EXPECT_LE(use.most_bytes(), 2048) << c.op;
+      EXPECT_EQ(use.bytes(), 0) << c.op;
+    }
+  }
+}
+
 // Scratch is reserved with each run: it must not grow with the number of products.
 TEST(KernelMemoryTest, AWorkspaceHasABound) {
   const auto workspace_of = [](DType dtype, int64_t batch, int64_t m, int64_t n, int64_t k) {

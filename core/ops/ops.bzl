@@ -15,6 +15,7 @@ OPS = {
     "barrier": [],
     "broadcast": [],
     "compare": ["host"],
+    "convolution": ["host"],
     "cross_entropy": ["host"],
     "elementwise": ["host"],
     "fill": ["host"],

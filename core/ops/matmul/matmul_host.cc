@@ -11,10 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/host_onednn.h"
 #include "core/tensor/half.h"
-
-// Of the OpenMP library that oneDNN is built with; clang has a header of another one.
-extern "C" void omp_set_num_threads(int);
 
 namespace chorus {
 namespace {
@@ -42,12 +40,7 @@ struct Product {
 
 // `add`: to what stands in C.
 absl::Status Sgemm(const Product<float>& p, bool add) {
-  // The setting is the thread's own.
-  thread_local const bool one_thread = [] {
-    omp_set_num_threads(1);
-    return true;
-  }();
-  static_cast<void>(one_thread);
+  UseOneThread();
   const dnnl::status status =
       dnnl::sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', p.m, p.n, p.k, 1, p.a,
                   p.a_stride, p.b, p.b_stride, add ? 1.0f : 0.0f, p.c, p.c_stride);

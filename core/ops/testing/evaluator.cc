@@ -145,6 +145,7 @@ class Local {
       return Elementwise(op == "tanh_grad" ? Slope<1> : Slope<2>);
     }
     if (op == "matmul") return Matmul();
+    if (op.substr(0, 11) == "convolution") return Convolution();
     if (op == "softmax") return Softmax(/*log=*/false);
     if (op == "log_softmax") return Softmax(/*log=*/true);
     if (op == "center" || op == "center_grad" || op == "softmax_grad") return Center();
@@ -253,6 +254,48 @@ class Local {
       }
       out_[Position(type_, i)] = sum;
     });
+    return true;
+  }
+
+  // Numbers of an attribute for height and width.
+  Index Pair(absl::string_view name, int64_t otherwise) const {
+    const Index pair = IntsAttribute(node_.attributes, name);
+    return pair.empty() ? Index{otherwise, otherwise} : pair;
+  }
+
+  // Each product of an x, a weight and a y adds to the one of them that is the result.
+  bool Convolution() {
+    const bool gives_x = node_.op == "convolution_data_grad";
+    const bool gives_w = node_.op == "convolution_weight_grad";
+    const TensorType& x_type = gives_x ? type_ : node_.input(0);
+    const TensorType& w_type = gives_w ? type_ : node_.input(1);
+    const TensorType& y_type = gives_x ? node_.input(0) : gives_w ? node_.input(1) : type_;
+    const Index stride = Pair("stride", 1), padding = Pair("padding", 0);
+    const Index dilation = Pair("dilation", 1);
+    const int64_t out = w_type.dims[0].size / IntAttribute(node_.attributes, "groups", 1);
+    std::vector<Wide> sums(out_.size(), 0);
+    ForEach(y_type, [&](const Index& y) {
+      const TensorType taps(w_type.dtype, {w_type.dims.begin() + 1, w_type.dims.end()});
+      ForEach(taps, [&](const Index& tap) {
+        const Index x = {y[0], y[1] / out * w_type.dims[1].size + tap[0],
+                         y[2] * stride[0] - padding[0] + tap[1] * dilation[0],
+                         y[3] * stride[1] - padding[1] + tap[2] * dilation[1]};
+        for (size_t d = 2; d < 4; ++d) {
+          if (x[d] < 0 || x[d] >= x_type.dims[d].size) return;
+        }
+        const auto x_at = static_cast<size_t>(Position(x_type, x));
+        const auto w_at = static_cast<size_t>(Position(w_type, {y[1], tap[0], tap[1], tap[2]}));
+        const auto y_at = static_cast<size_t>(Position(y_type, y));
+        if (gives_x) {
+          sums[x_at] += static_cast<Wide>(in_[0][y_at]) * static_cast<Wide>(in_[1][w_at]);
+        } else if (gives_w) {
+          sums[w_at] += static_cast<Wide>(in_[0][x_at]) * static_cast<Wide>(in_[1][y_at]);
+        } else {
+          sums[y_at] += static_cast<Wide>(in_[0][x_at]) * static_cast<Wide>(in_[1][w_at]);
+        }
+      });
+    });
+    for (size_t i = 0; i < sums.size(); ++i) out_[i] = static_cast<T>(sums[i]);
     return true;
   }
 
