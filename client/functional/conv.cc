@@ -1,0 +1,117 @@
+#include "chorus/functional/conv.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "chorus/functional/math.h"
+#include "chorus/math.h"
+#include "client/internal/local.h"
+#include "client/internal/record.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+using internal::ApplyLocal;
+using internal::Fail;
+using internal::IsUsable;
+using internal::Spec;
+using internal::TypeText;
+
+std::vector<int64_t> Pair(HeightWidth sizes) { return {sizes.h, sizes.w}; }
+
+bool IsHalf(const Tensor& x) {
+  return IsUsable(x) && (x.dtype() == DType::kF16 || x.dtype() == DType::kBF16);
+}
+
+// The op on operands of one dtype; half types in f32.
+Tensor Convolve(const char* op, const Tensor& a, const Tensor& b, Attributes attributes,
+                CallSite site) {
+  NodeSpec spec = Spec(op, site, std::move(attributes));
+  if (!IsHalf(a) || !IsHalf(b) || a.dtype() != b.dtype())
+    return ApplyLocal(std::move(spec), {a, b});
+  const Tensor wide =
+      ApplyLocal(std::move(spec), {Cast(a, DType::kF32, site), Cast(b, DType::kF32, site)});
+  return Cast(wide, a.dtype(), site);
+}
+
+bool HasRank(const Tensor& x, size_t rank) { return !IsUsable(x) || x.shape().size() == rank; }
+
+// With a dimension of 1 before the last; what has no shape as it is.
+Tensor Flat(const Tensor& x, CallSite site) {
+  if (!IsUsable(x)) return x;
+  Shape shape = x.shape();
+  shape.insert(shape.end() - 1, 1);
+  return Reshape(x, shape, site);
+}
+// And without it.
+Tensor Unflat(const Tensor& x, CallSite site) {
+  if (!IsUsable(x)) return x;
+  Shape shape = x.shape();
+  shape.erase(shape.end() - 2);
+  return Reshape(x, shape, site);
+}
+
+}  // namespace
+
+Tensor Conv1d(const Tensor& x, const Tensor& weight, const Conv1dOptions& options, CallSite site) {
+  if (!HasRank(x, 3) || !HasRank(weight, 3)) {
+    return Fail(
+        x,
+        BadType(absl::StrCat("Conv1d: expected x [n, in, l] and a weight [out, in, k], got ",
+                             IsUsable(x) ? TypeText(x) : "none", " and ",
+                             IsUsable(weight) ? TypeText(weight) : "none")),
+        site);
+  }
+  Conv2dOptions flat;
+  flat.stride = {1, options.stride};
+  flat.padding = {0, options.padding};
+  flat.dilation = {1, options.dilation};
+  flat.groups = options.groups;
+  return Unflat(Conv2d(Flat(x, site), Flat(weight, site), flat, site), site);
+}
+
+Tensor Conv2d(const Tensor& x, const Tensor& weight, const Conv2dOptions& options, CallSite site) {
+  return Convolve("convolution", x, weight,
+                  {{"dilation", Pair(options.dilation)},
+                   {"groups", options.groups},
+                   {"padding", Pair(options.padding)},
+                   {"stride", Pair(options.stride)}},
+                  site);
+}
+
+Tensor ConvTranspose2d(const Tensor& x, const Tensor& weight, const ConvTranspose2dOptions& options,
+                       CallSite site) {
+  std::vector<int64_t> size = {0, 0};
+  if (IsUsable(x) && IsUsable(weight)) {
+    if (x.shape().size() != 4 || weight.shape().size() != 4) {
+      return Fail(
+          x,
+          BadType(absl::StrCat("ConvTranspose2d: expected x [n, in, h, w] and a weight [in, "
+                               "out, kh, kw], got ",
+                               TypeText(x), " and ", TypeText(weight))),
+          site);
+    }
+    const auto grown = [&](size_t d, int64_t stride, int64_t padding, int64_t more,
+                           int64_t dilation) {
+      return (x.shape()[2 + d] - 1) * stride - 2 * padding +
+             dilation * (weight.shape()[2 + d] - 1) + 1 + more;
+    };
+    size = {
+        grown(0, options.stride.h, options.padding.h, options.output_padding.h, options.dilation.h),
+        grown(1, options.stride.w, options.padding.w, options.output_padding.w,
+              options.dilation.w)};
+  }
+  return Convolve("convolution_data_grad", x, weight,
+                  {{"dilation", Pair(options.dilation)},
+                   {"groups", options.groups},
+                   {"padding", Pair(options.padding)},
+                   {"size", std::move(size)},
+                   {"stride", Pair(options.stride)}},
+                  site);
+}
+
+}  // namespace chorus

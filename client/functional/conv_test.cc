@@ -1,0 +1,199 @@
+#include "chorus/functional/conv.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/gradients.h"
+#include "client/testing/values.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
+using testing::ExpectGradients;
+using testing::FakeDaemon;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+using testing::Values;
+
+using Doubles = std::vector<double>;
+
+auto Near(const Doubles& values) { return Pointwise(DoubleNear(1e-12), values); }
+
+class ConvTest : public ::testing::Test {
+ protected:
+  // Numbers that have no pattern, from about -1 to 1.
+  Tensor Numbers(const Shape& shape, int seed = 0) {
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    Doubles values;
+    for (int64_t i = 0; i < count; ++i) {
+      values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
+    }
+    return FromHost<double>(session_, values, shape);
+  }
+
+  FakeDaemon daemon_;
+  const Session session_ = daemon_.Open();
+};
+
+// By its definition; of a transposed one, each x adds to what a convolution would make it of.
+Doubles Convolved(const Doubles& x, const Shape& xs, const Doubles& w, const Shape& ws,
+                  const Conv2dOptions& o, const Shape& ys, bool transposed) {
+  Doubles y(static_cast<size_t>(ys[0] * ys[1] * ys[2] * ys[3]), 0);
+  // The larger image, and the smaller one, whose places the taps are at.
+  const Shape& large = transposed ? ys : xs;
+  const Shape& small = transposed ? xs : ys;
+  const int64_t out = ws[0] / o.groups;
+  for (int64_t n = 0; n < small[0]; ++n) {
+    for (int64_t c = 0; c < ws[0]; ++c) {
+      for (int64_t i = 0; i < small[2] * small[3]; ++i) {
+        for (int64_t tap = 0; tap < ws[1] * ws[2] * ws[3]; ++tap) {
+          const int64_t b = tap % ws[3], a = tap / ws[3] % ws[2];
+          const int64_t in = tap / ws[3] / ws[2] + c / out * ws[1];
+          const int64_t row = i / small[3] * o.stride.h - o.padding.h + a * o.dilation.h;
+          const int64_t column = i % small[3] * o.stride.w - o.padding.w + b * o.dilation.w;
+          if (row < 0 || row >= large[2] || column < 0 || column >= large[3]) continue;
+          const auto at_large =
+              static_cast<size_t>(((n * large[1] + in) * large[2] + row) * large[3] + column);
+          const auto at_small = static_cast<size_t>((n * small[1] + c) * small[2] * small[3] + i);
+          const double weight = w[static_cast<size_t>(c * ws[1] * ws[2] * ws[3] + tap)];
+          if (transposed) {
+            y[at_large] += weight * x[at_small];
+          } else {
+            y[at_small] += weight * x[at_large];
+          }
+        }
+      }
+    }
+  }
+  return y;
+}
+
+Conv2dOptions Uneven() {
+  Conv2dOptions options;
+  options.stride = {2, 1};
+  options.padding = {1, 0};
+  options.dilation = {1, 2};
+  options.groups = 2;
+  return options;
+}
+
+TEST_F(ConvTest, Conv2dIsItsDefinition) {
+  const Tensor x = Numbers({2, 4, 5, 6}, 1);
+  const Tensor w = Numbers({6, 2, 3, 2}, 2);
+  const Tensor y = Conv2d(x, w, Uneven());
+  ASSERT_TRUE(y.status().ok()) << y.status();
+  EXPECT_EQ(y.shape(), Shape({2, 6, 3, 4}));
+  EXPECT_THAT(Values<double>(y),
+              Near(Convolved(Values<double>(x), x.shape(), Values<double>(w), w.shape(), Uneven(),
+                             y.shape(), /*transposed=*/false)));
+  EXPECT_EQ(Conv2d(Numbers({2, 2, 4, 4}), Numbers({3, 2, 4, 4})).shape(), Shape({2, 3, 1, 1}));
+}
+
+TEST_F(ConvTest, ConvTranspose2dIsItsDefinition) {
+  ConvTranspose2dOptions options;
+  options.stride = {2, 3};
+  options.padding = {1, 0};
+  options.dilation = {1, 2};
+  options.groups = 2;
+  Conv2dOptions same;
+  same.stride = options.stride;
+  same.padding = options.padding;
+  same.dilation = options.dilation;
+  same.groups = options.groups;
+  for (const int64_t more : {0, 1}) {
+    options.output_padding = {more, 2 * more};
+    const Tensor x = Numbers({2, 6, 3, 2}, 1);
+    const Tensor w = Numbers({6, 2, 3, 2}, 2);
+    const Tensor y = ConvTranspose2d(x, w, options);
+    ASSERT_TRUE(y.status().ok()) << y.status();
+    EXPECT_EQ(y.shape(), Shape({2, 4, 5 + more, 6 + 2 * more}));
+    EXPECT_THAT(Values<double>(y),
+                Near(Convolved(Values<double>(x), x.shape(), Values<double>(w), w.shape(), same,
+                               y.shape(), /*transposed=*/true)));
+  }
+}
+
+TEST_F(ConvTest, Conv1dIsARowOfConv2d) {
+  const Tensor x = FromHost<double>(session_, {1, 2, 3, 4, 5}, {1, 1, 5});
+  const Tensor w = FromHost<double>(session_, {1, 10}, {1, 1, 2});
+  EXPECT_THAT(Values<double>(Conv1d(x, w)), ElementsAre(21, 32, 43, 54));
+  Conv1dOptions options;
+  options.stride = 2;
+  options.padding = 1;
+  options.dilation = 3;
+  EXPECT_EQ(Conv1d(x, w, options).shape(), Shape({1, 1, 2}));
+  EXPECT_THAT(Values<double>(Conv1d(x, w, options)), ElementsAre(30, 52));
+  options.groups = 2;
+  const Tensor two = FromHost<double>(session_, {1, 2, 3, 4}, {1, 2, 2});
+  const Tensor taps = FromHost<double>(session_, {2, 3}, {2, 1, 1});
+  options = Conv1dOptions();
+  options.groups = 2;
+  EXPECT_THAT(Values<double>(Conv1d(two, taps, options)), ElementsAre(2, 4, 9, 12));
+}
+
+TEST_F(ConvTest, HaveGradients) {
+  ExpectGradients([](const std::vector<Tensor>& in) { return Conv2d(in[0], in[1], Uneven()); },
+                  {Numbers({1, 2, 3, 4}, 1), Numbers({2, 1, 2, 2}, 2)});
+  ExpectGradients(
+      [](const std::vector<Tensor>& in) {
+        ConvTranspose2dOptions options;
+        options.stride = 2;
+        options.output_padding = {0, 1};
+        return ConvTranspose2d(in[0], in[1], options);
+      },
+      {Numbers({1, 2, 2, 2}, 1), Numbers({2, 2, 2, 1}, 2)});
+  ExpectGradients([](const std::vector<Tensor>& in) { return Conv1d(in[0], in[1]); },
+                  {Numbers({2, 2, 4}, 1), Numbers({3, 2, 2}, 2)});
+}
+
+// In f16 a quarter more than 512 is 512.
+TEST_F(ConvTest, HalfTypesAreAddedUpInF32AndRoundedOnce) {
+  const Tensor x = Cast(FromHost<float>(session_, {0.25f, 512, 0.25f}, {1, 1, 3}), DType::kF16);
+  const Tensor ones = Cast(FromHost<float>(session_, {1, 1, 1}, {1, 1, 3}), DType::kF16);
+  const Tensor leaf = x.Detach().RequireGrad();
+  const Tensor y = Conv1d(leaf, ones);
+  EXPECT_EQ(y.dtype(), DType::kF16);
+  EXPECT_THAT(Values<float>(Cast(y, DType::kF32)), ElementsAre(512.5));
+  ASSERT_TRUE(Backward(Sum(y)).ok());
+  EXPECT_EQ(leaf.grad().dtype(), DType::kF16);
+}
+
+TEST_F(ConvTest, ErrorsSayWhatWasExpected) {
+  const auto text = [](const Tensor& x) {
+    EXPECT_EQ(ErrorOf(x.status()).reason, Reason::kBadType);
+    return std::string(x.status().message());
+  };
+  const Tensor image = Numbers({1, 2, 3, 4});
+  EXPECT_THAT(
+      text(Conv2d(image, Numbers({3, 1, 2, 2}))),
+      HasSubstr("convolution: expected x [n, groups in, h, w] and weights [out, in, kh, kw] "
+                "with out a multiple of groups=1, got f64[1,2,3,4] and f64[3,1,2,2]"));
+  EXPECT_THAT(text(Conv1d(image, Numbers({3, 1, 2}))),
+              HasSubstr("Conv1d: expected x [n, in, l] and a weight [out, in, k], got f64[1,2,3,4] "
+                        "and f64[3,1,2]"));
+  EXPECT_THAT(text(ConvTranspose2d(image, Numbers({2, 2, 2}))),
+              HasSubstr("ConvTranspose2d: expected x [n, in, h, w] and a weight [in, out, kh, kw], "
+                        "got f64[1,2,3,4] and f64[2,2,2]"));
+  ConvTranspose2dOptions options;
+  options.output_padding = 1;
+  EXPECT_THAT(text(ConvTranspose2d(image, Numbers({2, 2, 2, 2}), options)),
+              HasSubstr("as input 0, which a convolution"));
+  const Tensor failed = FromError(session_, absl::InternalError("before"));
+  EXPECT_THAT(std::string(Conv1d(failed, Numbers({3, 1, 2})).status().message()),
+              HasSubstr("before"));
+  EXPECT_THAT(std::string(ConvTranspose2d(failed, image).status().message()), HasSubstr("before"));
+}
+
+}  // namespace
+}  // namespace chorus
