@@ -12,19 +12,11 @@
 #include "chorus/functional/op.h"
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
+#include "client/nn/operands.h"
 
 namespace chorus {
 namespace nn {
 namespace {
-
-std::string TypeText(const Tensor& x) {
-  return absl::StrCat(std::string(DTypeName(x.dtype())), "[", absl::StrJoin(x.shape(), ","), "]");
-}
-
-int64_t Rank(const Tensor& x) { return static_cast<int64_t>(x.shape().size()); }
-
-// A failed or absent operand: ops carry its error on.
-bool Usable(const Tensor& x) { return x.defined() && x.status().ok() && !x.absent(); }
 
 // The last `count` axes of x.
 std::vector<int64_t> LastAxes(int64_t count) {

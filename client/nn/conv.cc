@@ -1,0 +1,157 @@
+#include "chorus/nn/conv.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "chorus/math.h"
+#include "chorus/nn/init.h"
+#include "client/nn/operands.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+std::string TextOf(HeightWidth sizes) { return absl::StrCat(sizes.h, "x", sizes.w); }
+bool AtLeast(HeightWidth sizes, int64_t least) { return sizes.h >= least && sizes.w >= least; }
+
+// What a weight is made for, so that one of a constructor that is refused has a shape too.
+int64_t PerGroup(int64_t channels, int64_t groups) { return groups < 1 ? 0 : channels / groups; }
+
+bool GroupsFit(int64_t in, int64_t out, int64_t groups) {
+  return in >= 0 && out >= 0 && groups >= 1 && in % groups == 0 && out % groups == 0;
+}
+
+constexpr char kExpected[] =
+    "expected groups that divide in and out, kernel, stride and dilation from 1, and padding from "
+    "0, got ";
+
+// How large x must be along one dimension, for one place of the kernel.
+int64_t LeastSize(int64_t kernel, int64_t padding, int64_t dilation) {
+  return std::max<int64_t>(dilation * (kernel - 1) + 1 - 2 * padding, 0);
+}
+// How large, for one element of a transposed convolution's result.
+int64_t LeastTransposed(int64_t kernel, int64_t stride, int64_t padding, int64_t more,
+                        int64_t dilation) {
+  const int64_t lacks = 2 * padding - dilation * (kernel - 1) - more;
+  return 1 + (lacks > 0 ? (lacks + stride - 1) / stride : 0);
+}
+
+}  // namespace
+
+// --- Convolutions -------------------------------------------------------------------------------
+
+Convolution::Convolution(std::string kind, const Shape& weight, int64_t out, bool bias)
+    : Module(std::move(kind)) {
+  int64_t fan_in = 1;
+  for (size_t d = 1; d < weight.size(); ++d) fan_in *= weight[d];
+  weight_ = AddParameter("weight", weight, init::FanInUniform(fan_in));
+  if (bias) bias_ = AddParameter("bias", {out}, init::FanInUniform(fan_in));
+}
+
+Tensor Convolution::Biased(const Tensor& y) const {
+  if (!bias_.defined() || !Usable(y)) return y;
+  Shape per_channel(y.shape().size() - 1, 1);
+  per_channel[0] = bias_.shape()[0];
+  return y + Reshape(bias_(), per_channel);
+}
+
+Conv1d::Conv1d(int64_t in, int64_t out, int64_t kernel, const Conv1dOptions& options, bool bias)
+    : Convolution("Conv1d", {out, PerGroup(in, options.groups), kernel}, out, bias),
+      in_(in),
+      out_(out),
+      kernel_(kernel),
+      options_(options) {
+  if (!GroupsFit(in, out, options.groups) || kernel < 1 || options.stride < 1 ||
+      options.dilation < 1 || options.padding < 0) {
+    RefuseAll(absl::StrCat(kExpected, description()));
+  }
+}
+
+Tensor Conv1d::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  const int64_t least = LeastSize(kernel_, options_.padding, options_.dilation);
+  if (Usable(x) && (Rank(x) != 3 || x.shape()[1] != in_ || x.shape()[2] < least)) {
+    return Refuse(
+        x, absl::StrCat("expected [n, ", in_, ", l] with l from ", least, ", got ", TypeText(x)));
+  }
+  return Biased(chorus::Conv1d(x, weight()(), options_));
+}
+
+std::string Conv1d::description() const {
+  return absl::StrCat("in=", in_, ", out=", out_, ", kernel=", kernel_,
+                      ", stride=", options_.stride, ", padding=", options_.padding,
+                      ", dilation=", options_.dilation, ", groups=", options_.groups);
+}
+
+Conv2d::Conv2d(int64_t in, int64_t out, HeightWidth kernel, const Conv2dOptions& options, bool bias)
+    : Convolution("Conv2d", {out, PerGroup(in, options.groups), kernel.h, kernel.w}, out, bias),
+      in_(in),
+      out_(out),
+      kernel_(kernel),
+      options_(options) {
+  if (!GroupsFit(in, out, options.groups) || !AtLeast(kernel, 1) || !AtLeast(options.stride, 1) ||
+      !AtLeast(options.dilation, 1) || !AtLeast(options.padding, 0)) {
+    RefuseAll(absl::StrCat(kExpected, description()));
+  }
+}
+
+Tensor Conv2d::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  const HeightWidth least(LeastSize(kernel_.h, options_.padding.h, options_.dilation.h),
+                          LeastSize(kernel_.w, options_.padding.w, options_.dilation.w));
+  if (Usable(x) &&
+      (Rank(x) != 4 || x.shape()[1] != in_ || x.shape()[2] < least.h || x.shape()[3] < least.w)) {
+    return Refuse(x, absl::StrCat("expected [n, ", in_, ", h, w] with h from ", least.h,
+                                  " and w from ", least.w, ", got ", TypeText(x)));
+  }
+  return Biased(chorus::Conv2d(x, weight()(), options_));
+}
+
+std::string Conv2d::description() const {
+  return absl::StrCat("in=", in_, ", out=", out_, ", kernel=", TextOf(kernel_),
+                      ", stride=", TextOf(options_.stride), ", padding=", TextOf(options_.padding),
+                      ", dilation=", TextOf(options_.dilation), ", groups=", options_.groups);
+}
+
+ConvTranspose2d::ConvTranspose2d(int64_t in, int64_t out, HeightWidth kernel,
+                                 const ConvTranspose2dOptions& options, bool bias)
+    : Convolution("ConvTranspose2d", {in, PerGroup(out, options.groups), kernel.h, kernel.w}, out,
+                  bias),
+      in_(in),
+      out_(out),
+      kernel_(kernel),
+      options_(options) {
+  if (!GroupsFit(in, out, options.groups) || !AtLeast(kernel, 1) || !AtLeast(options.stride, 1) ||
+      !AtLeast(options.dilation, 1) || !AtLeast(options.padding, 0)) {
+    RefuseAll(absl::StrCat(kExpected, description()));
+  } else if (!AtLeast(options.output_padding, 0) || options.output_padding.h >= options.stride.h ||
+             options.output_padding.w >= options.stride.w) {
+    RefuseAll(absl::StrCat("expected an output padding from 0 and below the stride, ",
+                           TextOf(options.stride), ", got ", TextOf(options.output_padding)));
+  }
+}
+
+Tensor ConvTranspose2d::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  const ConvTranspose2dOptions& o = options_;
+  const HeightWidth least(
+      LeastTransposed(kernel_.h, o.stride.h, o.padding.h, o.output_padding.h, o.dilation.h),
+      LeastTransposed(kernel_.w, o.stride.w, o.padding.w, o.output_padding.w, o.dilation.w));
+  if (Usable(x) &&
+      (Rank(x) != 4 || x.shape()[1] != in_ || x.shape()[2] < least.h || x.shape()[3] < least.w)) {
+    return Refuse(x, absl::StrCat("expected [n, ", in_, ", h, w] with h from ", least.h,
+                                  " and w from ", least.w, ", got ", TypeText(x)));
+  }
+  return Biased(chorus::ConvTranspose2d(x, weight()(), options_));
+}
+
+std::string ConvTranspose2d::description() const {
+  return absl::StrCat("in=", in_, ", out=", out_, ", kernel=", TextOf(kernel_),
+                      ", stride=", TextOf(options_.stride), ", padding=", TextOf(options_.padding),
+                      ", output_padding=", TextOf(options_.output_padding),
+                      ", dilation=", TextOf(options_.dilation), ", groups=", options_.groups);
+}
+
+}  // namespace nn
+}  // namespace chorus
