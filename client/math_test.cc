@@ -17,7 +17,7 @@
 namespace chorus {
 namespace {
 
-using testing::CheckGradients;
+using testing::ExpectGradients;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
@@ -128,7 +128,7 @@ TEST_F(MathTest, ClampTakesTheBoundThatIsPassed) {
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(0, 2, 3, 4, 0));
   EXPECT_THAT(Values<double>(low.grad()), ElementsAre(1));
   EXPECT_EQ(ErrorOf(Clamp(x, Make({1, 2}), 3).status()).reason, Reason::kBadType);
-  CheckGradients(session_, {{{-2, 0.5, 5}, {3}}, {{-1}, {}}}, [](const std::vector<Tensor>& in) {
+  ExpectGradients(session_, {{{-2, 0.5, 5}, {3}}, {{-1}, {}}}, [](const std::vector<Tensor>& in) {
     return Clamp(in[0] * in[0], in[1], 3) * in[0] * in[1];
   });
 }
@@ -182,7 +182,7 @@ TEST_F(MathTest, NormsOverAxes) {
     EXPECT_THAT(Values<double>(Norm(Make({}), p)), ElementsAre(0)) << p;
     EXPECT_EQ(Norm(FromHost<double>(session_, {}, {0, 3}), p, 1).shape(), Shape({0}));
     EXPECT_TRUE(std::isnan(Values<double>(Norm(Make({1, std::nan("")}), p))[0])) << p;
-    CheckGradients(session_, {{{3, -4, 1, 2, 0.5, -1}, {3, 2}}},
+    ExpectGradients(session_, {{{3, -4, 1, 2, 0.5, -1}, {3, 2}}},
                    [p](const std::vector<Tensor>& in) { return Norm(in[0] * in[0], p, 0); });
   }
   // Squares of half types are beyond them.
@@ -240,7 +240,7 @@ TEST_F(MathTest, LogSumExpDoesNotOverflow) {
   const Tensor half = Cast(Make({1, 2}), DType::kBF16);
   EXPECT_EQ(LogSumExp(half).dtype(), DType::kBF16);
   for (const Axes& axes : {Axes(), Axes(0), Axes(1)}) {
-    CheckGradients(
+    ExpectGradients(
         session_, {{{0.5, -1, 2, 0.25, 1, -0.5}, {2, 3}}},
         [&axes](const std::vector<Tensor>& in) { return LogSumExp(in[0] * in[0], axes); });
   }
@@ -263,7 +263,7 @@ TEST_F(MathTest, VarianceBothWays) {
   for (const bool unbiased : {false, true}) {
     EXPECT_TRUE(std::isnan(Values<double>(Var(Make({}), Axes(), false, unbiased))[0]));
     for (const Axes& axes : {Axes(), Axes(0), Axes({-1})}) {
-      CheckGradients(
+      ExpectGradients(
           session_, {{{0.5, -1, 2, 0.25, 1, -0.5}, {2, 3}}}, [&](const std::vector<Tensor>& in) {
             return Var(in[0] * in[0], axes, false, unbiased) + Std(in[0], axes, false, unbiased);
           });

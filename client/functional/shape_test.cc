@@ -20,7 +20,7 @@
 namespace chorus {
 namespace {
 
-using testing::CheckGradients;
+using testing::ExpectGradients;
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
@@ -148,11 +148,11 @@ TEST_F(ShapeTest, StackAddsAnAxis) {
 }
 
 TEST_F(ShapeTest, CutsAndStacksHaveGradients) {
-  CheckGradients(session_, {Mixed({2, 5}), Mixed({2, 2}, 3)}, [](const Tensors& in) {
+  ExpectGradients(session_, {Mixed({2, 5}), Mixed({2, 2}, 3)}, [](const Tensors& in) {
     const Tensors pieces = Split(in[0], 2, 1);
     return Stack({pieces[0] * pieces[1], in[1] * in[1] * pieces[1]}, 1);
   });
-  CheckGradients(session_, {Mixed({5})}, [](const Tensors& in) {
+  ExpectGradients(session_, {Mixed({5})}, [](const Tensors& in) {
     const Tensors pieces = Chunk(in[0], 2);
     return Sum(pieces[0]) * pieces[1] * pieces[1];
   });
@@ -221,7 +221,7 @@ TEST_F(ShapeTest, PadSurroundsWithAValue) {
 
 TEST_F(ShapeTest, PadHasAGradientOfWhatItSurrounds) {
   for (const double value : {0.0, 1.5}) {
-    CheckGradients(session_, {Mixed({2, 3})}, [value](const Tensors& in) {
+    ExpectGradients(session_, {Mixed({2, 3})}, [value](const Tensors& in) {
       const Tensor y = Pad(in[0] * in[0], {{1, 2}, {0, 1}}, value);
       return y * y;
     });
@@ -436,7 +436,7 @@ TEST_F(ShapeTest, EinsumHasGradients) {
     for (size_t i = 0; i < c.shapes.size(); ++i) {
       points.push_back(Mixed(c.shapes[i], static_cast<int>(3 * i)));
     }
-    CheckGradients(session_, points, [&](const Tensors& in) {
+    ExpectGradients(session_, points, [&](const Tensors& in) {
       Tensors operands;
       for (const Tensor& x : in) operands.push_back(x * x);
       return Einsum(c.equation, operands);

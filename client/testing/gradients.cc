@@ -9,8 +9,6 @@ namespace chorus {
 namespace testing {
 namespace {
 
-using Function = std::function<Tensor(const std::vector<Tensor>&)>;
-
 constexpr double kStep = 1e-4;
 constexpr double kTolerance = 2e-6;
 
@@ -29,13 +27,13 @@ std::vector<Tensor> Leaves(const std::vector<Tensor>& inputs) {
   return leaves;
 }
 
-double ValueAt(const Function& function, const std::vector<Tensor>& inputs) {
+double ValueAt(const TensorFunction& function, const std::vector<Tensor>& inputs) {
   const std::vector<double> value = Values<double>(function(inputs));
   return value.empty() ? 0 : value[0];
 }
 
 // Compares gradients of the number that `function` gives, and gives them as a function in turn.
-void Compare(const Function& function, const std::vector<Tensor>& inputs, int order) {
+void Compare(const TensorFunction& function, const std::vector<Tensor>& inputs, int order) {
   const std::vector<Tensor> leaves = Leaves(inputs);
   const auto gradients = Grad({function(leaves)}, leaves);
   ASSERT_TRUE(gradients.ok()) << "order " << order << ": " << gradients.status();
@@ -62,12 +60,12 @@ void Compare(const Function& function, const std::vector<Tensor>& inputs, int or
 
 }  // namespace
 
-void ExpectGradients(const Function& function, const std::vector<Tensor>& inputs) {
-  const Function first = [&function](const std::vector<Tensor>& xs) {
+void ExpectGradients(const TensorFunction& function, const std::vector<Tensor>& inputs) {
+  const TensorFunction first = [&function](const std::vector<Tensor>& xs) {
     const Tensor y = function(xs);
     return Sum(y * Weights(y, 1));
   };
-  const Function second = [&first](const std::vector<Tensor>& xs) {
+  const TensorFunction second = [&first](const std::vector<Tensor>& xs) {
     BackwardOptions create;
     create.create_graph = true;
     const auto gradients = Grad({first(xs)}, xs, create);
@@ -82,6 +80,32 @@ void ExpectGradients(const Function& function, const std::vector<Tensor>& inputs
   };
   Compare(first, inputs, 1);
   Compare(second, inputs, 2);
+
+  const auto all = [&](const std::vector<Tensor>& xs) {
+    std::vector<Tensor> results = {function(xs)};
+    for (const TensorFunction* order : {&first, &second}) {
+      absl::StatusOr<std::vector<Tensor>> gradients = Grad({(*order)(xs)}, xs);
+      if (!gradients.ok()) return std::vector<Tensor>{FromError(xs[0].device(), gradients.status())};
+      results.insert(results.end(), gradients->begin(), gradients->end());
+    }
+    return results;
+  };
+  const std::vector<Tensor> leaves = Leaves(inputs);
+  const std::vector<Tensor> eager = all(leaves);
+  const absl::StatusOr<std::vector<Tensor>> compiled = Compile(all).Run(leaves);
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  ASSERT_EQ(compiled->size(), eager.size());
+  for (size_t i = 0; i < eager.size(); ++i) {
+    EXPECT_EQ((*compiled)[i].shape(), eager[i].shape()) << "compiled, result " << i;
+    EXPECT_EQ(Values<double>((*compiled)[i]), Values<double>(eager[i])) << "compiled, result " << i;
+  }
+}
+
+void ExpectGradients(const DeviceRef& device, const std::vector<Point>& inputs,
+                     const TensorFunction& function) {
+  std::vector<Tensor> tensors;
+  for (const Point& point : inputs) tensors.push_back(FromHost(device, point.values, point.shape));
+  ExpectGradients(function, tensors);
 }
 
 }  // namespace testing
