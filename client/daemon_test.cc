@@ -177,7 +177,8 @@ TEST_P(DaemonTest, ASessionKnowsItsDevices) {
   for (int d = 0; d < 2; ++d) {
     const DeviceInfo info = session.device(d).info();
     EXPECT_EQ(info.name.rfind("host:", 0), 0u) << info.name;
-    EXPECT_EQ(info.memory_bytes, int64_t{1} << 38);  // of four, a quarter of what all have
+    EXPECT_GT(info.memory_bytes, 0);
+    EXPECT_EQ(info.memory_bytes, session.device(0).info().memory_bytes);  // equal parts
     EXPECT_EQ(info.core_count, 2);
   }
   EXPECT_NE(session.device(0).info().name, session.device(1).info().name);

@@ -828,6 +828,22 @@ TEST_F(DataParallelTest, ErrorsHaveTheLineOfTheCall) {
               HasSubstr("data_parallel_test.cc:" + std::to_string(other_line)));
 }
 
+TEST_F(DataParallelTest, FunctionsHaveTheirCallersLine) {
+  const auto linear = Make<Linear>(0, 2, 2);
+  const Tensor wide = Randn({6, 3});
+  const int line = __LINE__ + 1;
+  const auto applied = nn::ParallelApply({linear}, {{wide}});
+  const Tensor called = DataParallelCall(*linear, wide, devices_);
+  const auto nested = DataParallelCall(*linear, {wide}, {}, devices_);
+  const auto replicated = nn::Replicate(*linear, Of({1}));
+  int next = line;
+  for (const absl::Status& status :
+       {applied.status(), called.status(), nested.status(), replicated.status()}) {
+    EXPECT_THAT(ErrorOf(status).source,
+                HasSubstr("data_parallel_test.cc:" + std::to_string(next++)));
+  }
+}
+
 TEST_F(DataParallelTest, ListsThatDoNotFitAreRefused) {
   const auto l = Make<Linear>(0, 1, 1);
   const Nest::Items in = {Ones({1, 1})};
