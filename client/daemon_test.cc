@@ -258,6 +258,16 @@ TEST_P(DaemonTest, EveryCollective) {
   });
 }
 
+// Also where its memory cannot be looked at.
+TEST_P(DaemonTest, ATensorPrintsItself) {
+  RunRanks(2, [](const World& world) {
+    const Tensor x = FromHost<float>(world, {1.5, 2, 3, 4}, {2, 2});
+    EXPECT_EQ(AllReduce(x, world).ToString(), "f32[2,2] on device 0:\n[[3, 4],\n [6, 8]]");
+    const Tensor divided = Cast(x, DType::kI32) / 0;
+    EXPECT_THAT(divided.ToString(), HasSubstr(": div: "));
+  });
+}
+
 TEST_P(DaemonTest, ManySmallCollectives) {
   RunRanks(4, [](const World& world) {
     const NoGrad no_grad;

@@ -129,6 +129,13 @@ TEST_F(MathTest, ClampTakesTheBoundThatIsPassed) {
   EXPECT_THAT(Values<double>(low.grad()), ElementsAre(1));
   EXPECT_EQ(ErrorOf(Clamp(x, Make({1, 2}), 3).status()).reason, Reason::kBadType);
   ExpectGradients(session_, {{{-2, 0.5, 5}, {3}}, {{-1}, {}}}, [](const std::vector<Tensor>& in) {
+  Refused(Clamp(x, Make({1, 2}), 3),
+          "ClampMin: lt: expected shapes that broadcast, got f64[5] and f64[2]");
+  Refused(Clamp(whole, 0, 0.5), "ClampMax: expected a whole number that i32 has, got 0.5");
+  Refused(Clamp(Tensor(), 0, 1), "expected a tensor, got an undefined one");
+  const Tensor bad = Reshape(x, {3});
+  EXPECT_EQ(Clamp(x, 0, bad).status(), bad.status());
+  CheckGradients(session_, {{{-2, 0.5, 5}, {3}}, {{-1}, {}}}, [](const std::vector<Tensor>& in) {
     return Clamp(in[0] * in[0], in[1], 3) * in[0] * in[1];
   });
 }

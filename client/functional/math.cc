@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/internal/access.h"
+#include "client/internal/errors.h"
 #include "client/internal/local.h"
 #include "client/internal/record.h"
 #include "core/base/error.h"
@@ -18,6 +19,7 @@ using internal::ApplyLocal;
 using internal::Axis;
 using internal::Elementwise;
 using internal::Fail;
+using internal::InFunction;
 using internal::IntegerOf;
 using internal::IsUsable;
 using internal::Operate;
@@ -49,15 +51,26 @@ Tensor Minimum(const Operand& a, const Operand& b, CallSite site) {
   return Binary("minimum", a, b, site);
 }
 
-// Selected, so that at a bound the gradient is not shared with it.
+namespace {
+
+// x, or the bound where `compare` says so: selected, so that at a bound the gradient is not shared.
+Tensor Bounded(const char* name, const char* compare, const Tensor& x, const Operand& bound,
+               CallSite site) {
+  const Tensor y = Where(Binary(compare, x, bound, site), bound, x, site);
+  const bool usable = IsUsable(x) && (bound.is_value() || IsUsable(bound.tensor()));
+  return y.status().ok() || !usable ? y : Fail(x, InFunction(name, y.status()), site);
+}
+
+}  // namespace
+
 Tensor Clamp(const Tensor& x, const Operand& low, const Operand& high, CallSite site) {
   return ClampMax(ClampMin(x, low, site), high, site);
 }
 Tensor ClampMin(const Tensor& x, const Operand& low, CallSite site) {
-  return Where(Less(x, low, site), low, x, site);
+  return Bounded("ClampMin", "lt", x, low, site);
 }
 Tensor ClampMax(const Tensor& x, const Operand& high, CallSite site) {
-  return Where(Greater(x, high, site), high, x, site);
+  return Bounded("ClampMax", "gt", x, high, site);
 }
 
 // --- Functions, element by element --------------------------------------------------------------

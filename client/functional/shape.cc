@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "chorus/functional/math.h"
 #include "client/internal/access.h"
+#include "client/internal/errors.h"
 #include "client/internal/local.h"
 #include "client/internal/record.h"
 #include "client/internal/tape.h"
@@ -27,6 +28,7 @@ using internal::CheckDevice;
 using internal::CheckNumber;
 using internal::Fail;
 using internal::FailedTensor;
+using internal::InFunction;
 using internal::IsUsable;
 using internal::NumberLike;
 using internal::SessionOf;
@@ -506,16 +508,10 @@ class Equation {
     return InOrder({batch + of_a + of_b, y}, output_, site_).x;
   }
 
-  // An error of one of the ops that it is made of.
-  absl::Status WithEquation(const absl::Status& status) const {
-    Error error = ErrorOf(status);
-    error.message = absl::StrCat(Name(), ": ", error.message);
-    return ToStatus(error);
-  }
+  std::string Name() const { return absl::StrCat("Einsum \"", Printable(text_), "\""); }
 
  private:
   static std::string Quoted(char label) { return absl::StrCat("'", std::string(1, label), "'"); }
-  std::string Name() const { return absl::StrCat("Einsum \"", Printable(text_), "\""); }
   absl::Status Wrong(absl::string_view expected, absl::string_view got) const {
     return BadType(absl::StrCat(Name(), ": expected ", expected, ", got ", got));
   }
@@ -538,7 +534,7 @@ Tensor Einsum(const std::string& equation, const std::vector<Tensor>& operands, 
   const Tensor like = operands.empty() ? Tensor() : operands[0];
   if (!status.ok()) return Fail(like, status, site);
   const Tensor y = parsed.Of(operands);
-  return y.status().ok() ? y : Fail(like, parsed.WithEquation(y.status()), site);
+  return y.status().ok() ? y : Fail(like, InFunction(parsed.Name(), y.status()), site);
 }
 
 }  // namespace chorus

@@ -36,6 +36,12 @@ absl::Status WithSource(const absl::Status& status, const std::string& source) {
   return ToStatus(error);
 }
 
+absl::Status InFunction(absl::string_view name, const absl::Status& status) {
+  Error error = ErrorOf(status);
+  error.message = absl::StrCat(name, ": ", error.message);
+  return ToStatus(error);
+}
+
 absl::Status AtIndex(const absl::Status& status, int64_t index) {
   if (index < 0) return status;
   Error error = ErrorOf(status);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "chorus/call_site.h"
 
 namespace chorus {
@@ -22,6 +23,8 @@ bool IsLost(const absl::Status& status);
 std::string SourceOf(CallSite site);
 // `status` with the call site, where it has none.
 absl::Status WithSource(const absl::Status& status, const std::string& source);
+// `status` of one of the ops that a function is made of: with its name in front.
+absl::Status InFunction(absl::string_view name, const absl::Status& status);
 // `status` of one of the calls of a coalesced one. An index of -1: it is a call of its own.
 absl::Status AtIndex(const absl::Status& status, int64_t index);
 
