@@ -207,10 +207,45 @@ void AppendConvolutionCases(std::vector<Case>* cases) {
   }
 }
 
+void AppendPoolCases(std::vector<Case>* cases) {
+  struct Sizes {
+    Ints x, kernel, stride, padding;
+  };
+  // Rows of more columns than are computed at a time; what the last place leaves over; places
+  // further apart than windows are wide; nothing.
+  const std::vector<Sizes> all = {
+      {{2, 3, 6, 7}, {2, 3}, {1, 1}, {0, 0}},  {{1, 2, 7, 8}, {3, 3}, {2, 2}, {1, 1}},
+      {{1, 1, 1, 1}, {1, 1}, {1, 1}, {0, 0}},  {{3, 1, 3, 300}, {2, 5}, {1, 2}, {1, 2}},
+      {{1, 2, 9, 11}, {2, 3}, {4, 5}, {1, 0}}, {{2, 2, 5, 5}, {5, 5}, {1, 1}, {2, 2}},
+      {{0, 3, 4, 4}, {2, 2}, {2, 2}, {0, 0}},  {{2, 0, 4, 4}, {2, 2}, {2, 2}, {0, 0}},
+  };
+  for (const Sizes& s : all) {
+    const auto with = [&s](const Attribute& first) {
+      return Attributes{first, {"kernel", s.kernel}, {"padding", s.padding}, {"stride", s.stride}};
+    };
+    for (const Ints& dilation : {Ints{1, 1}, Ints{1, 2}}) {
+      const int64_t extent = dilation[1] * (s.kernel[1] - 1) + 1;
+      if (s.x[3] + 2 * s.padding[1] < extent) continue;
+      cases->push_back({"max_pool_index", {s.x}, with({"dilation", dilation})});
+    }
+    Ints y = s.x;
+    for (size_t d = 0; d < 2; ++d) {
+      y[2 + d] = (s.x[2 + d] + 2 * s.padding[d] - s.kernel[d]) / s.stride[d] + 1;
+    }
+    for (const int64_t count_padding : {0, 1}) {
+      Attributes attributes = with({"count_padding", count_padding});
+      cases->push_back({"avg_pool", {s.x}, attributes});
+      attributes.insert(attributes.end() - 1, {"size", Ints{s.x[2], s.x[3]}});
+      cases->push_back({"avg_pool_grad", {y}, attributes});
+    }
+  }
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   AppendRowCases(&cases);
   AppendConvolutionCases(&cases);
+  AppendPoolCases(&cases);
   for (const Ints& sizes : {Ints{}, Ints{0}, Ints{1}, Ints{7}, Ints{16}, Ints{1031}, Ints{3, 5}}) {
     for (const char* op :
          {"abs", "ceil", "copy", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "neg",
@@ -648,6 +683,11 @@ TEST(HostKernelsTest, HalfTypesAreRoundedOnce) {
   const Kernel product("product", factors, {});
   ASSERT_TRUE(product.ok());
   EXPECT_EQ(testing::ToDoubles(product.Run({1}))[0], 32768);
+  const Kernel pool("avg_pool",
+                    {testing::FromDoubles(WithDType(DType::kF16, {1, 1, 1, 4}), {1, 2048, 1, 2})},
+                    {{"kernel", Ints{1, 4}}});
+  ASSERT_TRUE(pool.ok());
+  EXPECT_EQ(testing::ToDoubles(pool.Run({1}))[0], 513);
   // The terms of a matmul are in different tiles.
   std::vector<double> terms(600, 0);
   terms[0] = terms[599] = 0.25;
@@ -1065,6 +1105,28 @@ TEST(HostKernelsTest, ConvolutionsKeepNanWhereItBelongs) {
       }
     }
   }
+}
+
+TEST(HostKernelsTest, MaxPoolIndexPrefersTheFirstAndNanToAllButPadding) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Value x = testing::MakeValue<double>(Ints{1, 1, 4, 4}, {1, 3, 3, 1,            //
+                                                                3, 3, nan, inf,        //
+                                                                -inf, -inf, nan, nan,  //
+                                                                -inf, -inf, -1, nan});
+  const Attributes two = {{"kernel", Ints{2, 2}}, {"stride", Ints{2, 2}}};
+  EXPECT_EQ(testing::Elements<int32_t>(Kernel("max_pool_index", {x}, two).Run({100})),
+            (std::vector<int32_t>{1, 6, 8, 10}));
+  // What is less than nothing is more than padding.
+  Attributes padded = {{"kernel", Ints{2, 2}}, {"padding", Ints{1, 1}}, {"stride", Ints{4, 4}}};
+  EXPECT_EQ(testing::Elements<int32_t>(Kernel("max_pool_index", {x}, padded).Run({100})),
+            (std::vector<int32_t>{0, 3, 12, 15}));
+  // Beyond what a double tells apart.
+  const int64_t large = int64_t{1} << 62;
+  const Value integers = testing::MakeValue<int64_t>(Ints{1, 1, 1, 2}, {large, large + 1});
+  EXPECT_EQ(testing::Elements<int32_t>(
+                Kernel("max_pool_index", {integers}, {{"kernel", Ints{1, 2}}}).Run({1})),
+            (std::vector<int32_t>{1}));
 }
 
 TEST(HostKernelsTest, ArgMaxPrefersTheFirstAndNan) {

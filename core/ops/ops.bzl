@@ -22,6 +22,7 @@ OPS = {
     "gather": [],
     "index": ["host"],
     "matmul": ["host"],
+    "pool": ["host"],
     "random": ["host"],
     "reduction": ["host"],
     "send": [],

@@ -146,6 +146,8 @@ class Local {
     }
     if (op == "matmul") return Matmul();
     if (op.substr(0, 11) == "convolution") return Convolution();
+    if (op == "avg_pool" || op == "avg_pool_grad") return AvgPool();
+    if (op == "max_pool_index") return MaxPoolIndex();
     if (op == "softmax") return Softmax(/*log=*/false);
     if (op == "log_softmax") return Softmax(/*log=*/true);
     if (op == "center" || op == "center_grad" || op == "softmax_grad") return Center();
@@ -296,6 +298,59 @@ class Local {
       });
     });
     for (size_t i = 0; i < sums.size(); ++i) out_[i] = static_cast<T>(sums[i]);
+    return true;
+  }
+
+  // The elements of x that are under a window at a place of y.
+  std::vector<Index> Under(const TensorType& x_type, const Index& y) const {
+    const Index kernel = Pair("kernel", 0), stride = Pair("stride", 1);
+    const Index padding = Pair("padding", 0), dilation = Pair("dilation", 1);
+    std::vector<Index> under;
+    for (int64_t i = 0; i < kernel[0]; ++i) {
+      for (int64_t j = 0; j < kernel[1]; ++j) {
+        const Index x = {y[0], y[1], y[2] * stride[0] - padding[0] + i * dilation[0],
+                         y[3] * stride[1] - padding[1] + j * dilation[1]};
+        if (x[2] < 0 || x[2] >= x_type.dims[2].size) continue;
+        if (x[3] < 0 || x[3] >= x_type.dims[3].size) continue;
+        under.push_back(x);
+      }
+    }
+    return under;
+  }
+
+  bool AvgPool() {
+    const bool gradient = node_.op == "avg_pool_grad";
+    const TensorType& x_type = gradient ? type_ : node_.input(0);
+    const TensorType& y_type = gradient ? node_.input(0) : type_;
+    std::vector<Wide> sums(out_.size(), 0);
+    ForEach(y_type, [&](const Index& y) {
+      const std::vector<Index> under = Under(x_type, y);
+      const Index kernel = Pair("kernel", 0);
+      const Wide divisor = Int("count_padding") != 0 ? static_cast<Wide>(kernel[0] * kernel[1])
+                                                     : static_cast<Wide>(under.size());
+      const auto y_at = static_cast<size_t>(Position(y_type, y));
+      for (const Index& x : under) {
+        const auto x_at = static_cast<size_t>(Position(x_type, x));
+        const Wide addend = static_cast<Wide>(in_[0][gradient ? y_at : x_at]) / divisor;
+        sums[gradient ? x_at : y_at] += addend;
+      }
+    });
+    for (size_t i = 0; i < sums.size(); ++i) out_[i] = static_cast<T>(sums[i]);
+    return true;
+  }
+
+  bool MaxPoolIndex() {
+    const TensorType& x_type = node_.input(0);
+    ForEach(type_, [&](const Index& y) {
+      Index best;
+      for (const Index& x : Under(x_type, y)) {
+        if (best.empty()) best = x;
+        const T most = in_[0][Position(x_type, best)];
+        const T element = in_[0][Position(x_type, x)];
+        if (most == most && (element != element || element > most)) best = x;
+      }
+      out_[Position(type_, y)] = static_cast<T>(best[2] * x_type.dims[3].size + best[3]);
+    });
     return true;
   }
 
@@ -1255,7 +1310,7 @@ absl::StatusOr<std::vector<Value>> EvaluateLocal(const NodeView& node,
     });
   }
   // Indices come of comparing what the inputs are.
-  const bool arg = node.op == "arg_max" || node.op == "arg_min";
+  const bool arg = node.op == "arg_max" || node.op == "arg_min" || node.op == "max_pool_index";
   const DType computed = arg ? inputs[0]->type.dtype : outputs[0].dtype;
   return DispatchWide(computed, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
     Local<decltype(t)> local(node, inputs, outputs[0]);

@@ -1,0 +1,218 @@
+#include "core/ops/pool/pool_host.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "core/base/error.h"
+#include "core/ops/host_arithmetic.h"
+#include "core/ops/pool/pool.h"
+
+namespace chorus {
+namespace {
+
+// Columns that are computed side by side.
+constexpr int64_t kColumns = 128;
+
+// Calls f(tap, x, columns, count) for taps over a row of y, from column `first` on: x is where the
+// first of `count` columns finds its element in the plane of x; the next is a stride further.
+template <typename F>
+void ForEachTap(const PoolSizes& s, int64_t row, int64_t first, int64_t columns, const F& f) {
+  const Window& over_h = s.windows[0];
+  const Window& over_w = s.windows[1];
+  for (int64_t i = 0; i < over_h.kernel; ++i) {
+    const int64_t x_row = over_h.ElementAt(row, i);
+    if (x_row < 0 || x_row >= s.x[0]) continue;
+    for (int64_t j = 0; j < over_w.kernel; ++j) {
+      const Window::Range range = over_w.PlacesOfTap(j, s.x[1]);
+      const int64_t begin = std::max(range.begin, first);
+      const int64_t end = std::min(range.end, first + columns);
+      if (begin >= end) continue;
+      f(x_row * s.x[1] + over_w.ElementAt(begin, j), begin - first, end - begin);
+    }
+  }
+}
+
+int64_t Taps(const PoolSizes& s) { return s.windows[0].kernel * s.windows[1].kernel; }
+
+// How many elements are under a window at a place.
+int64_t ElementsUnder(const Window& window, int64_t place, int64_t size) {
+  const int64_t begin = window.ElementAt(place, 0);
+  return std::min(begin + window.kernel, size) - std::max<int64_t>(begin, 0);
+}
+
+// What a sum is divided by.
+class Divisor {
+ public:
+  Divisor(const PoolSizes& s, bool count_padding) : s_(s), count_padding_(count_padding) {}
+  int64_t At(int64_t row, int64_t column) const {
+    if (count_padding_) return Taps(s_);
+    return ElementsUnder(s_.windows[0], row, s_.x[0]) *
+           ElementsUnder(s_.windows[1], column, s_.x[1]);
+  }
+
+ private:
+  const PoolSizes s_;
+  const bool count_padding_;
+};
+
+template <typename T>
+class AvgPool : public HostKernel {
+ public:
+  AvgPool(const PoolSizes& s, bool count_padding)
+      : HostKernel(s.planes * s.y[0], s.y[1] * (Taps(s) + int64_t{2 * sizeof(T)})),
+        s_(s),
+        divisor_(s, count_padding) {}
+
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const T* const x =
+          static_cast<const T*>(buffers.inputs[0]) + unit / s_.y[0] * s_.x[0] * s_.x[1];
+      T* const y = static_cast<T*>(buffers.outputs[0]) + unit * s_.y[1];
+      const int64_t row = unit % s_.y[0];
+      const int64_t step = s_.windows[1].stride;
+      for (int64_t first = 0; first < s_.y[1]; first += kColumns) {
+        const int64_t columns = std::min(kColumns, s_.y[1] - first);
+        A sums[kColumns] = {};
+        ForEachTap(s_, row, first, columns, [&](int64_t from, int64_t to, int64_t count) {
+          for (int64_t k = 0; k < count; ++k) sums[to + k] += static_cast<A>(x[from + k * step]);
+        });
+        for (int64_t k = 0; k < columns; ++k) {
+          y[first + k] = static_cast<T>(sums[k] / static_cast<A>(divisor_.At(row, first + k)));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  using A = Arithmetic<T>;
+  const PoolSizes s_;
+  const Divisor divisor_;
+};
+
+template <typename T>
+class AvgPoolGrad : public HostKernel {
+ public:
+  AvgPoolGrad(const PoolSizes& s, bool count_padding)
+      : HostKernel(s.planes * s.x[0], s.x[1] * (Taps(s) + int64_t{2 * sizeof(T)})),
+        s_(s),
+        divisor_(s, count_padding) {}
+
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const T* const y =
+          static_cast<const T*>(buffers.inputs[0]) + unit / s_.x[0] * s_.y[0] * s_.y[1];
+      T* const x = static_cast<T*>(buffers.outputs[0]) + unit * s_.x[1];
+      const Window::Range rows = PlacesAt(0, unit % s_.x[0]);
+      for (int64_t k = 0; k < s_.x[1]; ++k) {
+        const Window::Range columns = PlacesAt(1, k);
+        A sum{};
+        for (int64_t i = rows.begin; i < rows.end; ++i) {
+          for (int64_t j = columns.begin; j < columns.end; ++j) {
+            sum += static_cast<A>(y[i * s_.y[1] + j]) / static_cast<A>(divisor_.At(i, j));
+          }
+        }
+        x[k] = static_cast<T>(sum);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  using A = Arithmetic<T>;
+
+  // At which places the window is over an element.
+  Window::Range PlacesAt(size_t d, int64_t element) const {
+    const Window& window = s_.windows[d];
+    const int64_t last = element + window.padding;
+    const int64_t before = last - window.kernel;  // the last place's first tap that is too early
+    const int64_t begin = before < 0 ? 0 : before / window.stride + 1;
+    return {begin, std::min(last / window.stride + 1, s_.y[d])};
+  }
+
+  const PoolSizes s_;
+  const Divisor divisor_;
+};
+
+template <typename T>
+class MaxPoolIndex : public HostKernel {
+ public:
+  explicit MaxPoolIndex(const PoolSizes& s)
+      : HostKernel(s.planes * s.y[0], s.y[1] * (Taps(s) + int64_t{sizeof(T) + sizeof(int32_t)})),
+        s_(s) {}
+
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const T* const x =
+          static_cast<const T*>(buffers.inputs[0]) + unit / s_.y[0] * s_.x[0] * s_.x[1];
+      int32_t* const y = static_cast<int32_t*>(buffers.outputs[0]) + unit * s_.y[1];
+      const int64_t step = s_.windows[1].stride;
+      for (int64_t first = 0; first < s_.y[1]; first += kColumns) {
+        const int64_t columns = std::min(kColumns, s_.y[1] - first);
+        W most[kColumns] = {};
+        int32_t at[kColumns];
+        std::fill_n(at, columns, -1);
+        ForEachTap(
+            s_, unit % s_.y[0], first, columns, [&](int64_t from, int64_t to, int64_t count) {
+              for (int64_t k = 0; k < count; ++k) {
+                const auto position = static_cast<int32_t>(from + k * step);
+                const W element = static_cast<W>(x[position]);
+                const W other = most[to + k];
+                // A NaN is neither, and what stands there stays if it is one.
+                const bool wins = (at[to + k] < 0) | (!(element <= other) & (other == other));
+                most[to + k] = wins ? element : other;
+                at[to + k] = wins ? position : at[to + k];
+              }
+            });
+        std::copy_n(at, columns, y + first);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // Integers as they are: they are only compared.
+  using W = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
+  const PoolSizes s_;
+};
+
+template <template <typename> class Kernel>
+HostKernelOrError MakeAvg(const NodeView& node, absl::Span<const TensorType> outputs,
+                          const TensorType& x) {
+  CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, x));
+  const bool count_padding = IntAttribute(node.attributes, "count_padding") != 0;
+  return VisitFloating(
+      x.dtype,
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<Kernel<decltype(t)>>(sizes, count_padding);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
+}
+
+HostKernelOrError MakeAvgPool(const NodeView& node, absl::Span<const TensorType> outputs) {
+  return MakeAvg<AvgPool>(node, outputs, node.input(0));
+}
+HostKernelOrError MakeAvgPoolGrad(const NodeView& node, absl::Span<const TensorType> outputs) {
+  return MakeAvg<AvgPoolGrad>(node, outputs, outputs[0]);
+}
+HostKernelOrError MakeMaxPoolIndex(const NodeView& node, absl::Span<const TensorType> outputs) {
+  CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, node.input(0)));
+  return VisitNumbers(
+      node.input(0).dtype,
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<MaxPoolIndex<decltype(t)>>(sizes);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
+}
+
+constexpr HostKernelEntry kEntries[] = {{"avg_pool", MakeAvgPool},
+                                        {"avg_pool_grad", MakeAvgPoolGrad},
+                                        {"max_pool_index", MakeMaxPoolIndex}};
+
+}  // namespace
+
+absl::Span<const HostKernelEntry> PoolHostKernels() { return kEntries; }
+
+}  // namespace chorus
