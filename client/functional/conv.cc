@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
 #include "chorus/math.h"
 #include "client/internal/local.h"
 #include "client/internal/record.h"
@@ -53,6 +54,32 @@ Tensor Unflat(const Tensor& x, CallSite site) {
   Shape shape = x.shape();
   shape.erase(shape.end() - 2);
   return Reshape(x, shape, site);
+}
+
+std::vector<int64_t> StrideOf(HeightWidth stride, HeightWidth kernel) {
+  return {stride.h == 0 ? kernel.h : stride.h, stride.w == 0 ? kernel.w : stride.w};
+}
+
+Tensor Average(const Tensor& x, HeightWidth kernel, const AvgPool2dOptions& options,
+               CallSite site) {
+  return ApplyLocal(Spec("avg_pool", site,
+                         {{"count_padding", int64_t{options.count_padding ? 1 : 0}},
+                          {"kernel", Pair(kernel)},
+                          {"padding", Pair(options.padding)},
+                          {"stride", StrideOf(options.stride, kernel)}}),
+                    {x});
+}
+
+// Along one axis: the means of `size` parts that cover it.
+Tensor MeansOfParts(const Tensor& x, int64_t axis, int64_t size, CallSite site) {
+  const int64_t all = x.shape()[static_cast<size_t>(axis)];
+  if (size == all) return x;
+  std::vector<Tensor> means;
+  for (int64_t i = 0; i < size; ++i) {
+    const Tensor part = Slice(x, axis, i * all / size, ((i + 1) * all + size - 1) / size, site);
+    means.push_back(Mean(part, {axis}, /*keep_dims=*/true, site));
+  }
+  return Concat(means, axis, site);
 }
 
 }  // namespace
@@ -112,6 +139,45 @@ Tensor ConvTranspose2d(const Tensor& x, const Tensor& weight, const ConvTranspos
                    {"size", std::move(size)},
                    {"stride", Pair(options.stride)}},
                   site);
+}
+
+Tensor MaxPool2d(const Tensor& x, HeightWidth kernel, const MaxPool2dOptions& options,
+                 CallSite site) {
+  const Tensor index = ApplyLocal(Spec("max_pool_index", site,
+                                       {{"dilation", Pair(options.dilation)},
+                                        {"kernel", Pair(kernel)},
+                                        {"padding", Pair(options.padding)},
+                                        {"stride", StrideOf(options.stride, kernel)}}),
+                                  {x});
+  if (!IsUsable(index)) return index;
+  const auto planes = [site](const Tensor& image) {
+    const Shape& dims = image.shape();
+    return Reshape(image, {dims[0], dims[1], dims[2] * dims[3]}, site);
+  };
+  return Reshape(TakeAlong(planes(x), planes(index), 2, site), index.shape(), site);
+}
+
+Tensor AvgPool2d(const Tensor& x, HeightWidth kernel, const AvgPool2dOptions& options,
+                 CallSite site) {
+  return Average(x, kernel, options, site);
+}
+
+Tensor AdaptiveAvgPool2d(const Tensor& x, HeightWidth size, CallSite site) {
+  if (!IsUsable(x)) return Average(x, size, AvgPool2dOptions(), site);
+  const bool fits = x.shape().size() == 4 && x.shape()[2] > 0 && x.shape()[3] > 0;
+  if (!fits || size.h < 1 || size.w < 1) {
+    return Fail(x,
+                BadType(absl::StrCat("AdaptiveAvgPool2d: expected x [n, channels, h, w] with an "
+                                     "element, to sizes from 1, got ",
+                                     TypeText(x), " to ", size.h, " and ", size.w)),
+                site);
+  }
+  const HeightWidth from(x.shape()[2], x.shape()[3]);
+  if (size.h == 1 && size.w == 1) return Mean(x, {2, 3}, /*keep_dims=*/true, site);
+  if (from.h % size.h == 0 && from.w % size.w == 0) {
+    return Average(x, {from.h / size.h, from.w / size.w}, AvgPool2dOptions(), site);
+  }
+  return MeansOfParts(MeansOfParts(x, 2, size.h, site), 3, size.w, site);
 }
 
 }  // namespace chorus

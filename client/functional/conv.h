@@ -1,5 +1,5 @@
-// Convolutions. Recorded, compiled and differentiated, to any order, like the local ops of
-// chorus/math.h; docs/ops.md has a table of all.
+// Convolutions and pooling. Recorded, compiled and differentiated, to any order, like the local ops
+// of chorus/math.h; docs/ops.md has a table of all.
 //
 // Images are [n, channels, height, width], sequences [n, channels, length]. f16 and bf16 are
 // computed in f32 and rounded once.
@@ -62,6 +62,33 @@ Tensor Conv2d(const Tensor& x, const Tensor& weight, const Conv2dOptions& option
 Tensor ConvTranspose2d(const Tensor& x, const Tensor& weight,
                        const ConvTranspose2dOptions& options = ConvTranspose2dOptions(),
                        CallSite site = CallSite::Here());
+
+// `stride` 0: the kernel's, so that windows lie side by side. There is at most half a window of
+// padding on a side. Windows that do not fit whole, with their padding, are left out.
+struct MaxPool2dOptions {
+  HeightWidth stride = 0;
+  HeightWidth padding = 0;
+  HeightWidth dilation = 1;
+};
+// `count_padding`: divides by all taps of a window, else by those that are over an element.
+struct AvgPool2dOptions {
+  HeightWidth stride = 0;
+  HeightWidth padding = 0;
+  bool count_padding = true;
+};
+
+// The largest element under each window, which has the gradient: the first of equals. NaN wins,
+// padding never does. Of numbers.
+Tensor MaxPool2d(const Tensor& x, HeightWidth kernel,
+                 const MaxPool2dOptions& options = MaxPool2dOptions(),
+                 CallSite site = CallSite::Here());
+Tensor AvgPool2d(const Tensor& x, HeightWidth kernel,
+                 const AvgPool2dOptions& options = AvgPool2dOptions(),
+                 CallSite site = CallSite::Here());
+// To `size`, by the means over rows floor(i h / size) to ceil((i + 1) h / size) and columns
+// likewise; 1 is the mean over all. Sizes that do not divide those of x take some ops for each row
+// and column of the result.
+Tensor AdaptiveAvgPool2d(const Tensor& x, HeightWidth size, CallSite site = CallSite::Here());
 
 }  // namespace chorus
 

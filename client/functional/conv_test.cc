@@ -1,5 +1,6 @@
 #include "chorus/functional/conv.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -155,6 +156,153 @@ TEST_F(ConvTest, HaveGradients) {
       {Numbers({1, 2, 2, 2}, 1), Numbers({2, 2, 2, 1}, 2)});
   ExpectGradients([](const std::vector<Tensor>& in) { return Conv1d(in[0], in[1]); },
                   {Numbers({2, 2, 4}, 1), Numbers({3, 2, 2}, 2)});
+}
+
+// What stands under a window at (row, column) of a plane.
+Doubles Under(const Doubles& plane, int64_t h, int64_t w, int64_t row, int64_t column,
+              HeightWidth kernel, HeightWidth dilation = 1) {
+  Doubles under;
+  for (int64_t a = 0; a < kernel.h; ++a) {
+    for (int64_t b = 0; b < kernel.w; ++b) {
+      const int64_t i = row + a * dilation.h, j = column + b * dilation.w;
+      if (i >= 0 && i < h && j >= 0 && j < w)
+        under.push_back(plane[static_cast<size_t>(i * w + j)]);
+    }
+  }
+  return under;
+}
+
+TEST_F(ConvTest, MaxPoolIsTheLargest) {
+  MaxPool2dOptions options;
+  options.stride = {2, 1};
+  options.padding = {1, 0};
+  options.dilation = {1, 2};
+  // All below 0, which padding is not.
+  const Tensor x = Numbers({2, 3, 5, 6}) - 2;
+  const Tensor y = MaxPool2d(x, {3, 2}, options);
+  ASSERT_TRUE(y.status().ok()) << y.status();
+  ASSERT_EQ(y.shape(), Shape({2, 3, 3, 4}));
+  const Doubles in = Values<double>(x);
+  Doubles expected;
+  for (int64_t plane = 0; plane < 6; ++plane) {
+    const Doubles elements(in.begin() + plane * 30, in.begin() + (plane + 1) * 30);
+    for (int64_t i = 0; i < 12; ++i) {
+      const Doubles under = Under(elements, 5, 6, i / 4 * 2 - 1, i % 4, {3, 2}, {1, 2});
+      expected.push_back(*std::max_element(under.begin(), under.end()));
+    }
+  }
+  EXPECT_EQ(Values<double>(y), expected);
+  // Side by side unless a stride is given.
+  EXPECT_EQ(MaxPool2d(x, 2).shape(), Shape({2, 3, 2, 3}));
+  const Tensor bytes = FromHost<int8_t>(session_, {-3, -128, 4, 5}, {1, 1, 2, 2});
+  EXPECT_THAT(Values<int8_t>(MaxPool2d(bytes, {2, 1})), ElementsAre(4, 5));
+}
+
+TEST_F(ConvTest, MaxPoolsGradientGoesToTheFirstLargest) {
+  const Tensor x = FromHost<double>(session_, {1, 7, 7, 0, NAN, 2}, {1, 1, 1, 6}).RequireGrad();
+  const Tensor y = MaxPool2d(x, {1, 3});
+  EXPECT_EQ(Values<double>(y)[0], 7);
+  EXPECT_TRUE(std::isnan(Values<double>(y)[1]));
+  ASSERT_TRUE(Backward(Sum(y)).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(0, 1, 0, 0, 1, 0));
+}
+
+TEST_F(ConvTest, AvgPoolIsTheMean) {
+  const Tensor x = Numbers({2, 1, 4, 5});
+  const Doubles in = Values<double>(x);
+  for (const bool count_padding : {false, true}) {
+    AvgPool2dOptions options;
+    options.stride = {1, 2};
+    options.padding = {1, 1};
+    options.count_padding = count_padding;
+    const Tensor y = AvgPool2d(x, {2, 3}, options);
+    ASSERT_TRUE(y.status().ok()) << y.status();
+    ASSERT_EQ(y.shape(), Shape({2, 1, 5, 3}));
+    Doubles expected;
+    for (int64_t i = 0; i < 30; ++i) {
+      const Doubles elements(in.begin() + i / 15 * 20, in.begin() + (i / 15 + 1) * 20);
+      const Doubles under = Under(elements, 4, 5, i % 15 / 3 - 1, i % 3 * 2 - 1, {2, 3});
+      double sum = 0;
+      for (const double element : under) sum += element;
+      expected.push_back(sum / (count_padding ? 6 : static_cast<double>(under.size())));
+    }
+    EXPECT_THAT(Values<double>(y), Near(expected));
+  }
+  // Padding counts unless it is said.
+  AvgPool2dOptions padded;
+  padded.padding = 1;
+  const Tensor one = FromHost<double>(session_, {8}, {1, 1, 1, 1});
+  EXPECT_THAT(Values<double>(AvgPool2d(one, 2, padded)), ElementsAre(2));
+}
+
+TEST_F(ConvTest, AdaptiveAvgPoolCoversAllWithParts) {
+  const Tensor x = Numbers({1, 2, 5, 6});
+  const Doubles in = Values<double>(x);
+  for (const HeightWidth size : {HeightWidth(1), HeightWidth(5, 3), HeightWidth(5, 6),
+                                 HeightWidth(3, 4), HeightWidth(2, 6), HeightWidth(7, 1)}) {
+    const Tensor y = AdaptiveAvgPool2d(x, size);
+    ASSERT_TRUE(y.status().ok()) << y.status();
+    ASSERT_EQ(y.shape(), Shape({1, 2, size.h, size.w}));
+    Doubles expected;
+    for (int64_t c = 0; c < 2; ++c) {
+      const Doubles plane(in.begin() + c * 30, in.begin() + (c + 1) * 30);
+      for (int64_t i = 0; i < size.h; ++i) {
+        for (int64_t j = 0; j < size.w; ++j) {
+          const int64_t top = i * 5 / size.h, bottom = ((i + 1) * 5 + size.h - 1) / size.h;
+          const int64_t left = j * 6 / size.w, right = ((j + 1) * 6 + size.w - 1) / size.w;
+          const Doubles under = Under(plane, 5, 6, top, left, {bottom - top, right - left});
+          double sum = 0;
+          for (const double element : under) sum += element;
+          expected.push_back(sum / static_cast<double>(under.size()));
+        }
+      }
+    }
+    EXPECT_THAT(Values<double>(y), Near(expected)) << size.h << " " << size.w;
+  }
+}
+
+TEST_F(ConvTest, PoolingHasGradients) {
+  ExpectGradients(
+      [](const std::vector<Tensor>& in) {
+        const Tensor y = MaxPool2d(in[0], 2);
+        return y * y;
+      },
+      {Numbers({1, 2, 4, 5})});
+  ExpectGradients(
+      [](const std::vector<Tensor>& in) {
+        AvgPool2dOptions options;
+        options.padding = {1, 0};
+        options.stride = 1;
+        options.count_padding = false;
+        const Tensor y = AvgPool2d(in[0], 2, options);
+        return y * y;
+      },
+      {Numbers({1, 2, 3, 3})});
+  ExpectGradients(
+      [](const std::vector<Tensor>& in) {
+        const Tensor y = AdaptiveAvgPool2d(in[0], {2, 1});
+        return y * y;
+      },
+      {Numbers({1, 2, 3, 2})});
+}
+
+TEST_F(ConvTest, PoolingRefusesWhatDoesNotFit) {
+  const auto text = [](const Tensor& x) {
+    EXPECT_EQ(ErrorOf(x.status()).reason, Reason::kBadType);
+    return std::string(x.status().message());
+  };
+  const Tensor x = Numbers({1, 2, 3, 4});
+  EXPECT_THAT(text(MaxPool2d(x, 4)), HasSubstr("max_pool_index: expected an x of at least 4 along "
+                                               "dimension 2, got f64[1,2,3,4]"));
+  EXPECT_THAT(text(AvgPool2d(Numbers({2, 3}), 1)),
+              HasSubstr("avg_pool: expected x [n, channels, h, w], got f64[2,3]"));
+  EXPECT_THAT(text(AdaptiveAvgPool2d(x, {1, 0})), HasSubstr("got f64[1,2,3,4] to 1 and 0"));
+  EXPECT_THAT(text(AdaptiveAvgPool2d(Numbers({2, 3}), 1)), HasSubstr("got f64[2,3] to 1 and 1"));
+  const Tensor failed = FromError(session_, absl::InternalError("before"));
+  for (const Tensor& y :
+       {MaxPool2d(failed, 2), AvgPool2d(failed, 2), AdaptiveAvgPool2d(failed, 2)}) {
+    EXPECT_THAT(std::string(y.status().message()), HasSubstr("before"));
+  }
 }
 
 // In f16 a quarter more than 512 is 512.

@@ -37,6 +37,24 @@ int64_t LeastTransposed(int64_t kernel, int64_t stride, int64_t padding, int64_t
   return 1 + (lacks > 0 ? (lacks + stride - 1) / stride : 0);
 }
 
+constexpr char kExpectedWindow[] =
+    "expected kernel and dilation from 1, stride from 1, or 0 for the kernel's, and padding from 0 "
+    "to half a window, got ";
+// `extent`: from the window's first tap to its last.
+bool WindowFits(HeightWidth kernel, HeightWidth stride, HeightWidth padding, HeightWidth extent) {
+  return AtLeast(kernel, 1) && AtLeast(stride, 0) && AtLeast(padding, 0) &&
+         2 * padding.h <= extent.h && 2 * padding.w <= extent.w;
+}
+
+// True of what has no shape too.
+bool IsImage(const Tensor& x, HeightWidth least) {
+  return !Usable(x) || (Rank(x) == 4 && x.shape()[2] >= least.h && x.shape()[3] >= least.w);
+}
+std::string ImageText(HeightWidth least) {
+  return absl::StrCat("expected [n, channels, h, w] with h from ", least.h, " and w from ",
+                      least.w);
+}
+
 }  // namespace
 
 // --- Convolutions -------------------------------------------------------------------------------
@@ -152,6 +170,69 @@ std::string ConvTranspose2d::description() const {
                       ", output_padding=", TextOf(options_.output_padding),
                       ", dilation=", TextOf(options_.dilation), ", groups=", options_.groups);
 }
+
+// --- Pooling ------------------------------------------------------------------------------------
+
+MaxPool2d::MaxPool2d(HeightWidth kernel, const MaxPool2dOptions& options)
+    : Module("MaxPool2d"), kernel_(kernel), options_(options) {
+  const HeightWidth extent(options.dilation.h * (kernel.h - 1) + 1,
+                           options.dilation.w * (kernel.w - 1) + 1);
+  if (!AtLeast(options.dilation, 1) ||
+      !WindowFits(kernel, options.stride, options.padding, extent)) {
+    RefuseAll(absl::StrCat(kExpectedWindow, description()));
+  }
+}
+
+Tensor MaxPool2d::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  // Taps that are further apart may all be over padding.
+  const auto least_of = [](int64_t kernel, int64_t padding, int64_t dilation) {
+    return std::max(LeastSize(kernel, padding, dilation), padding > 0 ? dilation : 1);
+  };
+  const HeightWidth least(least_of(kernel_.h, options_.padding.h, options_.dilation.h),
+                          least_of(kernel_.w, options_.padding.w, options_.dilation.w));
+  if (!IsImage(x, least)) return Refuse(x, absl::StrCat(ImageText(least), ", got ", TypeText(x)));
+  return chorus::MaxPool2d(x, kernel_, options_);
+}
+
+std::string MaxPool2d::description() const {
+  return absl::StrCat("kernel=", TextOf(kernel_), ", stride=", TextOf(options_.stride),
+                      ", padding=", TextOf(options_.padding),
+                      ", dilation=", TextOf(options_.dilation));
+}
+
+AvgPool2d::AvgPool2d(HeightWidth kernel, const AvgPool2dOptions& options)
+    : Module("AvgPool2d"), kernel_(kernel), options_(options) {
+  if (!WindowFits(kernel, options.stride, options.padding, kernel)) {
+    RefuseAll(absl::StrCat(kExpectedWindow, description()));
+  }
+}
+
+Tensor AvgPool2d::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  const HeightWidth least(std::max<int64_t>(LeastSize(kernel_.h, options_.padding.h, 1), 1),
+                          std::max<int64_t>(LeastSize(kernel_.w, options_.padding.w, 1), 1));
+  if (!IsImage(x, least)) return Refuse(x, absl::StrCat(ImageText(least), ", got ", TypeText(x)));
+  return chorus::AvgPool2d(x, kernel_, options_);
+}
+
+std::string AvgPool2d::description() const {
+  return absl::StrCat("kernel=", TextOf(kernel_), ", stride=", TextOf(options_.stride),
+                      ", padding=", TextOf(options_.padding),
+                      options_.count_padding ? "" : ", without padding in the mean");
+}
+
+AdaptiveAvgPool2d::AdaptiveAvgPool2d(HeightWidth size) : Module("AdaptiveAvgPool2d"), size_(size) {
+  if (!AtLeast(size, 1)) RefuseAll(absl::StrCat("expected sizes from 1, got ", TextOf(size)));
+}
+
+Tensor AdaptiveAvgPool2d::Forward(const Tensor& x) {
+  const CallSiteScope lines(site());
+  if (!IsImage(x, 1)) return Refuse(x, absl::StrCat(ImageText(1), ", got ", TypeText(x)));
+  return chorus::AdaptiveAvgPool2d(x, size_);
+}
+
+std::string AdaptiveAvgPool2d::description() const { return TextOf(size_); }
 
 }  // namespace nn
 }  // namespace chorus

@@ -1,5 +1,6 @@
-// Convolutions as layers, for images [n, channels, height, width] and sequences [n, channels,
-// length]. Each says in its errors where it stands in the tree, what it expected and what it got.
+// Layers for images [n, channels, height, width] and sequences [n, channels, length]: convolutions
+// and pooling. Each says in its errors where it stands in the tree, what it expected and what it
+// got.
 //
 // Threads, ownership and errors: chorus/nn/module.h.
 #ifndef CHORUS_CLIENT_NN_CONV_H_
@@ -76,6 +77,41 @@ class ConvTranspose2d : public Convolution {
   const int64_t out_;
   const HeightWidth kernel_;
   const ConvTranspose2dOptions options_;
+};
+
+// chorus::MaxPool2d.
+class MaxPool2d : public Module {
+ public:
+  explicit MaxPool2d(HeightWidth kernel, const MaxPool2dOptions& options = MaxPool2dOptions());
+  Tensor Forward(const Tensor& x) override;
+  std::string description() const override;
+
+ private:
+  const HeightWidth kernel_;
+  const MaxPool2dOptions options_;
+};
+
+// chorus::AvgPool2d.
+class AvgPool2d : public Module {
+ public:
+  explicit AvgPool2d(HeightWidth kernel, const AvgPool2dOptions& options = AvgPool2dOptions());
+  Tensor Forward(const Tensor& x) override;
+  std::string description() const override;
+
+ private:
+  const HeightWidth kernel_;
+  const AvgPool2dOptions options_;
+};
+
+// chorus::AdaptiveAvgPool2d.
+class AdaptiveAvgPool2d : public Module {
+ public:
+  explicit AdaptiveAvgPool2d(HeightWidth size);
+  Tensor Forward(const Tensor& x) override;
+  std::string description() const override;
+
+ private:
+  const HeightWidth size_;
 };
 
 }  // namespace nn

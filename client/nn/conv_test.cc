@@ -174,6 +174,46 @@ TEST_F(ConvLayersTest, ConvolutionsThatMakeNoSenseAreRefused) {
                         "1x1, got 1x1"));
 }
 
+TEST_F(ConvLayersTest, PoolsAreTheFunctions) {
+  MaxPool2dOptions most;
+  most.stride = 1;
+  most.padding = {1, 0};
+  AvgPool2dOptions mean;
+  mean.padding = {1, 1};
+  mean.count_padding = false;
+  Sequential model;
+  model.Append<MaxPool2d>(2, most);
+  model.Append<AvgPool2d>(HeightWidth(3, 2), mean);
+  model.Append<AdaptiveAvgPool2d>(HeightWidth(2, 1));
+  ASSERT_TRUE(model.Init(session_, 1).ok());
+  const Tensor x = Numbers({2, 3, 6, 7});
+  const Tensor y = chorus::AdaptiveAvgPool2d(
+      chorus::AvgPool2d(chorus::MaxPool2d(x, 2, most), {3, 2}, mean), {2, 1});
+  ASSERT_TRUE(y.status().ok()) << y.status();
+  EXPECT_EQ(Values<double>(model(x)), Values<double>(y));
+  EXPECT_THAT(model.ToString(),
+              HasSubstr("AvgPool2d(kernel=3x2, stride=0x0, padding=1x1, without padding"));
+
+  EXPECT_THAT(Refusal(&model, Numbers({2, 3, 6})),
+              HasSubstr("0 (MaxPool2d): expected [n, channels, h, w] with h from 1 and w from 2, "
+                        "got f64[2,3,6]"));
+  EXPECT_THAT(Refusal(&model, Numbers({2, 3, 1, 1})), HasSubstr("(MaxPool2d)"));
+  AvgPool2d plain({4, 1});
+  EXPECT_THAT(Refusal(&plain, Numbers({2, 3, 3, 3})),
+              HasSubstr("AvgPool2d: expected [n, channels, h, w] with h from 4 and w from 1, got "
+                        "f64[2,3,3,3]"));
+  AdaptiveAvgPool2d all(1);
+  EXPECT_THAT(Refusal(&all, Numbers({2, 3, 0, 3})),
+              HasSubstr("AdaptiveAvgPool2d: expected [n, channels, h, w] with h from 1 and w from "
+                        "1, got f64[2,3,0,3]"));
+  most.padding = 2;
+  EXPECT_THAT(
+      std::string(MaxPool2d(2, most).Init(session_, 1).message()),
+      HasSubstr("padding from 0 to half a window, got kernel=2x2, stride=1x1, padding=2x2"));
+  EXPECT_FALSE(AvgPool2d(0).Init(session_, 1).ok());
+  EXPECT_FALSE(AdaptiveAvgPool2d({1, 0}).Init(session_, 1).ok());
+}
+
 }  // namespace
 }  // namespace nn
 }  // namespace chorus
