@@ -54,7 +54,21 @@ struct Case {
   DType index_dtype = DType::kI64;
 };
 
-// softmax, cross_entropy and what goes by index.
+// What goes along one axis: those elements, in both directions; of a sort also the first so many.
+void AppendOrderCases(const Ints& sizes, int64_t axis, std::vector<Case>* cases) {
+  for (const int64_t flag : {0, 1}) {
+    cases->push_back({"cum_sum", {sizes}, {{"axis", axis}, {"reverse", flag}}});
+    const Attributes order = {{"axis", axis}, {"descending", flag}};
+    cases->push_back({"arg_sort", {sizes}, order});
+    for (const int64_t k : std::set<int64_t>{0, 1, sizes[axis] / 3, sizes[axis]}) {
+      if (k > sizes[axis]) continue;
+      cases->push_back({"arg_sort", {sizes}, order});
+      cases->back().attributes.push_back({"k", k});
+    }
+  }
+}
+
+// softmax, cross_entropy, what goes by index and in order.
 void AppendRowCases(std::vector<Case>* cases) {
   const auto axis_is = [](int64_t axis) { return Attributes{{"axis", axis}}; };
   for (const Ints& sizes : {Ints{5}, Ints{1}, Ints{0}, Ints{3, 7}, Ints{2, 5, 131}, Ints{2, 0, 3},
@@ -65,6 +79,7 @@ void AppendRowCases(std::vector<Case>* cases) {
       cases->push_back({"center", {sizes, sizes}, axis_is(axis)});
       cases->push_back({"center_grad", {sizes, sizes}, axis_is(axis)});
       cases->push_back({"softmax_grad", {sizes, sizes}, axis_is(axis)});
+      AppendOrderCases(sizes, axis, cases);
       if (sizes[axis] == 0) continue;
       for (const int64_t keep_dims : {0, 1}) {
         for (const char* op : {"arg_max", "arg_min"}) {
@@ -421,6 +436,19 @@ class Kernel {
   void RunUnit(int64_t unit, Value* out) const {
     EXPECT_TRUE(kernel_->Run({pointers_, {&out->bytes[0]}, workspace()}, unit, unit + 1).ok());
   }
+  // By byte of the workspace, whether that unit writes there.
+  std::vector<bool> Written(int64_t unit) const {
+    std::string out(static_cast<size_t>(outputs_[0].num_bytes()), '\0');
+    const absl::Span<char> scratch = workspace();
+    std::vector<bool> written(scratch.size(), false);
+    // Twice, for what is written may be what stood there.
+    for (const char before : {'\0', '\xff'}) {
+      std::fill(scratch.begin(), scratch.end(), before);
+      EXPECT_TRUE(kernel_->Run({pointers_, {&out[0]}, scratch}, unit, unit + 1).ok());
+      for (size_t i = 0; i < scratch.size(); ++i) written[i] = written[i] || scratch[i] != before;
+    }
+    return written;
+  }
   absl::Status TryRun() const {
     std::string out(outputs_[0].num_bytes(), '\0');
     return kernel_->RunAll({pointers_, {out.empty() ? nullptr : &out[0]}, workspace()});
@@ -555,6 +583,39 @@ TEST(HostKernelsTest, EqualTheNaiveEvaluatorWholeAndInPieces) {
   for (const Case& c : Cases()) EXPECT_EQ(taken.count(c.op), 1) << c.op;
 }
 
+// Units run at a time, on any threads.
+TEST(HostKernelsTest, EachUnitHasScratchOfItsOwn) {
+  std::mt19937_64 random(kSeed);
+  std::vector<Case> cases = Cases();
+  // More rows than half types add up on the stack.
+  cases.push_back({"scatter_add",
+                   {{100, 70}, {100}},
+                   {{"axis", int64_t{0}}, {"size", int64_t{8 * 256 + 1}}},
+                   1,
+                   8 * 256 + 1,
+                   DType::kI32});
+  std::set<std::string> wanting;
+  for (const DType dtype : {DType::kF16, DType::kI64}) {
+    for (const Case& c : cases) {
+      if (!Takes(c, dtype)) continue;
+      const Kernel kernel(c.op, InputsOf(c, dtype, &random), c.attributes);
+      ASSERT_TRUE(kernel.ok());
+      if ((*kernel).workspace_bytes() == 0) continue;
+      wanting.insert(c.op);
+      std::vector<int64_t> owner(static_cast<size_t>((*kernel).workspace_bytes()), -1);
+      for (int64_t unit = 0; unit < (*kernel).units(); ++unit) {
+        const std::vector<bool> written = kernel.Written(unit);
+        for (size_t i = 0; i < owner.size(); ++i) {
+          if (!written[i]) continue;
+          ASSERT_EQ(owner[i], -1) << c.op << ": byte " << i << " of unit " << unit;
+          owner[i] = unit;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(wanting, (std::set<std::string>{"arg_sort", "matmul", "scatter_add"}));
+}
+
 // A runtime runs what is said to cost little where it stands.
 TEST(HostKernelsTest, SayThatTheyCostWhatTheyWriteAtLeast) {
   std::mt19937_64 random(kSeed);
@@ -599,6 +660,18 @@ TEST(HostKernelsTest, SayWhatVerySmallPiecesOfWorkCost) {
   }
   EXPECT_GE(costs[0], costs[1] + rows * 99 * 16);
   EXPECT_EQ(costs[2], costs[3]);
+}
+
+TEST(HostKernelsTest, SayThatASortCostsItsComparisons) {
+  std::mt19937_64 random(kSeed);
+  const auto cost = [&](int64_t size, int64_t k) {
+    const Case sort = {"arg_sort", {{2, size}}, {{"axis", int64_t{1}}, {"k", k}}};
+    const Kernel kernel(sort.op, InputsOf(sort, DType::kF32, &random), sort.attributes);
+    return (*kernel).units() * (*kernel).cost_per_unit();
+  };
+  EXPECT_GE(cost(4096, 4096), 2 * 4096 * 12 * 8);
+  EXPECT_GT(cost(4096, 4096), 4 * cost(4096, 1));
+  EXPECT_GT(cost(1 << 16, 1 << 16), 18 * cost(4096, 4096));
 }
 
 // Half types are added up in floats: in so much memory that a unit looks at all updates a few times
@@ -1148,6 +1221,106 @@ TEST(HostKernelsTest, ArgMaxPrefersTheFirstAndNan) {
                         {testing::MakeValue<int64_t>(Ints{3}, {large, large + 1, large})},
                         {{"axis", int64_t{0}}});
   EXPECT_EQ(testing::Elements<int64_t>(integers.Run({1})), Ints{1});
+}
+
+// NaN is above all else, of equals the first comes first, in both directions.
+TEST(HostKernelsTest, ArgSortOfInfinitiesNanAndEquals) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> x = {0.0, nan, -inf, 2, -nan, -0.0, inf, 2, -2, 0.0, -0.25, 0.25};
+  const Ints ascending = {2, 8, 10, 0, 5, 9, 11, 3, 7, 6, 1, 4};
+  const Ints descending = {1, 4, 6, 3, 7, 11, 0, 5, 9, 10, 8, 2};
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    for (const Ints& sizes : {Ints{12, 1}, Ints{12, 2}}) {
+      std::vector<double> elements;
+      for (const double element : x) elements.insert(elements.end(), sizes[1], element);
+      for (const int64_t flag : {0, 1}) {
+        for (int64_t k = 0; k <= 12; ++k) {
+          const Kernel kernel("arg_sort", {testing::FromDoubles(WithDType(dtype, sizes), elements)},
+                              {{"axis", int64_t{0}}, {"descending", flag}, {"k", k}});
+          ASSERT_TRUE(kernel.ok());
+          const Ints got = testing::Elements<int64_t>(kernel.Run({(*kernel).units()}));
+          Ints expected;
+          for (int64_t i = 0; i < k * sizes[1]; ++i) {
+            expected.push_back((flag == 1 ? descending : ascending)[i / sizes[1]]);
+          }
+          EXPECT_EQ(got, expected) << DTypeName(dtype) << " " << k;
+        }
+      }
+    }
+  }
+}
+
+// By all their bits: a NaN's sign and payload, and the least and largest of each dtype.
+TEST(HostKernelsTest, ArgSortTellsEveryElementOfADTypeFromTheNext) {
+  const auto run = [](const Value& x, int64_t descending) {
+    const Kernel kernel("arg_sort", {x}, {{"axis", int64_t{0}}, {"descending", descending}});
+    return testing::Elements<int64_t>(kernel.Run({(*kernel).units()}));
+  };
+  const auto expect = [&](const Value& x, const Ints& ascending) {
+    EXPECT_EQ(run(x, 0), ascending) << testing::ToString(x);
+    EXPECT_EQ(run(x, 1), Ints(ascending.rbegin(), ascending.rend())) << testing::ToString(x);
+  };
+  // Beyond what a double tells apart.
+  const int64_t least = std::numeric_limits<int64_t>::min();
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  expect(testing::MakeValue<int64_t>(Ints{6}, {most, 0, most - 1, least + 1, -1, least}),
+         {5, 3, 4, 1, 2, 0});
+  expect(testing::MakeValue<int32_t>(Ints{4}, {0x7fffffff, -1, 0, -0x7fffffff - 1}), {3, 1, 2, 0});
+  expect(testing::MakeValue<int16_t>(Ints{4}, {32767, -1, 0, -32768}), {3, 1, 2, 0});
+  expect(testing::MakeValue<int8_t>(Ints{4}, {127, -1, 0, -128}), {3, 1, 2, 0});
+  expect(testing::MakeValue<uint8_t>(Ints{4}, {127, 255, 0, 128}), {2, 0, 3, 1});
+  const double small = std::numeric_limits<double>::denorm_min();
+  expect(testing::MakeValue<double>(Ints{5}, {1, 0, small, -small, 1 + 0x1p-52}), {3, 1, 2, 0, 4});
+  // Every half there is.
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    std::string bytes;
+    for (int bits = 0; bits < 0x10000; ++bits) {
+      bytes.push_back(static_cast<char>(bits & 0xff));
+      bytes.push_back(static_cast<char>(bits >> 8));
+    }
+    const Value halves{WithDType(dtype, {0x10000}), bytes};
+    const std::vector<double> x = testing::ToDoubles(halves);
+    for (const int64_t descending : {0, 1}) {
+      Ints expected(x.size());
+      for (size_t i = 0; i < x.size(); ++i) expected[i] = static_cast<int64_t>(i);
+      std::stable_sort(expected.begin(), expected.end(), [&](int64_t a, int64_t b) {
+        if (descending == 1) std::swap(a, b);
+        return x[a] < x[b] || (x[a] == x[a] && x[b] != x[b]);
+      });
+      EXPECT_EQ(run(halves, descending), expected) << DTypeName(dtype);
+    }
+  }
+  // A byte that is not 0 is true.
+  const Value bools = testing::MakeValue<uint8_t>(WithDType(DType::kBool, {5}), {2, 0, 1, 255, 0});
+  EXPECT_EQ(run(bools, 0), (Ints{1, 4, 0, 2, 3}));
+  EXPECT_EQ(run(bools, 1), (Ints{0, 2, 3, 1, 4}));
+}
+
+TEST(HostKernelsTest, CumSumRoundsHalfTypesOnceAndWraps) {
+  const auto run = [](const Value& x, int64_t reverse) {
+    const Kernel kernel("cum_sum", {x}, {{"axis", int64_t{0}}, {"reverse", reverse}});
+    return testing::ToDoubles(kernel.Run({(*kernel).units()}));
+  };
+  using Doubles = std::vector<double>;
+  // In f16 a quarter more than 512 is 512.
+  const Value halves = testing::FromDoubles(WithDType(DType::kF16, {3}), {512, 0.25, 0.25});
+  EXPECT_EQ(run(halves, 0), (Doubles{512, 512, 512.5}));
+  EXPECT_EQ(run(halves, 1), (Doubles{512.5, 0.5, 0.25}));
+  // Sums that are infinite in f16 may come back.
+  const Value large = testing::FromDoubles(WithDType(DType::kF16, {3}), {60000, 60000, -60000});
+  EXPECT_EQ(run(large, 0), (Doubles{60000, std::numeric_limits<double>::infinity(), 60000}));
+  const Value bytes = testing::FromDoubles(WithDType(DType::kI8, {3}), {100, 100, 100});
+  EXPECT_EQ(run(bytes, 0), (Doubles{100, -56, 44}));
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const Kernel longs("cum_sum", {testing::MakeValue<int64_t>(Ints{2}, {most, 1})},
+                     {{"axis", int64_t{0}}});
+  EXPECT_EQ(testing::Elements<int64_t>(longs.Run({1})),
+            (Ints{most, std::numeric_limits<int64_t>::min()}));
+  // The first is the element itself: nothing is added to it.
+  for (const double sum : run(testing::MakeValue<double>(Ints{2}, {-0.0, -0.0}), 0)) {
+    EXPECT_TRUE(std::signbit(sum));
+  }
 }
 
 TEST(HostKernelsTest, IndicesAreChecked) {

@@ -61,6 +61,10 @@ std::vector<Case> Cases() {
       {"scatter_add", {bf16, indices}, {{"axis", int64_t{0}}, {"size", int64_t{50}}}},
       {"one_hot", {indices}, {{"depth", int64_t{9}}, {"dtype", std::string("f32")}}},
       {"arg_max", {bf16}, rows},
+      {"arg_sort", {bf16}, rows},
+      {"arg_sort", {i64}, {{"axis", int64_t{1}}, {"descending", int64_t{1}}, {"k", int64_t{20}}}},
+      {"arg_sort", {f32}, columns},
+      {"cum_sum", {bf16}, rows},
       {"product", {bf16, bf16, bf16}, {}},
       {"transpose", {f32}, {{"perm", std::vector<int64_t>{1, 0}}}},
       {"concat", {f32, f32}, rows},
@@ -162,6 +166,39 @@ TEST(KernelMemoryTest, AWorkspaceHasABound) {
     EXPECT_EQ(workspace_of(dtype, 1, 1 << 14, 1 << 10, 1 << 10), kMost);
     EXPECT_EQ(workspace_of(dtype, 100, 1 << 14, 1 << 10, 1 << 10), kMost);
   }
+}
+
+// Of a sort: what is chosen of a row, in each of some units, or nothing.
+TEST(KernelMemoryTest, ASortTakesWhatItGivesAFewTimesAtMost) {
+  const auto workspace_of = [](DType dtype, const std::vector<int64_t>& sizes, int64_t axis,
+                               int64_t k) {
+    const TensorType x = Type(dtype, sizes);
+    const std::vector<const TensorType*> types = {&x};
+    NodeView node;
+    node.op = "arg_sort";
+    const Attributes attributes = {{"axis", axis}, {"k", k}};
+    node.attributes = attributes;
+    node.inputs = types;
+    const auto outputs = InferTypes(node);
+    EXPECT_TRUE(outputs.ok()) << outputs.status();
+    const auto kernel = MakeHostKernel(node, *outputs);
+    EXPECT_TRUE(kernel.ok());
+    return (*kernel)->workspace_bytes();
+  };
+  for (const DType dtype : {DType::kBool, DType::kF16, DType::kF32, DType::kI32}) {
+    EXPECT_EQ(workspace_of(dtype, {1000, 300}, 1, 300), 0);
+    EXPECT_EQ(workspace_of(dtype, {30, 5}, 0, 30), 5 * 30 * 8);
+    EXPECT_EQ(workspace_of(dtype, {1 << 20, 1 << 10}, 0, 50), 64 * 50 * 8);
+  }
+  for (const DType dtype : {DType::kF64, DType::kI64}) {
+    EXPECT_EQ(workspace_of(dtype, {5, 30}, 1, 30), 5 * 30 * 16);
+    EXPECT_EQ(workspace_of(dtype, {1 << 20, 1 << 10}, 1, 50), 64 * 50 * 16);
+  }
+  // An index that a key leaves no room for.
+  const int64_t rows = int64_t{1} << 32;
+  EXPECT_EQ(workspace_of(DType::kF32, {rows}, 0, 50), 0);
+  EXPECT_EQ(workspace_of(DType::kF32, {rows + 1}, 0, 50), 50 * 16);
+  EXPECT_EQ(workspace_of(DType::kF16, {rows + 1}, 0, 50), 0);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ OPS = {
     "compare": ["host"],
     "convolution": ["host"],
     "cross_entropy": ["host"],
+    "cum_sum": ["host"],
     "elementwise": ["host"],
     "fill": ["host"],
     "gather": [],
@@ -29,6 +30,7 @@ OPS = {
     "shape": ["host"],
     "slice": ["host"],
     "softmax": ["host"],
+    "sort": ["host"],
     "sum": ["host"],
 }
 

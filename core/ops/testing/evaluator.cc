@@ -160,6 +160,8 @@ class Local {
     if (op == "scatter_add_along") return ScatterAddAlong();
     if (op == "arg_max") return Arg([](T a, T b) { return a > b; });
     if (op == "arg_min") return Arg([](T a, T b) { return a < b; });
+    if (op == "arg_sort") return ArgSort();
+    if (op == "cum_sum") return CumSum();
     if (op == "sum") return Reduce(T{}, [](T a, T b) { return Add(a, b); });
     if (op == "mean") return Mean();
     if (op == "prod") return Reduce(T{1}, [](T a, T b) { return Mul(a, b); });
@@ -489,6 +491,51 @@ class Local {
         if (least == least && (x != x || is_better(x, least))) best = i;
       }
       out_[Position(type_, o)] = static_cast<T>(best[axis]);
+    });
+    return true;
+  }
+
+  // Each element's place is how many stand before it.
+  bool ArgSort() {
+    const TensorType& input = node_.input(0);
+    const auto axis = static_cast<size_t>(Int("axis"));
+    const bool is_bool = input.dtype == DType::kBool;
+    const auto is_less = [](T a, T b) { return a < b || (a == a && b != b); };
+    ForEach(input, [&](const Index& i) {
+      const auto at = [&](int64_t k) {
+        Index j = i;
+        j[axis] = k;
+        const T x = in_[0][Position(input, j)];
+        return is_bool ? T(x != 0) : x;
+      };
+      const T x = at(i[axis]);
+      Index place = i;
+      place[axis] = 0;
+      for (int64_t k = 0; k < input.dims[axis].size; ++k) {
+        const T y = at(k);
+        const bool before = Int("descending") != 0 ? is_less(x, y) : is_less(y, x);
+        const bool equal = !is_less(x, y) && !is_less(y, x);
+        place[axis] += before || (equal && k < i[axis]) ? 1 : 0;
+      }
+      if (place[axis] >= type_.dims[axis].size) return;
+      out_[Position(type_, place)] = static_cast<T>(i[axis]);
+    });
+    return true;
+  }
+
+  bool CumSum() {
+    const auto axis = static_cast<size_t>(Int("axis"));
+    const bool reverse = Int("reverse") != 0;
+    const int64_t first = reverse ? type_.dims[axis].size - 1 : 0;
+    ForEach(type_, [&](const Index& i) {
+      Index j = i;
+      j[axis] = first;
+      T sum = in_[0][Position(type_, j)];
+      while (j[axis] != i[axis]) {
+        j[axis] += reverse ? -1 : 1;
+        sum = Add(sum, in_[0][Position(type_, j)]);
+      }
+      out_[Position(type_, i)] = sum;
     });
     return true;
   }
@@ -1311,6 +1358,7 @@ absl::StatusOr<std::vector<Value>> EvaluateLocal(const NodeView& node,
   }
   // Indices come of comparing what the inputs are.
   const bool arg = node.op == "arg_max" || node.op == "arg_min" || node.op == "max_pool_index";
+  const bool arg = node.op == "arg_max" || node.op == "arg_min" || node.op == "arg_sort";
   const DType computed = arg ? inputs[0]->type.dtype : outputs[0].dtype;
   return DispatchWide(computed, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
     Local<decltype(t)> local(node, inputs, outputs[0]);
