@@ -1,5 +1,5 @@
-// Local ops on tensors: those that nearly every model has. More of them are in functional/math.h
-// and functional/nn.h; docs/ops.md has them all.
+// Local ops on tensors: those that nearly every model has. More of them are in functional/math.h,
+// functional/nn.h and functional/sort.h; docs/ops.md has them all.
 //
 // Threads: any, as chorus.h says.
 // Ownership: results are handles. An operand's handle may go as soon as the call has returned.

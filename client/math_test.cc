@@ -296,6 +296,17 @@ TEST_F(MathTest, VarianceBothWays) {
   Refused(Std(Tensor()), "Std: expected a tensor");
 }
 
+TEST_F(MathTest, CumSumAddsUpFromEitherEnd) {
+  const Tensor x = FromHost<double>(session_, {1, 2, 3, 4, 5, 9}, {2, 3}).RequireGrad();
+  EXPECT_THAT(Values<double>(CumSum(x)), ElementsAre(1, 3, 6, 4, 9, 18));
+  EXPECT_THAT(Values<double>(CumSum(x, 0)), ElementsAre(1, 2, 3, 5, 7, 12));
+  EXPECT_THAT(Values<double>(CumSum(x, 1, /*reverse=*/true)), ElementsAre(6, 5, 3, 18, 14, 9));
+  EXPECT_THAT(std::string(CumSum(x, 2).status().message()),
+              HasSubstr("cum_sum: expected an axis from -2 to 1 of f64[2,3], got 2"));
+  ASSERT_TRUE(Backward(Sum(CumSum(x) * Make({1, 10, 100}))).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(111, 110, 100, 111, 110, 100));
+}
+
 TEST_F(MathTest, RandomNumbersAreFunctionsOfSeedAndOffset) {
   const auto draw = [&](const RandomNumber& seed, const RandomNumber& offset) {
     return Values<float>(RandomUniform(session_, DType::kF32, {5}, seed, offset));

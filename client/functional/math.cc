@@ -15,6 +15,7 @@
 namespace chorus {
 namespace {
 
+using internal::Along;
 using internal::ApplyLocal;
 using internal::Axis;
 using internal::Elementwise;
@@ -234,6 +235,11 @@ Tensor Var(const Tensor& x, const Axes& axes, bool keep_dims, bool unbiased, Cal
 Tensor Std(const Tensor& x, const Axes& axes, bool keep_dims, bool unbiased, CallSite site) {
   const Tensor variance = WideVar("Std", x, axes, keep_dims, unbiased, site);
   return NarrowedTo(x.dtype(), RootFlatAtZero(variance, site), site);
+}
+
+Tensor CumSum(const Tensor& x, int64_t axis, bool reverse, CallSite site) {
+  return Along("cum_sum", {x}, axis, reverse ? Attributes{{"reverse", int64_t{1}}} : Attributes(),
+               site);
 }
 
 // --- Random numbers -----------------------------------------------------------------------------

@@ -107,6 +107,11 @@ Tensor Var(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false, b
 Tensor Std(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false, bool unbiased = true,
            CallSite site = CallSite::Here());
 
+// The sum of the elements up to each one along an axis, itself included, in their order; with
+// `reverse` from the last one on. Negative axes count from the end.
+Tensor CumSum(const Tensor& x, int64_t axis = -1, bool reverse = false,
+              CallSite site = CallSite::Here());
+
 // --- Random numbers -----------------------------------------------------------------------------
 // Functions of the seed, the offset and an element's index alone: the same on every rank and
 // device. `seed` and `offset` are 0-dim i64 tensors, or numbers: other ones are no other graph.

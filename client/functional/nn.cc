@@ -1,33 +1,17 @@
 #include "chorus/functional/nn.h"
 
 #include <string>
-#include <utility>
 
-#include "absl/types/span.h"
 #include "client/internal/local.h"
 #include "client/internal/record.h"
 
 namespace chorus {
 namespace {
 
+using internal::Along;
 using internal::ApplyLocal;
-using internal::Axis;
-using internal::Fail;
 using internal::IsUsable;
 using internal::Spec;
-
-// An op with attribute `axis` of its first input, and others, which come after it.
-Tensor Along(const char* op, absl::Span<const Tensor> inputs, int64_t axis, Attributes others,
-             CallSite site) {
-  int64_t axis_index = axis;
-  if (IsUsable(inputs[0])) {
-    const absl::StatusOr<int64_t> checked = Axis(op, inputs[0], axis);
-    if (!checked.ok()) return Fail(inputs[0], checked.status(), site);
-    axis_index = *checked;
-  }
-  others.insert(others.begin(), {"axis", axis_index});
-  return ApplyLocal(Spec(op, site, std::move(others)), inputs);
-}
 
 Attributes KeepDims(bool keep_dims) {
   return keep_dims ? Attributes{{"keep_dims", int64_t{1}}} : Attributes{};

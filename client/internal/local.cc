@@ -175,6 +175,18 @@ absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis) {
   return axis < 0 ? axis + rank : axis;
 }
 
+Tensor Along(const char* op, absl::Span<const Tensor> inputs, int64_t axis, Attributes others,
+             CallSite site) {
+  int64_t axis_index = axis;
+  if (IsUsable(inputs[0])) {
+    const absl::StatusOr<int64_t> checked = Axis(op, inputs[0], axis);
+    if (!checked.ok()) return Fail(inputs[0], checked.status(), site);
+    axis_index = *checked;
+  }
+  others.insert(others.begin(), {"axis", axis_index});
+  return ApplyLocal(Spec(op, site, std::move(others)), inputs);
+}
+
 Tensor ReduceAxes(const char* op, const Tensor& x, const Axes& axes, bool keep_dims,
                   CallSite site) {
   std::vector<int64_t> sorted;

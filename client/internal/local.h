@@ -71,6 +71,10 @@ Tensor Operate(const Operand& a, const Operand& b, CallSite site, const Op& op) 
 // An axis of a usable tensor, counted from the front; negative ones come from the end.
 absl::StatusOr<int64_t> Axis(const char* op, const Tensor& x, int64_t axis);
 
+// An op with attribute `axis` of its first input, and others, which come after it.
+Tensor Along(const char* op, absl::Span<const Tensor> inputs, int64_t axis, Attributes others,
+             CallSite site);
+
 // A reduction.
 Tensor ReduceAxes(const char* op, const Tensor& x, const Axes& axes, bool keep_dims, CallSite site);
 
