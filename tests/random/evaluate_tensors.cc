@@ -1,6 +1,7 @@
 #include "tests/random/evaluate_tensors.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core/base/error.h"
@@ -409,6 +410,24 @@ absl::StatusOr<Array> TensorOps::Local(const Statement& s, const Arrays& in, con
       }
       return Summed(result, sums);
     }
+    case Op::kSort:
+    case Op::kArgSort:
+      return Sorted(s, in[0], out);
+    case Op::kCumSum: {
+      const int64_t axis = axis_of(0);
+      if (!has_axis(axis, in[0].shape) || dtype == DType::kBool) return No("cum_sum");
+      result.shape = in[0].shape;
+      std::vector<Edges> sums(in[0].nodes.size());
+      ForEachLine(in[0].shape, axis, [&](std::vector<size_t> line) {
+        if (s.flag) std::reverse(line.begin(), line.end());
+        Edges sum;
+        for (const size_t i : line) {
+          sum.push_back({in[0].nodes[i], 1});
+          sums[i] = sum;
+        }
+      });
+      return Summed(result, sums);
+    }
     default:
       result.shape = in[0].shape;
       for (const int n : in[0].nodes)
@@ -492,6 +511,53 @@ absl::StatusOr<Array> TensorOps::Reduction1(const Statement& s, const Array& x, 
     CHORUS_RETURN_IF_ERROR(Append(graph_->Reduced(reduction, dtype, set, {}), &result.nodes));
   }
   return result;
+}
+
+absl::StatusOr<Array> TensorOps::Sorted(const Statement& s, const Array& x, const Value& out) {
+  const int64_t axis = Axis(s.ints[0], x.shape);
+  if (axis < 0 || axis >= static_cast<int64_t>(x.shape.size())) return No("sort: that axis");
+  const auto a = static_cast<size_t>(axis);
+  if (s.ints[1] < 0 || s.ints[1] > x.shape[a]) return No("sort: so many");
+  Array result{out.dtype, x.shape, {}};
+  // All are sorted, and the first so many are taken.
+  result.nodes.resize(x.nodes.size());
+  ForEachLine(x.shape, axis, [&](const std::vector<size_t>& line) {
+    const auto value = [&](int64_t i) {
+      return graph_->at(x.nodes[line[static_cast<size_t>(i)]]).value;
+    };
+    const auto error = [&](int64_t i) {
+      return graph_->at(x.nodes[line[static_cast<size_t>(i)]]).error;
+    };
+    std::vector<int64_t> order;
+    for (size_t i = 0; i < line.size(); ++i) order.push_back(static_cast<int64_t>(i));
+    std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) {
+      return s.flag ? value(i) > value(j) : value(i) < value(j);
+    });
+    bool known = true;
+    double largest = 0;
+    Edges shares;
+    for (size_t i = 0; i < order.size(); ++i) {
+      largest = std::max(largest, error(order[i]));
+      shares.push_back({x.nodes[line[i]], kNoShare});
+      if (i == 0) continue;
+      const double both = error(order[i]) + error(order[i - 1]);
+      if (both > 0 && std::fabs(value(order[i]) - value(order[i - 1])) <= both) known = false;
+    }
+    for (size_t i = 0; i < order.size(); ++i) {
+      int& node = result.nodes[line[i]];
+      if (s.op == Op::kArgSort) {
+        node = graph_->Constant(DType::kI64, static_cast<double>(order[i]), known ? 0 : kUnknown);
+      } else if (known) {
+        node = graph_->Copy(x.nodes[line[static_cast<size_t>(order[i])]]);
+      } else if (IsFloating(x.dtype)) {
+        // Whichever it is, it is no further off than any of them.
+        node = graph_->Chosen(x.dtype, value(order[i]), largest, shares);
+      } else {
+        node = graph_->Constant(x.dtype, value(order[i]), largest);
+      }
+    }
+  });
+  return Sliced(result, axis, 0, s.ints[1]);
 }
 
 absl::StatusOr<Array> TensorOps::MatMul(const Array& a, const Array& b) {

@@ -58,6 +58,8 @@ class TensorOps {
   // `result` with a sum for each element.
   absl::StatusOr<Array> Summed(Array result, const std::vector<Edges>& sums);
   absl::StatusOr<Array> Reduction1(const Statement& s, const Array& x, const Value& out);
+  // kSort, kArgSort.
+  absl::StatusOr<Array> Sorted(const Statement& s, const Array& x, const Value& out);
   absl::StatusOr<Array> MatMul(const Array& a, const Array& b);
 
   ScalarGraph* const graph_;

@@ -81,6 +81,8 @@ bool IsSmooth(const Program& program) {
       case Op::kLess:
       case Op::kEqual:
       case Op::kArgMax:
+      case Op::kSort:
+      case Op::kArgSort:
         return false;
       default:
         break;

@@ -26,7 +26,7 @@ Dims Without(const Dims& shape, const std::vector<int64_t>& axes, bool all, bool
 
 bool LocalOps::Add() {
   const int rank = random_->Between(0, program_->ranks() - 1);
-  switch (random_->Between(0, 15)) {
+  switch (random_->Between(0, 16)) {
     case 0:
     case 1:
       return Unary(rank);
@@ -50,6 +50,8 @@ bool LocalOps::Add() {
       return Indexed(rank);
     case 14:
       return Select(rank);
+    case 15:
+      return Ordered(rank);
     default: {
       const int x = draft_->SomeNumbers(rank);
       const Value value = program_->value(x);
@@ -312,6 +314,24 @@ bool LocalOps::Indexed(int rank) {
       return draft_->Try(std::move(s));
     }
   }
+}
+
+bool LocalOps::Ordered(int rank) {
+  int x = draft_->Existing(rank, [](const Value& v) {
+    return v.dtype != DType::kBool && !v.shape.empty() && Elements(v.shape) <= 40;
+  });
+  if (x < 0) x = draft_->Operand(rank, settings_->dtype, {random_->Between(1, 4)});
+  const Value a = program_->value(x);
+  const int axis = random_->Between(0, static_cast<int>(a.shape.size()) - 1);
+  const Op op = random_->AnyOf({Op::kSort, Op::kSort, Op::kArgSort, Op::kCumSum, Op::kCumSum});
+  Dims shape = a.shape;
+  int64_t& size = shape[static_cast<size_t>(axis)];
+  if (op != Op::kCumSum && random_->Chance(0.5)) size = random_->Between(0, static_cast<int>(size));
+  Statement s = draft_->Of(op, rank, {x}, op == Op::kArgSort ? DType::kI64 : a.dtype, shape);
+  s.ints = {axis};
+  if (op != Op::kCumSum) s.ints.push_back(size);
+  s.flag = random_->Chance(0.5);
+  return draft_->Try(std::move(s));
 }
 
 bool LocalOps::Select(int rank) {

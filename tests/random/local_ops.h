@@ -1,5 +1,5 @@
 // Ops that a rank computes by itself, chosen at random: of one element or two, reductions, views,
-// those of models and of indices.
+// those of models, of indices and of an order.
 //
 // Threads: thread-compatible. Ownership: all that it is given is the caller's and outlives it; the
 // draft is that of the program. Errors: none; false says that nothing was added.
@@ -32,6 +32,7 @@ class LocalOps {
   bool View(int rank);
   bool Model(int rank);
   bool Indexed(int rank);
+  bool Ordered(int rank);
   bool Select(int rank);
 
   const Settings* const settings_;

@@ -86,6 +86,10 @@ enum class Op {
   kTakeAlong,
   kScatterAddAlong,
   kArgMax,
+  // In order. ints: axis, and of a sort how many; flag: descending, or from the end.
+  kSort,
+  kArgSort,
+  kCumSum,
   // Collectives: a call for each member, by rank in the group. Pieces along `dim` have `rows` where
   // not empty.
   kAllReduce,

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/functional/math.h"
 #include "chorus/functional/nn.h"
+#include "chorus/functional/sort.h"
 #include "chorus/parallel.h"
 #include "core/base/error.h"
 
@@ -429,6 +430,13 @@ class Trainer {
 
   static Axes AxesOf(const Statement& s) { return s.number == 1 ? Axes() : Axes(s.ints); }
 
+  // TopK's way where it is not all of them.
+  Sorted SortOf(const Statement& s, const Call& call, const Tensor& x) const {
+    const Dims& shape = program_.value(call.in[0]).shape;
+    const bool all = s.ints[1] == shape[static_cast<size_t>(s.ints[0])];
+    return all ? Sort(x, s.ints[0], s.flag) : TopK(x, s.ints[1], s.ints[0], s.flag);
+  }
+
   Tensor Local(const Statement& s, const Call& call, const Tensors& in) const {
     const Tensor& x = in[0];
     switch (s.op) {
@@ -540,6 +548,12 @@ class Trainer {
         return ScatterAddAlong(x, in[1], s.ints[0], s.ints[1]);
       case Op::kArgMax:
         return ArgMax(x, s.ints[0], s.flag);
+      case Op::kSort:
+        return SortOf(s, call, x).values;
+      case Op::kArgSort:
+        return SortOf(s, call, x).indices;
+      case Op::kCumSum:
+        return CumSum(x, s.ints[0], s.flag);
       default:
         return Tensor();
     }
