@@ -17,9 +17,9 @@
 namespace chorus {
 namespace {
 
-using testing::ExpectGradients;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
+using testing::ExpectGradients;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using testing::Values;
@@ -127,15 +127,13 @@ TEST_F(MathTest, ClampTakesTheBoundThatIsPassed) {
   ASSERT_TRUE(Backward(Sum(Clamp(x, low, 3) * Make({1, 2, 3, 4, 5}))).ok());
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(0, 2, 3, 4, 0));
   EXPECT_THAT(Values<double>(low.grad()), ElementsAre(1));
-  EXPECT_EQ(ErrorOf(Clamp(x, Make({1, 2}), 3).status()).reason, Reason::kBadType);
-  ExpectGradients(session_, {{{-2, 0.5, 5}, {3}}, {{-1}, {}}}, [](const std::vector<Tensor>& in) {
   Refused(Clamp(x, Make({1, 2}), 3),
           "ClampMin: lt: expected shapes that broadcast, got f64[5] and f64[2]");
   Refused(Clamp(whole, 0, 0.5), "ClampMax: expected a whole number that i32 has, got 0.5");
   Refused(Clamp(Tensor(), 0, 1), "expected a tensor, got an undefined one");
   const Tensor bad = Reshape(x, {3});
   EXPECT_EQ(Clamp(x, 0, bad).status(), bad.status());
-  CheckGradients(session_, {{{-2, 0.5, 5}, {3}}, {{-1}, {}}}, [](const std::vector<Tensor>& in) {
+  ExpectGradients(session_, {{{-2, 0.5, 5}, {3}}, {{-1}, {}}}, [](const std::vector<Tensor>& in) {
     return Clamp(in[0] * in[0], in[1], 3) * in[0] * in[1];
   });
 }
@@ -190,7 +188,7 @@ TEST_F(MathTest, NormsOverAxes) {
     EXPECT_EQ(Norm(FromHost<double>(session_, {}, {0, 3}), p, 1).shape(), Shape({0}));
     EXPECT_TRUE(std::isnan(Values<double>(Norm(Make({1, std::nan("")}), p))[0])) << p;
     ExpectGradients(session_, {{{3, -4, 1, 2, 0.5, -1}, {3, 2}}},
-                   [p](const std::vector<Tensor>& in) { return Norm(in[0] * in[0], p, 0); });
+                    [p](const std::vector<Tensor>& in) { return Norm(in[0] * in[0], p, 0); });
   }
   // Squares of half types are beyond them.
   const Tensor half = Cast(Make({300, 400}), DType::kF16);

@@ -20,8 +20,8 @@
 namespace chorus {
 namespace {
 
-using testing::ExpectGradients;
 using ::testing::ElementsAre;
+using testing::ExpectGradients;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using testing::Point;

@@ -1,6 +1,7 @@
 // Batch normalisation (Ioffe and Szegedy 2015).
 //
-// Threads, ownership and errors: chorus/nn/module.h.
+// Threads: chorus/nn/module.h. Ownership: a layer owns its variables. Errors: in the results; sizes
+//   that make no sense in a constructor come with Init and with every call.
 #ifndef CHORUS_CLIENT_NN_BATCH_NORM_H_
 #define CHORUS_CLIENT_NN_BATCH_NORM_H_
 

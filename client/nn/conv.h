@@ -2,7 +2,8 @@
 // and pooling. Each says in its errors where it stands in the tree, what it expected and what it
 // got.
 //
-// Threads, ownership and errors: chorus/nn/module.h.
+// Threads: chorus/nn/module.h. Ownership: a layer owns its variables. Errors: in the results; sizes
+//   that make no sense in a constructor come with Init and with every call.
 #ifndef CHORUS_CLIENT_NN_CONV_H_
 #define CHORUS_CLIENT_NN_CONV_H_
 

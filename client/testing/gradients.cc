@@ -85,7 +85,8 @@ void ExpectGradients(const TensorFunction& function, const std::vector<Tensor>& 
     std::vector<Tensor> results = {function(xs)};
     for (const TensorFunction* order : {&first, &second}) {
       absl::StatusOr<std::vector<Tensor>> gradients = Grad({(*order)(xs)}, xs);
-      if (!gradients.ok()) return std::vector<Tensor>{FromError(xs[0].device(), gradients.status())};
+      if (!gradients.ok())
+        return std::vector<Tensor>{FromError(xs[0].device(), gradients.status())};
       results.insert(results.end(), gradients->begin(), gradients->end());
     }
     return results;

@@ -1357,8 +1357,8 @@ absl::StatusOr<std::vector<Value>> EvaluateLocal(const NodeView& node,
     });
   }
   // Indices come of comparing what the inputs are.
-  const bool arg = node.op == "arg_max" || node.op == "arg_min" || node.op == "max_pool_index";
-  const bool arg = node.op == "arg_max" || node.op == "arg_min" || node.op == "arg_sort";
+  const bool arg = node.op == "arg_max" || node.op == "arg_min" || node.op == "arg_sort" ||
+                   node.op == "max_pool_index";
   const DType computed = arg ? inputs[0]->type.dtype : outputs[0].dtype;
   return DispatchWide(computed, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
     Local<decltype(t)> local(node, inputs, outputs[0]);
