@@ -61,8 +61,7 @@ Tensor BatchNorm::Forward(const Tensor& x) {
     centered = x - mean;
     variance = Mean(centered * centered, others, /*keep_dims=*/true);
     const double values = static_cast<double>(count);
-    Track(Reshape(mean.Detach(), {channels_}),
-          Reshape(variance.Detach(), {channels_}) * (values / (values - 1)));
+    Track(Reshape(mean, {channels_}), Reshape(variance, {channels_}) * (values / (values - 1)));
   } else {
     centered = x - Reshape(running_mean_(), per_channel);
     variance = Reshape(running_var_(), per_channel);

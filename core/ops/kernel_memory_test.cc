@@ -106,10 +106,28 @@ TEST(KernelMemoryTest, KernelsAllocateNothingAsTheyRun) {
 
 // But for oneDNN's own books of a call, which do not grow with the operands.
 TEST(KernelMemoryTest, ConvolutionsAllocateALittleWhateverTheirSize) {
-  for (const int64_t size : {3, 60}) {
-    const TensorType x = Type(DType::kF32, {5, 32, size, size});
-    const TensorType w = Type(DType::kF32, {32, 32, 3, 3});
-    const TensorType y = Type(DType::kF32, {5, 32, size - 2, size - 2});
+  using Ints = std::vector<int64_t>;
+  const struct {
+    Ints x, w, y;
+    Attributes attributes;
+  } sizes[] = {
+      {{5, 32, 3, 3}, {32, 32, 3, 3}, {5, 32, 1, 1}, {}},
+      {{5, 32, 60, 60}, {32, 32, 3, 3}, {5, 32, 58, 58}, {}},
+      {{2, 32, 9, 9},
+       {32, 1, 3, 3},
+       {2, 32, 9, 9},
+       {{"groups", int64_t{32}}, {"padding", Ints{1, 1}}}},
+      {{2, 32, 8, 9}, {32, 32, 1, 1}, {2, 32, 4, 3}, {{"stride", Ints{2, 3}}}},
+      {{2, 32, 9, 9}, {32, 32, 1, 1}, {2, 32, 5, 3}, {{"stride", Ints{2, 3}}}},
+      {{2, 32, 9, 9},
+       {32, 32, 1, 1},
+       {2, 32, 5, 6},
+       {{"padding", Ints{0, 1}}, {"stride", Ints{2, 2}}}},
+  };
+  for (const auto& s : sizes) {
+    const TensorType x = Type(DType::kF32, s.x);
+    const TensorType w = Type(DType::kF32, s.w);
+    const TensorType y = Type(DType::kF32, s.y);
     const struct {
       const char* op;
       std::vector<const TensorType*> inputs;
@@ -118,13 +136,15 @@ TEST(KernelMemoryTest, ConvolutionsAllocateALittleWhateverTheirSize) {
                  {"convolution_data_grad", {&y, &w}, x},
                  {"convolution_weight_grad", {&x, &y}, w}};
     for (const auto& c : cases) {
+      const std::string what = std::string(c.op) + " of " + x.ToString() + " by " + w.ToString();
       NodeView node;
       node.op = c.op;
+      node.attributes = s.attributes;
       node.inputs = c.inputs;
       const auto kernel = MakeHostKernel(node, {c.output});
       ASSERT_TRUE(kernel.ok()) << kernel.status();
-      // It is oneDNN's: its operands are reordered there.
-      EXPECT_GT((*kernel)->workspace_bytes(), 0) << c.op;
+      // It is oneDNN's, for operands are reordered there.
+      EXPECT_GT((*kernel)->workspace_bytes(), 0) << what;
       const Value a = testing::Zeros(*c.inputs[0]), b = testing::Zeros(*c.inputs[1]);
       Value result = testing::Zeros(c.output);
       std::vector<float> workspace(static_cast<size_t>((*kernel)->workspace_bytes()) /
@@ -135,9 +155,9 @@ TEST(KernelMemoryTest, ConvolutionsAllocateALittleWhateverTheirSize) {
                                    absl::MakeSpan(reinterpret_cast<char*>(workspace.data()),
                                                   workspace.size() * sizeof(float))};
       const HeapUse use;
-      EXPECT_TRUE((*kernel)->RunAll(buffers).ok()) << c.op;
-      EXPECT_LE(use.most_bytes(), 2048) << c.op;
-      EXPECT_EQ(use.bytes(), 0) << c.op;
+      EXPECT_TRUE((*kernel)->RunAll(buffers).ok()) << what;
+      EXPECT_LE(use.most_bytes(), 2048) << what;
+      EXPECT_EQ(use.bytes(), 0) << what;
     }
   }
 }

@@ -218,7 +218,17 @@ class Block {
       return memory::desc({samples, channels, sizes[0], sizes[1]}, memory::data_type::f32,
                           Dims{all * Plane(sizes), Plane(sizes), sizes[1], 1});
     };
+    // A single tap that strides reads a part of x: what brings x in leaves the rest out. oneDNN
+    // takes no tensor in which the end of a row or plane would lie behind the next one's begin;
+    // with padding it always would.
+    bool thin = gives != Gives::kX && Taps(s) == 1 && over_h.stride * over_w.stride > 1;
+    for (size_t d = 0; d < 2; ++d) thin = thin && s.y[d] * s.windows[d].stride <= s.x[d];
     x.here = images(groups * in, s.groups * s.in, s.x);
+    if (thin) {
+      x.here = memory::desc(
+          {samples, groups * in, s.y[0], s.y[1]}, memory::data_type::f32,
+          Dims{s.groups * s.in * Plane(s.x), Plane(s.x), over_h.stride * s.x[1], over_w.stride});
+    }
     y.here = images(groups * out, s.groups * s.out, s.y);
     Dims w_dims = {out, in, over_h.kernel, over_w.kernel};
     Dims w_strides = {s.in * Taps(s), Taps(s), over_w.kernel, 1};
@@ -230,7 +240,7 @@ class Block {
     const auto any = [](const memory::desc& desc) {
       return memory::desc(desc.dims(), memory::data_type::f32, memory::format_tag::any);
     };
-    const Dims strides = {over_h.stride, over_w.stride};
+    const Dims strides = {thin ? 1 : over_h.stride, thin ? 1 : over_w.stride};
     const Dims dilates = {over_h.dilation - 1, over_w.dilation - 1};
     const Dims padding = {over_h.padding, over_w.padding};
     dnnl::primitive_attr attributes;
