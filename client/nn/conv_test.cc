@@ -133,6 +133,7 @@ TEST_F(ConvLayersTest, ConvolutionsRefuseWhatDoesNotFit) {
   Conv1d row(3, 4, 5);
   EXPECT_THAT(Refusal(&row, Numbers({2, 3, 4})),
               HasSubstr("Conv1d: expected [n, 3, l] with l from 5, got f64[2,3,4]"));
+  EXPECT_THAT(Refusal(&row, Numbers({2, 4, 9})), HasSubstr("Conv1d: expected [n, 3, l]"));
   Sequential model;
   Conv2d& conv = model.Append<Conv2d>(3, 4, HeightWidth(5, 2));
   EXPECT_THAT(Refusal(&model, Numbers({2, 4, 9, 9})),

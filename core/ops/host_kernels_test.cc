@@ -1059,33 +1059,37 @@ TEST(HostKernelsTest, ReluSelectsAndDoesNotMultiply) {
 
 // Units may run at the same time, each on the thread that calls: a library's own threads would take
 // the processors from the pool's.
-TEST(HostKernelsTest, MatmulComputesInTheThreadsThatCallIt) {
+TEST(HostKernelsTest, LibrariesComputeInTheThreadsThatCallThem) {
   std::mt19937_64 random(kSeed);
-  const Kernel kernel("matmul",
-                      {testing::RandomNormal(WithDType(DType::kF32, {1024, 512}), &random),
-                       testing::RandomNormal(WithDType(DType::kF32, {512, 256}), &random)},
-                      {});
-  ASSERT_TRUE(kernel.ok());
-  const int64_t units = (*kernel).units();
-  ASSERT_GE(units, 4);
-  const Value whole = kernel.Run({units});
-  const auto count_threads = [] {
-    const std::filesystem::directory_iterator tasks("/proc/self/task");
-    return std::distance(begin(tasks), end(tasks));
-  };
-  std::thread([&] {
-    const auto before = count_threads();
-    EXPECT_EQ(kernel.Run({units}), whole);
-    EXPECT_EQ(count_threads(), before);
-  }).join();
+  const Ints x = {8, 128, 14, 14}, w = {256, 128, 3, 3}, y = {8, 256, 12, 12};
+  for (const Case& c :
+       {Case{"matmul", {{1024, 512}, {512, 256}}, {}}, Case{"convolution", {x, w}, {}},
+        Case{"convolution_data_grad", {y, w}, {{"size", Ints{14, 14}}}},
+        Case{"convolution_weight_grad", {x, y}, {{"size", Ints{3, 3}}}}}) {
+    SCOPED_TRACE(c.op);
+    const Kernel kernel(c.op, InputsOf(c, DType::kF32, &random), c.attributes);
+    ASSERT_TRUE(kernel.ok());
+    const int64_t units = (*kernel).units();
+    ASSERT_GE(units, 4);
+    const Value whole = kernel.Run({units});
+    const auto count_threads = [] {
+      const std::filesystem::directory_iterator tasks("/proc/self/task");
+      return std::distance(begin(tasks), end(tasks));
+    };
+    std::thread([&] {
+      const auto before = count_threads();
+      EXPECT_EQ(kernel.Run({units}), whole);
+      EXPECT_EQ(count_threads(), before);
+    }).join();
 
-  Value together{whole.type, std::string(whole.bytes.size(), '\xff')};
-  std::vector<std::thread> threads;
-  for (int64_t unit = 0; unit < units; ++unit) {
-    threads.emplace_back([&, unit] { kernel.RunUnit(unit, &together); });
+    Value together{whole.type, std::string(whole.bytes.size(), '\xff')};
+    std::vector<std::thread> threads;
+    for (int64_t unit = 0; unit < units; ++unit) {
+      threads.emplace_back([&, unit] { kernel.RunUnit(unit, &together); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(together, whole);
   }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(together, whole);
 }
 
 TEST(HostKernelsTest, SoftmaxOfInfinitiesAndNan) {
