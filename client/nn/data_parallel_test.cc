@@ -12,8 +12,11 @@
 
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
+#include "chorus/nn/conv.h"
 #include "chorus/nn/init.h"
 #include "chorus/nn/layers.h"
+#include "chorus/nn/loss.h"
 #include "chorus/nn/optim.h"
 #include "chorus/nn/train_step.h"
 #include "client/testing/fake_daemon.h"
@@ -244,6 +247,38 @@ TEST_F(ParallelCppTest, DataParallelUsesAllAvailableCUDADevices) {
 }
 
 // --- test/distributed/test_data_parallel.py -----------------------------------------------------
+
+// The net of the original: after each of three steps the same parameters, on one device and on two.
+TEST_F(ParallelCppTest, DataParallelNumericalEquivalence) {
+  struct Net : Module {
+    Net() : Module("Net") {}
+    Tensor Forward(const Tensor& x) override {
+      return LogSoftmax(linear(Reshape(Relu(conv(x)), {-1, 8})), -1);
+    }
+    Conv2d& conv = Add<Conv2d>("conv", 2, 2, HeightWidth(2));
+    Linear& linear = Add<Linear>("linear", 8, 2);
+  };
+  const DeviceGroup devices = Of({0, 1});
+  std::vector<std::vector<Tensor>> after[2];
+  for (const bool parallel : {false, true}) {
+    Net net;
+    ASSERT_TRUE(net.Init(session_, 1, DType::kF64).ok());
+    Sgd sgd(net.parameters(), {});
+    Tensor x = Ones({16, 2, 3, 3}, 0);
+    for (int i = 0; i < 3; ++i) {
+      x += i;
+      const Tensor out = parallel ? DataParallelCall(net, x, devices) : net(x);
+      ASSERT_EQ(out.shape(), Shape({16, 2}));
+      ASSERT_TRUE(Backward(MseLoss(out, Zeros(out.device(), DType::kF64, out.shape()))).ok());
+      ASSERT_TRUE(sgd.Step().ok());
+      after[parallel].emplace_back();
+      for (const Variable& variable : net.parameters()) after[parallel].back().push_back(variable());
+    }
+  }
+  for (size_t step = 0; step < 3; ++step) {
+    for (size_t i = 0; i < 4; ++i) ExpectNear(after[1][step][i], after[0][step][i]);
+  }
+}
 
 class DataParallelPyTest : public DataParallelTest {
  protected:
