@@ -272,7 +272,8 @@ TEST_F(ParallelCppTest, DataParallelNumericalEquivalence) {
       ASSERT_TRUE(Backward(MseLoss(out, Zeros(out.device(), DType::kF64, out.shape()))).ok());
       ASSERT_TRUE(sgd.Step().ok());
       after[parallel].emplace_back();
-      for (const Variable& variable : net.parameters()) after[parallel].back().push_back(variable());
+      for (const Variable& variable : net.parameters())
+        after[parallel].back().push_back(variable());
     }
   }
   for (size_t step = 0; step < 3; ++step) {

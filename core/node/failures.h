@@ -23,9 +23,8 @@ namespace chorus::node {
 class Failures {
  public:
   using LogLine = std::function<void(absl::string_view tenant, absl::string_view line)>;
-  // `clock` and `errors` outlive it. `log` gets one line a failure; null: none is written.
-  Failures(const Clock* clock, ErrorStore* errors, LogLine log)
-      : clock_(clock), errors_(errors), log_(std::move(log)) {}
+  // `errors` outlives it. `log` gets one line a failure; null: none is written.
+  Failures(ErrorStore* errors, LogLine log) : errors_(errors), log_(std::move(log)) {}
   Failures(const Failures&) = delete;
   Failures& operator=(const Failures&) = delete;
 
@@ -49,7 +48,6 @@ class Failures {
   const FlightRecord& flight() const { return flight_; }
 
  private:
-  const Clock* const clock_;
   ErrorStore* const errors_;
   const LogLine log_;
   FlightRecord flight_{65536};

@@ -116,7 +116,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
     : options(std::move(node_options)),
       backend(devices),
       budget(Budget::OfNode(BudgetOf(options))),
-      failures(&clock, &errors, options.log_failure),
+      failures(&errors, options.log_failure),
       background([this](std::function<void()> closure) { launcher.Post(std::move(closure)); }),
       storage(&options, budget, backend, &launcher, &background, &clock, &timers, &stats.paths,
               [this] {

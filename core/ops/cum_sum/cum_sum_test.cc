@@ -1,5 +1,3 @@
-#include "core/ops/cum_sum/cum_sum.h"
-
 #include <cstdint>
 #include <string>
 #include <vector>

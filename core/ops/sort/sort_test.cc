@@ -1,5 +1,3 @@
-#include "core/ops/sort/sort.h"
-
 #include <cstdint>
 #include <string>
 #include <vector>
