@@ -32,15 +32,8 @@ auto Near(const Doubles& values) { return Pointwise(DoubleNear(1e-12), values); 
 
 class ConvTest : public ::testing::Test {
  protected:
-  // Numbers that have no pattern, from about -1 to 1.
   Tensor Numbers(const Shape& shape, int seed = 0) {
-    int64_t count = 1;
-    for (const int64_t size : shape) count *= size;
-    Doubles values;
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
-    }
-    return FromHost<double>(session_, values, shape);
+    return chorus::testing::Numbers(session_, shape, seed);
   }
 
   FakeDaemon daemon_;

@@ -30,6 +30,11 @@ class Access {
     return handle.member_;
   }
   static GroupCore* Core(const Group& group) { return group.core_; }
+  // Tensor::Read, into memory that is asked for when its size is known.
+  static absl::Status ReadInto(const Tensor& tensor, DType dtype,
+                               std::function<char*(int64_t elements)> allocate) {
+    return tensor.ReadInto(dtype, std::move(allocate));
+  }
   template <typename Handle, typename... Parts>
   static Handle Make(Parts&&... parts) {
     return Handle(std::forward<Parts>(parts)...);

@@ -5,10 +5,13 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/functional/math.h"
 #include "chorus/nn/init.h"
-#include "client/nn/operands.h"
+#include "client/internal/local.h"
 
 namespace chorus {
 namespace nn {
+
+using internal::IsUsable;
+using internal::TypeText;
 
 BatchNorm::BatchNorm(int64_t channels, const BatchNormOptions& options)
     : Module("BatchNorm"), channels_(channels), options_(options) {
@@ -38,8 +41,8 @@ void BatchNorm::Track(const Tensor& mean, const Tensor& unbiased_variance) {
 
 Tensor BatchNorm::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (!Usable(x)) return x * 1;
-  if (Rank(x) < 2 || x.shape()[1] != channels_) {
+  if (!IsUsable(x)) return x * 1;
+  if (x.shape().size() < 2 || x.shape()[1] != channels_) {
     return Refuse(x, absl::StrCat("expected [n, ", channels_, ", ...], got ", TypeText(x)));
   }
   Shape per_channel(x.shape().size() - 1, 1);
@@ -49,9 +52,9 @@ Tensor BatchNorm::Forward(const Tensor& x) {
   if (training()) {
     std::vector<int64_t> others = {0};
     int64_t count = x.shape()[0];
-    for (int64_t d = 2; d < Rank(x); ++d) {
-      others.push_back(d);
-      count *= x.shape()[static_cast<size_t>(d)];
+    for (size_t d = 2; d < x.shape().size(); ++d) {
+      others.push_back(static_cast<int64_t>(d));
+      count *= x.shape()[d];
     }
     if (count < 2) {
       return Refuse(x, absl::StrCat("expected two values of a channel at least, in training, got ",

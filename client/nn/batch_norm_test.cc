@@ -18,13 +18,13 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::ExpectGradients;
+using chorus::testing::FakeDaemon;
+using chorus::testing::Values;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
-using testing::ExpectGradients;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using testing::Values;
 
 using Doubles = std::vector<double>;
 
@@ -50,15 +50,8 @@ struct Statistics {
 
 class BatchNormTest : public ::testing::Test {
  protected:
-  // Numbers that have no pattern, from about -1 to 1.
   Tensor Numbers(const Shape& shape, int seed = 0) {
-    int64_t count = 1;
-    for (const int64_t size : shape) count *= size;
-    Doubles values;
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
-    }
-    return FromHost<double>(session_, values, shape);
+    return chorus::testing::Numbers(session_, shape, seed);
   }
 
   FakeDaemon daemon_;

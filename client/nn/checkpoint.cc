@@ -7,8 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "chorus/nn/safetensors.h"
+#include "client/internal/local.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -17,10 +17,6 @@ namespace {
 
 constexpr char kOptimizer[] = "optimizer.";
 constexpr char kSteps[] = "optimizer.steps.";  // in the metadata
-
-std::string TypeText(DType dtype, const Shape& shape) {
-  return absl::StrCat(std::string(DTypeName(dtype)), "[", absl::StrJoin(shape, ","), "]");
-}
 
 // Of the optimizer's parameters, by index.
 absl::StatusOr<std::vector<std::string>> NamesOf(const Module& module, const Optimizer& optimizer) {
@@ -32,8 +28,7 @@ absl::StatusOr<std::vector<std::string>> NamesOf(const Module& module, const Opt
     }
   }
   if (names.size() != optimizer.parameters().size()) {
-    return MakeError(Reason::kBadType,
-                     "the optimizer has parameters that are none of the module's");
+    return BadType("the optimizer has parameters that are none of the module's");
   }
   return names;
 }
@@ -47,12 +42,12 @@ absl::StatusOr<Tensor> ReadLike(const std::string& path, const TensorFile& file,
                                 const std::string& name, const Tensor& like) {
   const TensorFile::Entry* const entry = file.Find(name);
   if (entry == nullptr) {
-    return MakeError(Reason::kBadType, absl::StrCat(path, ": \"", name, "\" is missing"));
+    return BadType(absl::StrCat(path, ": \"", name, "\" is missing"));
   }
   if (entry->dtype != like.dtype() || entry->shape != like.shape()) {
-    return MakeError(Reason::kBadType, absl::StrCat(path, ": \"", name, "\": expected ",
-                                                    TypeText(like.dtype(), like.shape()), ", got ",
-                                                    TypeText(entry->dtype, entry->shape)));
+    return BadType(absl::StrCat(
+        path, ": \"", name, "\": expected ", internal::TypeText(like), ", got ",
+        TensorType(entry->dtype, {entry->shape.begin(), entry->shape.end()}).ToString()));
   }
   return file.Read(name, like.device());
 }
@@ -110,8 +105,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
       steps.emplace_back();
       if (it == file.metadata().end() || !absl::SimpleAtoi(it->second, &steps.back()) ||
           steps.back() < 0) {
-        return MakeError(Reason::kBadType,
-                         absl::StrCat(path, ": the steps of \"", names[i], "\" are missing"));
+        return BadType(absl::StrCat(path, ": the steps of \"", names[i], "\" are missing"));
       }
     }
   }
@@ -119,8 +113,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
     // Who wants the model alone needs no optimizer.
     const bool is_state = optimizer == nullptr && absl::StartsWith(entry.name, kOptimizer);
     if (!is_state && expected.count(entry.name) == 0) {
-      return MakeError(Reason::kBadType,
-                       absl::StrCat(path, ": \"", entry.name, "\" is none of this model's"));
+      return BadType(absl::StrCat(path, ": \"", entry.name, "\" is none of this model's"));
     }
   }
   for (const auto& value : values) value.first.Set(value.second);

@@ -27,10 +27,10 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::FakeDaemon;
+using chorus::testing::Values;
 using ::testing::ElementsAre;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
-using testing::Values;
 
 using Tensors = std::vector<Tensor>;
 

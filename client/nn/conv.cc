@@ -6,11 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
-#include "client/nn/operands.h"
+#include "client/internal/local.h"
 
 namespace chorus {
 namespace nn {
 namespace {
+
+using internal::IsUsable;
+using internal::TypeText;
 
 std::string TextOf(HeightWidth sizes) { return absl::StrCat(sizes.h, "x", sizes.w); }
 bool AtLeast(HeightWidth sizes, int64_t least) { return sizes.h >= least && sizes.w >= least; }
@@ -48,7 +51,8 @@ bool WindowFits(HeightWidth kernel, HeightWidth stride, HeightWidth padding, Hei
 
 // True of what has no shape too.
 bool IsImage(const Tensor& x, HeightWidth least) {
-  return !Usable(x) || (Rank(x) == 4 && x.shape()[2] >= least.h && x.shape()[3] >= least.w);
+  return !IsUsable(x) ||
+         (x.shape().size() == 4 && x.shape()[2] >= least.h && x.shape()[3] >= least.w);
 }
 std::string ImageText(HeightWidth least) {
   return absl::StrCat("expected [n, channels, h, w] with h from ", least.h, " and w from ",
@@ -68,7 +72,7 @@ Convolution::Convolution(std::string kind, const Shape& weight, int64_t out, boo
 }
 
 Tensor Convolution::Biased(const Tensor& y) const {
-  if (!bias_.defined() || !Usable(y)) return y;
+  if (!bias_.defined() || !IsUsable(y)) return y;
   Shape per_channel(y.shape().size() - 1, 1);
   per_channel[0] = bias_.shape()[0];
   return y + Reshape(bias_(), per_channel);
@@ -89,7 +93,7 @@ Conv1d::Conv1d(int64_t in, int64_t out, int64_t kernel, const Conv1dOptions& opt
 Tensor Conv1d::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
   const int64_t least = LeastSize(kernel_, options_.padding, options_.dilation);
-  if (Usable(x) && (Rank(x) != 3 || x.shape()[1] != in_ || x.shape()[2] < least)) {
+  if (IsUsable(x) && (x.shape().size() != 3 || x.shape()[1] != in_ || x.shape()[2] < least)) {
     return Refuse(
         x, absl::StrCat("expected [n, ", in_, ", l] with l from ", least, ", got ", TypeText(x)));
   }
@@ -118,8 +122,8 @@ Tensor Conv2d::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
   const HeightWidth least(LeastSize(kernel_.h, options_.padding.h, options_.dilation.h),
                           LeastSize(kernel_.w, options_.padding.w, options_.dilation.w));
-  if (Usable(x) &&
-      (Rank(x) != 4 || x.shape()[1] != in_ || x.shape()[2] < least.h || x.shape()[3] < least.w)) {
+  if (IsUsable(x) && (x.shape().size() != 4 || x.shape()[1] != in_ || x.shape()[2] < least.h ||
+                      x.shape()[3] < least.w)) {
     return Refuse(x, absl::StrCat("expected [n, ", in_, ", h, w] with h from ", least.h,
                                   " and w from ", least.w, ", got ", TypeText(x)));
   }
@@ -156,8 +160,8 @@ Tensor ConvTranspose2d::Forward(const Tensor& x) {
   const HeightWidth least(
       LeastTransposed(kernel_.h, o.stride.h, o.padding.h, o.output_padding.h, o.dilation.h),
       LeastTransposed(kernel_.w, o.stride.w, o.padding.w, o.output_padding.w, o.dilation.w));
-  if (Usable(x) &&
-      (Rank(x) != 4 || x.shape()[1] != in_ || x.shape()[2] < least.h || x.shape()[3] < least.w)) {
+  if (IsUsable(x) && (x.shape().size() != 4 || x.shape()[1] != in_ || x.shape()[2] < least.h ||
+                      x.shape()[3] < least.w)) {
     return Refuse(x, absl::StrCat("expected [n, ", in_, ", h, w] with h from ", least.h,
                                   " and w from ", least.w, ", got ", TypeText(x)));
   }

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "chorus/chorus.h"
+#include "client/nn/testing/layer_gradients.h"
 #include "client/testing/fake_daemon.h"
-#include "client/testing/gradients.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
@@ -16,13 +16,13 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::FakeDaemon;
+using chorus::testing::Values;
+using nn::testing::ExpectLayerGradients;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
-using testing::ExpectGradients;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using testing::Values;
 
 using Doubles = std::vector<double>;
 
@@ -30,35 +30,8 @@ auto Near(const Doubles& values) { return Pointwise(DoubleNear(1e-12), values); 
 
 class ConvLayersTest : public ::testing::Test {
  protected:
-  // Numbers that have no pattern, from about -1 to 1.
   Tensor Numbers(const Shape& shape, int seed = 0) {
-    int64_t count = 1;
-    for (const int64_t size : shape) count *= size;
-    Doubles values;
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
-    }
-    return FromHost<double>(session_, values, shape);
-  }
-  // Gradients for the input and all parameters, to second order.
-  void ExpectLayerGradients(Module* layer, const Tensor& x) {
-    ASSERT_TRUE(layer->Init(session_, 3, DType::kF64).ok());
-    std::vector<Tensor> inputs = {x};
-    int seed = 10;
-    for (const Variable& variable : layer->parameters()) {
-      inputs.push_back(Numbers(variable.shape(), ++seed));
-    }
-    ExpectGradients(
-        [layer](const std::vector<Tensor>& in) {
-          std::vector<Tensor> state;
-          size_t next = 1;
-          for (const Variable& variable : layer->variables()) {
-            state.push_back(variable.is_parameter() ? in[next++] : variable());
-          }
-          const StateScope scope(*layer, state);
-          return (*layer)(in[0]);
-        },
-        inputs);
+    return chorus::testing::Numbers(session_, shape, seed);
   }
   std::string Refusal(Module* layer, const Tensor& x) {
     EXPECT_TRUE(layer->Init(session_, 1, DType::kF64).ok());

@@ -7,22 +7,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "chorus/math.h"
+#include "client/internal/errors.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace nn {
 namespace {
 
+using internal::SourceOf;
+using internal::WithSource;
 using parallel::DeviceGroup;
 using parallel::Nest;
 using parallel::ScatteredInputs;
-using Modules = std::vector<std::shared_ptr<Module>>;
-
-absl::Status WithLine(const absl::Status& status, CallSite site) {
-  Error error = ErrorOf(status);
-  if (error.source.empty()) error.source = absl::StrCat(site.file, ":", site.line);
-  return ToStatus(error);
-}
 
 // `nest` with what `function` makes of each of its tensors.
 Nest MapTensors(const Nest& nest, const std::function<Tensor(const Tensor&)>& function) {
@@ -134,7 +130,7 @@ std::vector<std::string> Imbalance(const DeviceGroup& devices) {
 absl::StatusOr<Modules> Replicate(Module& module, const DeviceGroup& devices, bool detach,
                                   CallSite site) {
   const absl::Status placed = CheckPlace(module, devices);
-  if (!placed.ok()) return WithLine(placed, site);
+  if (!placed.ok()) return WithSource(placed, SourceOf(site));
   const std::vector<Variable> variables = module.variables();
   std::vector<Tensor> own;
   for (const Variable& variable : variables) {
@@ -166,16 +162,17 @@ absl::StatusOr<std::vector<Nest>> ParallelApply(const Modules& modules,
   const size_t count = modules.size();
   const auto check = [&](const char* what, size_t got) {
     if (got == count) return absl::OkStatus();
-    return WithLine(BadType(absl::StrCat("parallel_apply: expected ", what, " for each of ", count,
-                                         " modules, got ", got)),
-                    site);
+    return WithSource(BadType(absl::StrCat("parallel_apply: expected ", what, " for each of ",
+                                           count, " modules, got ", got)),
+                      SourceOf(site));
   };
   CHORUS_RETURN_IF_ERROR(check("inputs", inputs.size()));
   if (!keywords.empty()) CHORUS_RETURN_IF_ERROR(check("keywords", keywords.size()));
   if (!devices.empty()) CHORUS_RETURN_IF_ERROR(check("a device", devices.size()));
   for (size_t i = 0; i < count; ++i) {
     if (modules[i] != nullptr) continue;
-    return WithLine(BadType(absl::StrCat("parallel_apply: replica ", i, " is no module")), site);
+    return WithSource(BadType(absl::StrCat("parallel_apply: replica ", i, " is no module")),
+                      SourceOf(site));
   }
   std::vector<Nest> results;
   absl::Status first;
@@ -192,7 +189,7 @@ absl::StatusOr<std::vector<Nest>> ParallelApply(const Modules& modules,
     error.message = absl::StrCat("in replica ", i,
                                  device.ok() ? absl::StrCat(" on device ", device->slot()) : "",
                                  ": ", error.message);
-    first = WithLine(ToStatus(error), site);
+    first = WithSource(ToStatus(error), SourceOf(site));
   }
   if (!first.ok()) return first;
   return results;
@@ -223,7 +220,7 @@ DataParallel::~DataParallel() = default;
 
 absl::StatusOr<Nest> DataParallel::Call(const Nest::Items& inputs, const Nest::Fields& keywords) {
   absl::StatusOr<Nest> result = Run(inputs, keywords);
-  if (!result.ok()) return WithLine(result.status(), site());
+  if (!result.ok()) return WithSource(result.status(), SourceOf(site()));
   return result;
 }
 
@@ -343,8 +340,8 @@ Tensor DataParallelCall(Module& module, const Tensor& x, const DeviceGroup& devi
   if (result->kind() == Nest::Kind::kTensor) return result->tensor();
   return FromError(
       x.device(),
-      WithLine(BadType(absl::StrCat(module.label(), ": expected a module that gives one tensor")),
-               site));
+      WithSource(BadType(absl::StrCat(module.label(), ": expected a module that gives one tensor")),
+                 SourceOf(site)));
 }
 
 }  // namespace nn

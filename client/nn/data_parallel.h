@@ -44,10 +44,8 @@ namespace nn {
 // buffers that are given a tensor with a history (StateScope), are broadcast with it: their
 // gradients are added up in the module's own. The first replica has the module's buffers for its
 // own, so what it Sets is kept; what the others Set goes with them. `detach`: without history.
-absl::StatusOr<std::vector<std::shared_ptr<Module>>> Replicate(Module& module,
-                                                               const parallel::DeviceGroup& devices,
-                                                               bool detach = false,
-                                                               CallSite site = CallSite::Here());
+absl::StatusOr<Modules> Replicate(Module& module, const parallel::DeviceGroup& devices,
+                                  bool detach = false, CallSite site = CallSite::Here());
 
 // What each module gives for its inputs and keywords (of none: for inputs alone), called in order
 // on this thread: under its NoGrad, if any. Calls return at once, so that the devices compute at a
@@ -56,8 +54,7 @@ absl::StatusOr<std::vector<std::shared_ptr<Module>>> Replicate(Module& module,
 // when one fails; then the error is that of the first one that failed, with "in replica 1 on device
 // 1". INVALID_ARGUMENT: lists of other lengths than `modules`, a null one.
 absl::StatusOr<std::vector<parallel::Nest>> ParallelApply(
-    const std::vector<std::shared_ptr<Module>>& modules,
-    const std::vector<parallel::Nest::Items>& inputs,
+    const Modules& modules, const std::vector<parallel::Nest::Items>& inputs,
     const std::vector<parallel::Nest::Fields>& keywords = {},
     const std::vector<DeviceRef>& devices = {}, CallSite site = CallSite::Here());
 
@@ -90,10 +87,9 @@ class DataParallel : public Module {
   virtual absl::StatusOr<parallel::ScatteredInputs> Scatter(const parallel::Nest::Items& inputs,
                                                             const parallel::Nest::Fields& keywords);
   // For the first `count` devices.
-  virtual absl::StatusOr<std::vector<std::shared_ptr<Module>>> Replicate(int count);
+  virtual absl::StatusOr<Modules> Replicate(int count);
   virtual absl::StatusOr<std::vector<parallel::Nest>> ParallelApply(
-      const std::vector<std::shared_ptr<Module>>& replicas,
-      const parallel::ScatteredInputs& arguments);
+      const Modules& replicas, const parallel::ScatteredInputs& arguments);
   virtual absl::StatusOr<parallel::Nest> Gather(const std::vector<parallel::Nest>& results);
   // Called with each warning once: a line on standard error, unless it is overridden.
   // Of results of no dimensions, which are gathered to a vector; of a device that has less than

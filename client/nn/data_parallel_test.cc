@@ -30,17 +30,16 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::ExpectGradients;
+using chorus::testing::FakeDaemon;
+using chorus::testing::Values;
 using parallel::DeviceGroup;
 using parallel::Nest;
 using ::testing::Each;
 using ::testing::ElementsAre;
-using testing::ExpectGradients;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
-using testing::Values;
 
 using Doubles = std::vector<double>;
-using Modules = std::vector<std::shared_ptr<Module>>;
 
 // A module of any function of nests.
 class Net : public Module {

@@ -78,7 +78,7 @@ Initializer TruncatedNormal(double mean, double deviation, double low, double hi
     for (int i = 1; i < kDraws; ++i) {
       x = Where(LogicalAnd(x >= low, x <= high), x, draw(i));
     }
-    return Minimum(Maximum(x, low), high);
+    return Clamp(x, low, high);
   };
 }
 

@@ -10,13 +10,18 @@
 #include "absl/strings/str_join.h"
 #include "chorus/functional/nn.h"
 #include "chorus/functional/op.h"
+#include "chorus/functional/shape.h"
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
-#include "client/nn/operands.h"
+#include "client/internal/local.h"
+#include "client/nn/mix_bits.h"
 
 namespace chorus {
 namespace nn {
 namespace {
+
+using internal::IsUsable;
+using internal::TypeText;
 
 // The last `count` axes of x.
 std::vector<int64_t> LastAxes(int64_t count) {
@@ -32,7 +37,7 @@ Tensor NormalizeOver(const Tensor& x, const std::vector<int64_t>& axes, double e
 
 // a b^T, without a copy of b^T.
 Tensor TransposedMatMul(const Tensor& a, const Tensor& b) {
-  if (Usable(a) && Usable(b) && Rank(a) >= 2 && Rank(a) == Rank(b) &&
+  if (IsUsable(a) && IsUsable(b) && a.shape().size() >= 2 && a.shape().size() == b.shape().size() &&
       std::equal(a.shape().begin(), a.shape().end() - 2, b.shape().begin())) {
     return Op("matmul", {a, b}, {{"transpose_b", int64_t{1}}});
   }
@@ -40,14 +45,6 @@ Tensor TransposedMatMul(const Tensor& a, const Tensor& b) {
 }
 
 thread_local RandomScope* innermost_random = nullptr;
-
-// splitmix64.
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 }  // namespace
 
@@ -73,7 +70,7 @@ Tensor LayerNormalize(const Tensor& x, int64_t dims, double epsilon, CallSite si
 Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const RandomNumber& offset,
                     CallSite site) {
   const CallSiteScope lines(site);
-  if (!Usable(x)) return x * 1;
+  if (!IsUsable(x)) return x * 1;
   const Tensor kept = RandomUniform(x.device(), DType::kF32, x.shape(), seed, offset) >= p;
   return Where(kept, x * (p < 1 ? 1 / (1 - p) : 0), 0);
 }
@@ -81,7 +78,7 @@ Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const R
 Tensor Attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
                  CallSite site) {
   const CallSiteScope lines(site);
-  if (!Usable(query)) return MatMul(query, key);
+  if (!IsUsable(query)) return MatMul(query, key);
   const double width = query.shape().empty() ? 1 : static_cast<double>(query.shape().back());
   Tensor scores = TransposedMatMul(query * (1 / std::sqrt(width)), key);
   if (mask.defined()) {
@@ -112,7 +109,9 @@ RandomScope::Numbers RandomScope::Next() {
     static std::atomic<int64_t> calls{0};
     return {0, calls.fetch_add(1, std::memory_order_relaxed)};
   }
-  return {static_cast<int64_t>(Mix(scope->seed_ ^ Mix(scope->calls_++))), scope->offset_};
+  return {static_cast<int64_t>(
+              MixBits(kMixStep + (scope->seed_ ^ MixBits(kMixStep + scope->calls_++)))),
+          scope->offset_};
 }
 
 // --- Linear -------------------------------------------------------------------------------------
@@ -124,17 +123,17 @@ Linear::Linear(int64_t in, int64_t out, bool bias) : Module("Linear"), in_(in), 
 
 Tensor Linear::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (Usable(x) && (x.shape().empty() || x.shape().back() != in_)) {
+  if (IsUsable(x) && (x.shape().empty() || x.shape().back() != in_)) {
     return Refuse(x, absl::StrCat("expected [..., ", in_, "], got ", TypeText(x)));
   }
-  if (!Usable(x)) return MatMul(x, weight_());
+  if (!IsUsable(x)) return MatMul(x, weight_());
   Shape shape = x.shape();
   shape.back() = out_;
   const Tensor rows =
-      Rank(x) == 2 ? x : Reshape(x, {x.num_elements() / std::max<int64_t>(in_, 1), in_});
+      x.shape().size() == 2 ? x : Reshape(x, {x.num_elements() / std::max<int64_t>(in_, 1), in_});
   const Tensor y = TransposedMatMul(rows, weight_());
   const Tensor shifted = bias_.defined() ? y + bias_() : y;
-  return Rank(x) == 2 ? shifted : Reshape(shifted, shape);
+  return x.shape().size() == 2 ? shifted : Reshape(shifted, shape);
 }
 
 std::string Linear::description() const { return absl::StrCat("in=", in_, ", out=", out_); }
@@ -162,11 +161,9 @@ Embedding::Embedding(int64_t count, int64_t width, int64_t padding)
 Tensor Embedding::Forward(const Tensor& indices) {
   const CallSiteScope lines(site());
   const Tensor rows = Take(weight_(), indices);
-  if (padding_ < 0 || !Usable(rows)) return rows;
-  Shape column = indices.shape();
-  column.push_back(1);
+  if (padding_ < 0 || !IsUsable(rows)) return rows;
   const Tensor is_padding =
-      Reshape(Equal(Cast(indices, DType::kI64), static_cast<double>(padding_)), column);
+      Unsqueeze(Equal(Cast(indices, DType::kI64), static_cast<double>(padding_)), -1);
   return Where(is_padding, rows.Detach(), rows);
 }
 
@@ -182,8 +179,9 @@ PositionEmbedding::PositionEmbedding(int64_t length, int64_t width)
 
 Tensor PositionEmbedding::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (!Usable(x)) return x + weight_();
-  if (Rank(x) < 2 || x.shape().back() != width_ || x.shape()[x.shape().size() - 2] > length_) {
+  if (!IsUsable(x)) return x + weight_();
+  if (x.shape().size() < 2 || x.shape().back() != width_ ||
+      x.shape()[x.shape().size() - 2] > length_) {
     return Refuse(x, absl::StrCat("expected [..., n, ", width_, "] with n to ", length_, ", got ",
                                   TypeText(x)));
   }
@@ -207,7 +205,7 @@ LayerNorm::LayerNorm(const Shape& shape, double epsilon, bool affine)
 
 Tensor LayerNorm::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (Usable(x)) {
+  if (IsUsable(x)) {
     const bool fits = x.shape().size() >= shape_.size() &&
                       std::equal(shape_.rbegin(), shape_.rend(), x.shape().rbegin());
     if (!fits) {
@@ -230,7 +228,7 @@ RmsNorm::RmsNorm(int64_t width, double epsilon)
 
 Tensor RmsNorm::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (Usable(x) && (x.shape().empty() || x.shape().back() != width_)) {
+  if (IsUsable(x) && (x.shape().empty() || x.shape().back() != width_)) {
     return Refuse(x, absl::StrCat("expected [..., ", width_, "], got ", TypeText(x)));
   }
   return x * Rsqrt(Mean(x * x, {-1}, /*keep_dims=*/true) + epsilon_) * weight_();
@@ -251,8 +249,8 @@ GroupNorm::GroupNorm(int64_t groups, int64_t channels, double epsilon, bool affi
 
 Tensor GroupNorm::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (!Usable(x)) return x * 1;
-  if (Rank(x) < 2 || x.shape()[1] != channels_) {
+  if (!IsUsable(x)) return x * 1;
+  if (x.shape().size() < 2 || x.shape()[1] != channels_) {
     return Refuse(x, absl::StrCat("expected [n, ", channels_, ", ...], got ", TypeText(x)));
   }
   Shape grouped = x.shape();
@@ -304,7 +302,7 @@ MultiheadAttention::MultiheadAttention(int64_t width, int64_t heads, bool bias)
 
 // [batch, n, width] to [batch, heads, n, width / heads].
 Tensor MultiheadAttention::Heads(const Tensor& x) const {
-  if (!Usable(x)) return x;
+  if (!IsUsable(x)) return x;
   const Shape& dims = x.shape();
   return Transpose(Reshape(x, {dims[0], dims[1], heads_, width_ / heads_}),
                    std::vector<int64_t>{0, 2, 1, 3});
@@ -316,14 +314,14 @@ Tensor MultiheadAttention::operator()(const Tensor& query, const Tensor& key, co
                                       const Tensor& mask, CallSite site) {
   const CallSiteScope lines(site);
   for (const Tensor* x : {&query, &key, &value}) {
-    if (Usable(*x) && (Rank(*x) != 3 || x->shape()[2] != width_)) {
+    if (IsUsable(*x) && (x->shape().size() != 3 || x->shape()[2] != width_)) {
       return Refuse(*x, absl::StrCat("expected [batch, n, ", width_, "], got ", TypeText(*x)));
     }
   }
   if (heads_ < 1 || width_ % heads_ != 0) return Module::operator()(query, site);
   const Tensor y = Attention(Heads(query_(query, site)), Heads(key_(key, site)),
                              Heads(value_(value, site)), mask);
-  if (!Usable(y)) return out_(y, site);
+  if (!IsUsable(y)) return out_(y, site);
   return out_(Reshape(Transpose(y, std::vector<int64_t>{0, 2, 1, 3}), query.shape()), site);
 }
 
@@ -353,13 +351,8 @@ std::shared_ptr<Module> SoftmaxLayer(int64_t axis) {
 }
 std::shared_ptr<Module> FlattenLayer(int64_t begin) {
   return std::make_shared<Lambda>("Flatten", [begin](const Tensor& x) {
-    if (!Usable(x)) return x * 1;
-    const Shape& dims = x.shape();
-    Shape flat(dims.begin(), dims.begin() + std::min<int64_t>(begin, Rank(x)));
-    int64_t rest = 1;
-    for (size_t i = flat.size(); i < dims.size(); ++i) rest *= dims[i];
-    flat.push_back(rest);
-    return Reshape(x, flat);
+    // Where there is nothing to flatten, an axis of one element.
+    return x.shape().size() > static_cast<size_t>(begin) ? Flatten(x, begin) : Unsqueeze(x, -1);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "chorus/chorus.h"
 #include "chorus/functional/nn.h"
+#include "client/nn/testing/layer_gradients.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/gradients.h"
 #include "client/testing/values.h"
@@ -17,13 +18,14 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::ExpectGradients;
+using chorus::testing::FakeDaemon;
+using chorus::testing::Values;
+using nn::testing::ExpectLayerGradients;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
-using testing::ExpectGradients;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using testing::Values;
 
 using Doubles = std::vector<double>;
 
@@ -31,30 +33,8 @@ auto Near(const Doubles& values) { return Pointwise(DoubleNear(1e-12), values); 
 
 class LayersTest : public ::testing::Test {
  protected:
-  // Numbers that have no pattern, from about -1 to 1.
   Tensor Numbers(const Shape& shape, int seed = 0) {
-    int64_t count = 1;
-    for (const int64_t size : shape) count *= size;
-    Doubles values;
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
-    }
-    return FromHost<double>(session_, values, shape);
-  }
-  // Gradients for the input and all parameters, to second order.
-  void ExpectLayerGradients(Module* layer, const Tensor& x) {
-    ASSERT_TRUE(layer->Init(session_, 3, DType::kF64).ok());
-    std::vector<Tensor> inputs = {x};
-    int seed = 10;
-    for (const Variable& variable : layer->variables()) {
-      inputs.push_back(Numbers(variable.shape(), ++seed));
-    }
-    ExpectGradients(
-        [layer](const std::vector<Tensor>& in) {
-          const StateScope scope(*layer, std::vector<Tensor>(in.begin() + 1, in.end()));
-          return (*layer)(in[0]);
-        },
-        inputs);
+    return chorus::testing::Numbers(session_, shape, seed);
   }
 
   FakeDaemon daemon_;

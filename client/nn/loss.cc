@@ -3,27 +3,26 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "chorus/functional/math.h"
 #include "chorus/functional/nn.h"
+#include "chorus/functional/shape.h"
 #include "chorus/math.h"
+#include "client/internal/local.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace nn {
 namespace {
 
-bool Usable(const Tensor& x) { return x.defined() && x.status().ok() && !x.absent(); }
+using internal::Fail;
+using internal::IsUsable;
+using internal::TypeText;
 
-std::string TypeText(const Tensor& x) {
-  return absl::StrCat(std::string(DTypeName(x.dtype())), "[", absl::StrJoin(x.shape(), ","), "]");
-}
-
-// Errors are of the operands' device, with the line of the call.
-Tensor Refuse(const Tensor& x, const std::string& text, CallSite site) {
-  Error error(Reason::kBadType, text);
-  error.source = absl::StrCat(site.file, ":", site.line);
-  return FromError(x.device(), ToStatus(error));
+// OK too where one of them has no type to look at: ops carry its error on.
+absl::Status CheckOneShape(const char* name, const Tensor& x, const Tensor& y) {
+  if (!IsUsable(x) || !IsUsable(y) || x.shape() == y.shape()) return absl::OkStatus();
+  return BadType(absl::StrCat(name, ": expected two tensors of one shape, got ", TypeText(x),
+                              " and ", TypeText(y)));
 }
 
 Tensor Reduced(const Tensor& losses, Reduce reduce) {
@@ -43,12 +42,8 @@ template <typename Function>
 Tensor OfDifference(const char* name, const Tensor& x, const Tensor& y, Reduce reduce,
                     CallSite site, Function function) {
   const CallSiteScope lines(site);
-  if (Usable(x) && Usable(y) && x.shape() != y.shape()) {
-    return Refuse(x,
-                  absl::StrCat(name, ": expected two tensors of one shape, got ", TypeText(x),
-                               " and ", TypeText(y)),
-                  site);
-  }
+  const absl::Status fits = CheckOneShape(name, x, y);
+  if (!fits.ok()) return Fail(x, fits, site);
   return Reduced(function(x - y), reduce);
 }
 
@@ -84,10 +79,10 @@ Tensor Reduced(const Rows& rows, Reduce reduce) {
 absl::Status CheckClasses(const char* name, const Tensor& x, const Tensor& labels,
                           const ClassOptions& options) {
   const auto refuse = [&](const std::string& expected, const std::string& got) {
-    return MakeError(Reason::kBadType, absl::StrCat(name, ": expected ", expected, ", got ", got));
+    return BadType(absl::StrCat(name, ": expected ", expected, ", got ", got));
   };
   if (x.shape().empty()) return refuse("[..., classes]", TypeText(x));
-  if (options.weights.defined() && Usable(options.weights) &&
+  if (options.weights.defined() && IsUsable(options.weights) &&
       options.weights.shape() != Shape{x.shape().back()}) {
     return refuse(absl::StrCat("a weight for each of ", x.shape().back(), " classes"),
                   TypeText(options.weights));
@@ -108,9 +103,9 @@ absl::Status CheckClasses(const char* name, const Tensor& x, const Tensor& label
 Tensor CrossEntropyLoss(const Tensor& logits, const Tensor& labels, const ClassOptions& options,
                         CallSite site) {
   const CallSiteScope lines(site);
-  if (!Usable(logits) || !Usable(labels)) return CrossEntropy(logits, labels);
+  if (!IsUsable(logits) || !IsUsable(labels)) return CrossEntropy(logits, labels);
   const absl::Status fits = CheckClasses("CrossEntropyLoss", logits, labels, options);
-  if (!fits.ok()) return Refuse(logits, ErrorOf(fits).message, site);
+  if (!fits.ok()) return Fail(logits, fits, site);
   const double classes = static_cast<double>(logits.shape().back());
   const bool smooth = options.label_smoothing > 0;
   Tensor log_p;
@@ -133,21 +128,20 @@ Tensor NllLoss(const Tensor& log_probabilities, const Tensor& labels, const Clas
                CallSite site) {
   const CallSiteScope lines(site);
   const Tensor& x = log_probabilities;
-  if (!Usable(x) || !Usable(labels)) return CrossEntropy(x, labels);
+  if (!IsUsable(x) || !IsUsable(labels)) return CrossEntropy(x, labels);
   absl::Status fits = CheckClasses("NllLoss", x, labels, options);
   if (fits.ok() && options.label_smoothing != 0) {
-    fits = MakeError(Reason::kBadType, "NllLoss: expected no label_smoothing");
+    fits = BadType("NllLoss: expected no label_smoothing");
   }
   if (fits.ok() && labels.dtype() == x.dtype()) {
-    fits = MakeError(Reason::kBadType, absl::StrCat("NllLoss: expected labels of an integer dtype, "
-                                                    "got ",
-                                                    TypeText(labels)));
+    fits =
+        BadType(absl::StrCat("NllLoss: expected labels of an integer dtype, "
+                             "got ",
+                             TypeText(labels)));
   }
-  if (!fits.ok()) return Refuse(x, ErrorOf(fits).message, site);
+  if (!fits.ok()) return Fail(x, fits, site);
   const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
-  Shape column = labels.shape();
-  column.push_back(1);
-  const Tensor safe = Reshape(Where(ignored, 0, labels), column);
+  const Tensor safe = Unsqueeze(Where(ignored, 0, labels), -1);
   const Tensor nll = Where(ignored, 0, -Reshape(TakeAlong(x, safe, -1), labels.shape()));
   return Reduced(OfLabels(nll, labels, Tensor(), options, 1), options.reduce);
 }
@@ -170,12 +164,8 @@ Tensor HuberLoss(const Tensor& x, const Tensor& y, double delta, Reduce reduce, 
 Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positive_weight,
                          Reduce reduce, CallSite site) {
   const CallSiteScope lines(site);
-  if (Usable(x) && Usable(y) && x.shape() != y.shape()) {
-    return Refuse(x,
-                  absl::StrCat("BceWithLogitsLoss: expected two tensors of one shape, got ",
-                               TypeText(x), " and ", TypeText(y)),
-                  site);
-  }
+  const absl::Status fits = CheckOneShape("BceWithLogitsLoss", x, y);
+  if (!fits.ok()) return Fail(x, fits, site);
   // -log sigmoid(x) = softplus(-x), -log(1 - sigmoid(x)) = x + softplus(-x).
   const Tensor minus_log = Softplus(-x);
   const Tensor losses =
@@ -186,12 +176,8 @@ Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positiv
 
 Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
   const CallSiteScope lines(site);
-  if (Usable(x) && Usable(y) && x.shape() != y.shape()) {
-    return Refuse(x,
-                  absl::StrCat("KlDivLoss: expected two tensors of one shape, got ", TypeText(x),
-                               " and ", TypeText(y)),
-                  site);
-  }
+  const absl::Status fits = CheckOneShape("KlDivLoss", x, y);
+  if (!fits.ok()) return Fail(x, fits, site);
   const Tensor is_some = y > 0;
   // Of a 0 that is not taken no gradient may be infinite.
   return Reduced(Where(is_some, y * (Log(Where(is_some, y, 1)) - x), 0), reduce);
@@ -200,11 +186,8 @@ Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site)
 // The loss of label 0 of two classes, which is exact to any order at both ends.
 Tensor Softplus(const Tensor& x, CallSite site) {
   const CallSiteScope lines(site);
-  if (!Usable(x)) return Exp(x);
-  Shape column = x.shape();
-  column.push_back(1);
-  const Tensor logits = Concat({Zeros(x.device(), x.dtype(), column), Reshape(x, column)},
-                               static_cast<int64_t>(column.size()) - 1);
+  if (!IsUsable(x)) return Exp(x);
+  const Tensor logits = Stack({Zeros(x.device(), x.dtype(), x.shape()), x}, -1);
   return CrossEntropy(logits, Zeros(x.device(), DType::kI32, x.shape()));
 }
 

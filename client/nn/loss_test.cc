@@ -18,12 +18,12 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::ExpectGradients;
+using chorus::testing::FakeDaemon;
+using chorus::testing::Values;
 using ::testing::DoubleNear;
-using testing::ExpectGradients;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using testing::Values;
 
 using Doubles = std::vector<double>;
 using Tensors = std::vector<Tensor>;

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "chorus/math.h"
+#include "client/internal/local.h"
+#include "client/nn/mix_bits.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -16,24 +18,16 @@ namespace {
 thread_local StateScope* innermost_scope = nullptr;
 thread_local CallSite innermost_site;
 
-// FNV-1a, then splitmix64's finaliser: any bit of the path changes all of the seed.
+// FNV-1a of the path, mixed with the seed.
 uint64_t SeedOf(uint64_t seed, absl::string_view path) {
   uint64_t hash = 14695981039346656037u;
   for (const char c : path) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  hash += seed * 0x9e3779b97f4a7c15u;
-  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9u;
-  hash = (hash ^ (hash >> 27)) * 0x94d049bb133111ebu;
-  return hash ^ (hash >> 31);
+  return MixBits(hash + seed * kMixStep);
 }
-
-absl::Status BadType(const std::string& text) { return MakeError(Reason::kBadType, text); }
 
 // What a call at `site` gives that cannot be made.
 Tensor Failed(const Tensor& x, const absl::Status& status, CallSite site) {
-  if (x.defined() && !x.status().ok()) return x;
-  Error error = ErrorOf(status);
-  if (error.source.empty()) error.source = absl::StrCat(site.file, ":", site.line);
-  return FromError(x.device(), ToStatus(error));
+  return x.defined() && !x.status().ok() ? x : internal::Fail(x, status, site);
 }
 
 std::string ShapeText(const Shape& shape) {

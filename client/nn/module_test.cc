@@ -18,10 +18,10 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::FakeDaemon;
+using chorus::testing::Values;
 using ::testing::ElementsAre;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
-using testing::Values;
 
 using Floats = std::vector<float>;
 

@@ -62,7 +62,7 @@ Tensor ClipGradNorm(std::vector<Tensor>* gradients, double max_norm, CallSite si
 void ClipGradValue(std::vector<Tensor>* gradients, double limit, CallSite site) {
   const CallSiteScope lines(site);
   for (Tensor& gradient : *gradients) {
-    if (gradient.defined()) gradient = Minimum(Maximum(gradient, -limit), limit);
+    if (gradient.defined()) gradient = Clamp(gradient, -limit, limit);
   }
 }
 
@@ -89,7 +89,7 @@ Optimizer::Optimizer(const std::vector<ParameterGroup>& groups, double learning_
 
 void Optimizer::RefuseUnless(bool fits, const std::string& text) {
   if (fits || !refused_.ok()) return;
-  refused_ = MakeError(Reason::kBadType, absl::StrCat("an optimizer expects ", text));
+  refused_ = BadType(absl::StrCat("an optimizer expects ", text));
 }
 
 std::vector<Tensor> Optimizer::gradients() const {
@@ -148,9 +148,8 @@ absl::Status Optimizer::Step(CallSite site) { return Step(gradients(), site); }
 absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site) {
   CHORUS_RETURN_IF_ERROR(refused_);
   if (gradients.size() != parameters_.size()) {
-    return MakeError(Reason::kBadType,
-                     absl::StrCat("expected a gradient for each of ", parameters_.size(),
-                                  " parameters, got ", gradients.size()));
+    return BadType(absl::StrCat("expected a gradient for each of ", parameters_.size(),
+                                " parameters, got ", gradients.size()));
   }
   const CallSiteScope lines(site);
   const NoGrad no_grad;

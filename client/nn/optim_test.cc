@@ -18,11 +18,11 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::FakeDaemon;
+using chorus::testing::Values;
 using ::testing::DoubleNear;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using testing::Values;
 
 using Doubles = std::vector<double>;
 

@@ -25,8 +25,9 @@ namespace chorus {
 namespace nn {
 namespace {
 
-using testing::FakeDaemon;
-using testing::Values;
+using chorus::testing::FakeDaemon;
+using chorus::testing::Numbers;
+using chorus::testing::Values;
 
 using Doubles = std::vector<double>;
 using Tensors = std::vector<Tensor>;
@@ -44,13 +45,6 @@ Tensor Weights(const Tensor& like, int order) {
     weights.push_back(0.4 + 0.3 * std::sin(1.7 * static_cast<double>(i) + order));
   }
   return FromHost(like.device(), weights, like.shape());
-}
-Doubles Numbers(int64_t count, int seed) {
-  Doubles values;
-  for (int64_t i = 0; i < count; ++i) {
-    values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
-  }
-  return values;
 }
 
 class OracleTest : public ::testing::Test {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "client/internal/access.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "nlohmann/json.hpp"
@@ -55,43 +56,13 @@ absl::Status OfErrno(const std::string& path, const char* what) {
   return MakeError(Reason::kWrongState, text);
 }
 
-// The elements' bytes.
-template <typename T>
-absl::StatusOr<std::string> BytesOf(const Tensor& tensor) {
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<T> values, tensor.Read<T>());
-  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
-}
-template <>
-absl::StatusOr<std::string> BytesOf<bool>(const Tensor& tensor) {
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<bool> values, tensor.Read<bool>());
-  return std::string(values.begin(), values.end());
-}
-
 absl::StatusOr<std::string> ReadBytes(const Tensor& tensor) {
-  switch (tensor.dtype()) {
-    case DType::kF64:
-      return BytesOf<double>(tensor);
-    case DType::kF32:
-      return BytesOf<float>(tensor);
-    case DType::kF16:
-      return BytesOf<F16>(tensor);
-    case DType::kBF16:
-      return BytesOf<BF16>(tensor);
-    case DType::kI64:
-      return BytesOf<int64_t>(tensor);
-    case DType::kI32:
-      return BytesOf<int32_t>(tensor);
-    case DType::kI16:
-      return BytesOf<int16_t>(tensor);
-    case DType::kI8:
-      return BytesOf<int8_t>(tensor);
-    case DType::kU8:
-      return BytesOf<uint8_t>(tensor);
-    case DType::kBool:
-      return BytesOf<bool>(tensor);
-    default:
-      return tensor.Wait();
-  }
+  std::string bytes;
+  CHORUS_RETURN_IF_ERROR(internal::Access::ReadInto(tensor, tensor.dtype(), [&](int64_t elements) {
+    bytes.resize(static_cast<size_t>(elements * DTypeBytes(tensor.dtype())));
+    return &bytes[0];
+  }));
+  return bytes;
 }
 
 absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
@@ -154,8 +125,7 @@ absl::Status SaveTensors(const std::string& path, const std::vector<NamedTensor>
   int64_t at = 0;
   for (const NamedTensor& named : tensors) {
     if (named.name == kMetadata || header.contains(named.name)) {
-      return MakeError(Reason::kBadType,
-                       absl::StrCat(path, ": \"", named.name, "\" cannot be a tensor's name here"));
+      return BadType(absl::StrCat(path, ": \"", named.name, "\" cannot be a tensor's name here"));
     }
     CHORUS_ASSIGN_OR_RETURN(std::string bytes, ReadBytes(named.tensor));
     const auto size = static_cast<int64_t>(bytes.size());
@@ -169,7 +139,7 @@ absl::Status SaveTensors(const std::string& path, const std::vector<NamedTensor>
   try {
     text = header.dump();
   } catch (const Json::exception& error) {  // a name that is no UTF-8
-    return MakeError(Reason::kBadType, absl::StrCat(path, ": ", error.what()));
+    return BadType(absl::StrCat(path, ": ", error.what()));
   }
   // Elements are aligned in a mapped file.
   text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -341,10 +311,10 @@ const std::map<std::string, std::string>& TensorFile::metadata() const {
 }
 
 const TensorFile::Entry* TensorFile::Find(const std::string& name) const {
-  for (const Entry& entry : content_->entries) {
-    if (entry.name == name) return &entry;
-  }
-  return nullptr;
+  const auto it = std::lower_bound(
+      content_->entries.begin(), content_->entries.end(), name,
+      [](const Entry& entry, const std::string& wanted) { return entry.name < wanted; });
+  return it != content_->entries.end() && it->name == name ? &*it : nullptr;
 }
 
 absl::StatusOr<Tensor> TensorFile::Read(const std::string& name, const DeviceRef& device,

@@ -25,10 +25,9 @@ TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Opti
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto it = std::find(variables_.begin(), variables_.end(), parameters[i]);
     if (it == variables_.end() || !parameters[i].requires_grad()) {
-      refused_ = MakeError(
-          Reason::kBadType,
-          absl::StrCat("the optimizer's parameter ", i,
-                       it == variables_.end() ? " is none of the module's" : " is frozen"));
+      refused_ =
+          BadType(absl::StrCat("the optimizer's parameter ", i,
+                               it == variables_.end() ? " is none of the module's" : " is frozen"));
       return;
     }
     trained_.push_back(static_cast<size_t>(it - variables_.begin()));
@@ -69,12 +68,11 @@ absl::Status TrainStep::Share(CallSite site) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs() {
+absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs(const DeviceRef& device) {
   std::vector<Tensor> in;
   for (const Variable& variable : variables_) in.push_back(variable().Detach());
   CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer_->State());
   for (const std::vector<Tensor>& slots : state) in.insert(in.end(), slots.begin(), slots.end());
-  CHORUS_ASSIGN_OR_RETURN(const DeviceRef device, module_->device());
   for (size_t i = 0; i < trained_.size(); ++i) {
     if (optimizer_->steps(i) != optimizer_->steps(first_of_[rate_of_[i]])) {
       return MakeError(Reason::kWrongState,
@@ -93,10 +91,10 @@ absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs() {
 absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, CallSite site) {
   CHORUS_RETURN_IF_ERROR(refused_);
   const CallSiteScope lines(site);
-  CHORUS_RETURN_IF_ERROR(module_->device().status());
+  CHORUS_ASSIGN_OR_RETURN(const DeviceRef device, module_->device());
   if (!shared_ && options_.ranks.has_value()) CHORUS_RETURN_IF_ERROR(Share(site));
   shared_ = true;
-  CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> in, Inputs());
+  CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> in, Inputs(device));
   in.insert(in.end(), inputs.begin(), inputs.end());
   CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out, compiled_.Run(in, site));
   ++steps_;
@@ -137,8 +135,7 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   Tensor loss = loss_(std::vector<Tensor>(in.begin() + static_cast<ptrdiff_t>(next), in.end()));
   if (!loss.status().ok()) return fail(loss.status());
   if (loss.num_elements() != 1) {
-    return fail(MakeError(
-        Reason::kBadType,
+    return fail(BadType(
         absl::StrCat("a training step's loss: expected one number, got ", loss.num_elements())));
   }
   if (options_.ranks.has_value()) loss = loss * (1.0 / options_.ranks->size());

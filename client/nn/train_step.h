@@ -72,7 +72,7 @@ class TrainStep {
 
  private:
   // What goes into the compiled function, but for the caller's inputs.
-  absl::StatusOr<std::vector<Tensor>> Inputs();
+  absl::StatusOr<std::vector<Tensor>> Inputs(const DeviceRef& device);
   std::vector<Tensor> Trace(const std::vector<Tensor>& in) const;
   // The first rank's variables, for all.
   absl::Status Share(CallSite site) const;

@@ -22,24 +22,17 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using chorus::testing::FakeDaemon;
+using chorus::testing::Numbers;
+using chorus::testing::Ranks;
+using chorus::testing::Values;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
-using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using testing::Ranks;
-using testing::Values;
 
 using Doubles = std::vector<double>;
 using Tensors = std::vector<Tensor>;
-
-Doubles Numbers(int64_t count, int seed) {
-  Doubles values;
-  for (int64_t i = 0; i < count; ++i) {
-    values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
-  }
-  return values;
-}
 
 // Counts calls in a buffer.
 class Counted : public Module {

@@ -4,6 +4,8 @@
 #ifndef CHORUS_CLIENT_TESTING_VALUES_H_
 #define CHORUS_CLIENT_TESTING_VALUES_H_
 
+#include <cmath>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,20 @@ std::vector<T> Values(const Tensor& tensor) {
   absl::StatusOr<std::vector<T>> values = tensor.Read<T>();
   EXPECT_TRUE(values.ok()) << values.status();
   return values.ok() ? *std::move(values) : std::vector<T>();
+}
+
+// Numbers without a pattern, from -1 to 1: others by another seed.
+inline std::vector<double> Numbers(int64_t count, int seed = 0) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < count; ++i) {
+    values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
+  }
+  return values;
+}
+inline Tensor Numbers(const DeviceRef& device, const Shape& shape, int seed = 0) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return FromHost(device, Numbers(count, seed), shape);
 }
 
 }  // namespace testing

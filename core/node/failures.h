@@ -15,7 +15,6 @@
 #include "core/collective/decisions.h"
 #include "core/node/records.h"
 #include "core/node/session.h"
-#include "core/node/timers.h"
 #include "core/node/world.h"
 
 namespace chorus::node {

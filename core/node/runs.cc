@@ -273,17 +273,7 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
                         absl::Time now) {
   if (action->remaining_rows > Agreement::kRowsAtOnce) {
     // Nobody makes more before this is gone.
-    std::vector<std::shared_ptr<Session>> held;
-    for (const World::Member& member : world->members) {
-      if (member.session == nullptr) continue;
-      HoldBack(member.session.get());
-      held.push_back(member.session);
-    }
-    background_->Do(
-        /*tenant=*/"", [remains = std::move(action->remains)] {},
-        [this, held = std::move(held)] {
-          for (const std::shared_ptr<Session>& session : held) LetGoOn(session);
-        });
+    background_->Do(/*tenant=*/"", [remains = std::move(action->remains)] {}, HoldBackAll(*world));
   }
   const bool fails_later = std::any_of(
       world->members.begin(), world->members.end(),
@@ -291,11 +281,7 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
   if (fails_later) {
     // Whoever goes on in the next epoch has the memory of this one, what ranks had in common too.
     LetGoOfShared(std::exchange(world->shared, {}));
-    for (const World::Member& member : world->members) {
-      if (member.session == nullptr) continue;
-      HoldBack(member.session.get());
-      AfterFailing([this, session = member.session] { LetGoOn(session); });
-    }
+    AfterFailing(HoldBackAll(*world));
   }
   world->shared.clear();
   world->equal_work.clear();
@@ -426,6 +412,18 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
 
 void Runs::HoldBack(Session* session) {
   if (session->failing++ == 0) session->log.Park();
+}
+
+std::function<void()> Runs::HoldBackAll(const World& world) {
+  std::vector<std::shared_ptr<Session>> held;
+  for (const World::Member& member : world.members) {
+    if (member.session == nullptr) continue;
+    HoldBack(member.session.get());
+    held.push_back(member.session);
+  }
+  return [this, held = std::move(held)] {
+    for (const std::shared_ptr<Session>& session : held) LetGoOn(session);
+  };
 }
 
 void Runs::LetGoOn(const std::shared_ptr<Session>& session) {

@@ -129,6 +129,8 @@ class Runs final : public AgreementListener {
   // In pieces, behind what fails by now.
   void LetGoOfShared(SharedResults shared);
   void HoldBack(Session* session);
+  // The same with all members of a world, until what it returns is called.
+  std::function<void()> HoldBackAll(const World& world);
   void LetGoOn(const std::shared_ptr<Session>& session);
   void End(RunState* run);
 

@@ -1,0 +1,24 @@
+// Seeds made of seeds.
+//
+// Threads: any; a pure function. Ownership: none. Errors: none.
+#ifndef CHORUS_CLIENT_NN_MIX_BITS_H_
+#define CHORUS_CLIENT_NN_MIX_BITS_H_
+
+#include <cstdint>
+
+namespace chorus {
+namespace nn {
+
+// splitmix64's finaliser (Steele et al. 2014): any bit of x changes all of the result.
+inline uint64_t MixBits(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+// What it is stepped by: 2^64 over the golden ratio.
+inline constexpr uint64_t kMixStep = 0x9e3779b97f4a7c15u;
+
+}  // namespace nn
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_NN_MIX_BITS_H_
