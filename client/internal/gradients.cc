@@ -13,6 +13,7 @@
 #include "absl/types/optional.h"
 #include "chorus/math.h"
 #include "client/internal/access.h"
+#include "client/internal/gate.h"
 #include "client/internal/record.h"
 #include "client/internal/refusals.h"
 #include "client/internal/session_core.h"
@@ -103,7 +104,6 @@ class TapeEmitter : public Emitter {
       CHORUS_ASSIGN_OR_RETURN(type, TypeOfAttributes(view));
       call.spec.type = &type;
     }
-    call.unrecorded_gradient = !GradEnabled();
     if (call.spec.collective.instance.kind == InstanceRef::Kind::kBound) call.bound = &bound_;
     // Requests of one entry meet by number: the line tells those of one loss from another's.
     if (group->member->compares_lines) {
@@ -141,10 +141,66 @@ class TapeEmitter : public Emitter {
     bound_ = node.key.Gradient({step, node.next_request++});
   }
 
+  // The rule of a gate, with the gradients that have come to it.
+  absl::StatusOr<InputGradients> PassGate(const GradNode& gate, GateRequest request,
+                                          const GradientContext& context) {
+    for (int i = 0; i < context.num_outputs(); ++i) {
+      const absl::optional<ValueIndex>& gradient = context.grad(i);
+      request.gradients.push_back(gradient.has_value() ? tensor(*gradient) : Tensor());
+    }
+    const uint64_t first = NextOrder();
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> results,
+                            gate.gates->rules[static_cast<size_t>(gate.gate)](request));
+    if (results.size() != request.gradients.size()) {
+      return BadType(absl::StrCat(gate.spec->op, ": expected ", request.gradients.size(),
+                                  " gradients, got ", results.size()));
+    }
+    InputGradients gradients(results.size());
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (!results[i].defined()) continue;
+      CHORUS_RETURN_IF_ERROR(results[i].status());
+      const TensorData& data = *ImplOf(results[i])->data;
+      const TensorType& type = gate.outputs[i]->type;
+      if (results[i].absent() || data.session != session_ || data.info->type != type ||
+          data.device_slot != gate.device_slot) {
+        return BadType(absl::StrCat(
+            gate.spec->op, ": expected ", type.ToString(), " on device ", gate.device_slot,
+            " for gradient ", i, ", got ",
+            results[i].absent()
+                ? "an absent result"
+                : absl::StrCat(data.info->type.ToString(), " on device ", data.device_slot,
+                               data.session == session_ ? "" : " of another session")));
+      }
+      gradients[i] = AddTensor(results[i]);
+    }
+    AddCompanionsBehind(results, first);
+    return gradients;
+  }
+
   // The entries of the collectives that were emitted.
   std::vector<GradNodePtr> TakeCompanions() { return std::move(companions_); }
 
  private:
+  // Those that `tensors` were computed with since the entry of that order.
+  void AddCompanionsBehind(const std::vector<Tensor>& tensors, uint64_t first) {
+    absl::flat_hash_set<const GradNode*> seen;
+    std::vector<GradNodePtr> stack;
+    const auto push = [&](const GradNodePtr& node) {
+      if (node != nullptr && node->order >= first && seen.insert(node.get()).second) {
+        stack.push_back(node);
+      }
+    };
+    for (const Tensor& tensor : tensors) {
+      if (tensor.defined()) push(ImplOf(tensor)->node);
+    }
+    while (!stack.empty()) {
+      const GradNodePtr node = std::move(stack.back());
+      stack.pop_back();
+      if (node->member != nullptr) companions_.push_back(node);
+      for (const Edge& edge : node->inputs) push(edge.node);
+    }
+  }
+
   struct Value {
     Tensor tensor;
     TensorInfoPtr info;
@@ -177,7 +233,9 @@ class Tape {
   using Name = std::pair<const void*, int>;
 
  public:
-  Tape(TapeEmitter* emitter, TraceId trace) : emitter_(emitter), trace_(trace) {}
+  // `leaves`: for Backward.
+  Tape(TapeEmitter* emitter, TraceId trace, bool leaves)
+      : emitter_(emitter), trace_(trace), leaves_(leaves) {}
 
   // Gathers what `tensor` was computed from.
   absl::Status Gather(const Tensor& tensor) {
@@ -202,6 +260,7 @@ class Tape {
   void AssignIds() {
     std::sort(nodes_.begin(), nodes_.end(),
               [](const GradNodePtr& a, const GradNodePtr& b) { return a->order < b->order; });
+    MoveGates();
     for (size_t n = 0; n < nodes_.size(); ++n) {
       const GradNodePtr& node = nodes_[n];
       RecordedNode recorded;
@@ -240,6 +299,14 @@ class Tape {
         recorded.spec.collective->group_slot = emitter_->AddGroup(node);
         // Recorded means wanted; a trace decides later what it says about it.
         recorded.spec.collective->wants_grad = true;
+      }
+      if (node->gates != nullptr) {
+        recorded.rule = [this, &gate = *node](GradientContext& context) {
+          GateRequest request;
+          request.uses = &gate_uses_.at(gate.gates.get());
+          request.leaves = leaves_;
+          return emitter_->PassGate(gate, std::move(request), context);
+        };
       }
       record_.push_back(std::move(recorded));
     }
@@ -296,6 +363,48 @@ class Tape {
       if (!seen_.contains(companion.get())) stack_.push_back(companion);
     }
   }
+  // Each gate to where the first op is that uses it or a gate recorded after it, whose rule comes
+  // before its own.
+  void MoveGates() {
+    std::vector<const GradNode*> gates;
+    for (const GradNodePtr& node : nodes_) {
+      if (node->gates == nullptr) continue;
+      gates.push_back(node.get());
+      GateUses& uses = gate_uses_[node->gates.get()];
+      if (!uses.empty()) continue;
+      for (const int size : node->gates->sizes) {
+        uses.emplace_back(static_cast<size_t>(size), kUnused);
+      }
+    }
+    if (gates.empty()) return;
+    for (const GradNodePtr& node : nodes_) {
+      const auto use = [&](const Edge& edge) {
+        if (edge.node == nullptr || edge.node->gates == nullptr) return;
+        uint64_t& first = gate_uses_[edge.node->gates.get()][static_cast<size_t>(edge.node->gate)]
+                                    [static_cast<size_t>(edge.output)];
+        first = std::min(first, node->order);
+      };
+      for (const Edge& edge : node->inputs) use(edge);
+      for (const Edge& edge : node->behind) use(edge);
+    }
+    absl::flat_hash_map<const GradNode*, uint64_t> places;
+    uint64_t place = kUnused;
+    for (size_t g = gates.size(); g-- > 0;) {
+      for (const uint64_t use :
+           gate_uses_[gates[g]->gates.get()][static_cast<size_t>(gates[g]->gate)]) {
+        place = std::min(place, use);
+      }
+      places[gates[g]] = place;
+    }
+    const auto place_of = [&](const GradNodePtr& node) {
+      const auto it = places.find(node.get());
+      return it == places.end() ? std::make_pair(node->order, true)
+                                : std::make_pair(it->second, false);
+    };
+    std::stable_sort(nodes_.begin(), nodes_.end(), [&](const GradNodePtr& a, const GradNodePtr& b) {
+      return place_of(a) < place_of(b);
+    });
+  }
   // A use of a leaf whose bytes were copied when it was recorded: it may hold others by now.
   static bool HasOwnBytes(const Edge& edge) {
     return edge.leaf != nullptr && edge.data != nullptr && edge.data != edge.leaf->data;
@@ -319,6 +428,7 @@ class Tape {
 
   TapeEmitter* const emitter_;
   const TraceId trace_;
+  const bool leaves_;
   std::vector<GradNodePtr> stack_;
   absl::flat_hash_set<const GradNode*> seen_;
   absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
@@ -328,6 +438,7 @@ class Tape {
   // By leaf: the values that stand for its bytes of some time, in the order of their first uses.
   absl::flat_hash_map<const TensorImpl*, std::vector<ValueIndex>> of_bytes_;
   absl::flat_hash_map<const GradNode*, int32_t> index_;
+  absl::flat_hash_map<const GateSet*, GateUses> gate_uses_;
 };
 
 Tensor FillLike(const Tensor& like, double value, const std::string& source) {
@@ -418,9 +529,11 @@ absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const T
     const GradNodePtr node = std::move(stack.back());
     stack.pop_back();
     if (node->consumed || !seen.insert(node.get()).second) continue;
-    if (node->member != nullptr && !IsLostEntry(*node) &&
-        !node->member->in_device_group.load(std::memory_order_relaxed)) {
-      members.insert(node->member);
+    const std::shared_ptr<MemberCore>& member =
+        node->gates != nullptr ? node->gates->member : node->member;
+    if (member != nullptr && !IsLostEntry(*node) &&
+        !member->in_device_group.load(std::memory_order_relaxed)) {
+      members.insert(member);
     }
     for (const Edge& edge : node->inputs) push(edge);
     for (const Edge& edge : node->behind) push(edge);
@@ -530,8 +643,9 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   if (session->Forked()) return ForkedError();
 
   const GradMode mode(request.create);
+  const GradientScope computing;
   TapeEmitter emitter(session, source);
-  Tape tape(&emitter, trace);
+  Tape tape(&emitter, trace, request.leaves);
   for (const Tensor& root : request.roots) {
     const absl::Status gathered = tape.Gather(root);
     if (!gathered.ok()) return refuse(gathered);
@@ -629,7 +743,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   std::vector<GradNodePtr> took_part = emitter.TakeCompanions();
   for (size_t i = 0; request.create && i < built->visited.size(); ++i) {
     const GradNodePtr& node = tape.nodes()[built->visited[i].node];
-    if (node->member != nullptr) took_part.push_back(node);
+    if (node->member != nullptr || node->gates != nullptr) took_part.push_back(node);
   }
   if (!took_part.empty()) {
     companions = std::make_shared<const std::vector<GradNodePtr>>(std::move(took_part));

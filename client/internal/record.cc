@@ -374,7 +374,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
                            collective.kind != CollectiveKind::kBarrier && type != nullptr &&
                            IsFloating(type->dtype);
     Leads leads;
-    if (call.call->unrecorded_gradient) {
+    if (ComputesGradients() && !GradEnabled()) {
       leads = {true, true};
     } else if (recordings[i].record) {
       leads = LeadsOf(call.inputs);

@@ -39,8 +39,6 @@ struct CallRequest {
 
   CollectiveSpec spec;  // what is recorded, and where its operand comes from, is found out
   bool record = true;   // where gradients are on; false: it is known that nobody wants one
-  // It is a gradient that is not recorded though its operand may depend on anything.
-  bool unrecorded_gradient = false;
   absl::Span<const Tensor> behind;  // GradNode::behind; what is unusable is left out
   // The instance, where the spec's is bound.
   const InstanceKey* bound = nullptr;

@@ -12,6 +12,7 @@ namespace internal {
 namespace {
 
 thread_local bool grad_enabled = true;
+thread_local bool computes_gradients = false;
 std::atomic<uint64_t> next_order{1};
 
 // Entries that die while another one dies: long tapes are taken down without recursion.
@@ -76,6 +77,10 @@ bool GradEnabled() { return grad_enabled; }
 
 GradMode::GradMode(bool enabled) : before_(grad_enabled) { grad_enabled = enabled; }
 GradMode::~GradMode() { grad_enabled = before_; }
+
+GradientScope::GradientScope() : before_(computes_gradients) { computes_gradients = true; }
+GradientScope::~GradientScope() { computes_gradients = before_; }
+bool ComputesGradients() { return computes_gradients; }
 
 Tensor MakeTensor(TensorDataPtr data) {
   auto impl = std::make_shared<TensorImpl>();

@@ -28,13 +28,14 @@
 namespace chorus {
 namespace internal {
 
+struct GateSet;
 struct GradNode;
 using GradNodePtr = std::shared_ptr<GradNode>;
-// Entries of collectives that a tensor stands for beside what it was computed from: a caller that
-// differentiates it takes part in them. The gradients of a call with create_graph, constants too,
-// have for history every collective in which that call took part, the forward ones and its own:
-// through just these came what other ranks' parts of the gradients depend on, so ranks that were in
-// line at one order are at the next. Of one trace, or of none; never empty.
+// Entries of collectives and gates that a tensor stands for beside what it was computed from: a
+// caller that differentiates it takes part in them. The gradients of a call with create_graph,
+// constants too, have for history every collective in which that call took part, the forward ones
+// and its own: through just these came what other ranks' parts of the gradients depend on, so ranks
+// that were in line at one order are at the next. Of one trace, or of none; never empty.
 using Companions = std::shared_ptr<const std::vector<GradNodePtr>>;
 
 // Where a tensor comes from, as far as gradients are concerned (Collective).
@@ -102,6 +103,10 @@ struct GradNode {
   TraceId trace;
   int32_t trace_node = -1;
 
+  // Of a gate (gate.h).
+  std::shared_ptr<const GateSet> gates;
+  int gate = -1;
+
   // Frees what the rule would need, and tells the daemon that the entry is gone.
   void Consume();
 
@@ -121,6 +126,20 @@ class GradMode {
  private:
   const bool before_;
 };
+
+// While one lives, this thread computes gradients: what it calls without recording it may depend on
+// anything, and ranks that have recorded theirs hear so.
+class GradientScope {
+ public:
+  GradientScope();
+  ~GradientScope();
+  GradientScope(const GradientScope&) = delete;
+  GradientScope& operator=(const GradientScope&) = delete;
+
+ private:
+  const bool before_;
+};
+bool ComputesGradients();
 
 // Orders of entries: the next one, and what all so far are below.
 uint64_t TakeOrder();

@@ -1,10 +1,12 @@
-// Seeds made of seeds.
+// Seeds made of seeds and names.
 //
 // Threads: any; a pure function. Ownership: none. Errors: none.
 #ifndef CHORUS_CLIENT_NN_MIX_BITS_H_
 #define CHORUS_CLIENT_NN_MIX_BITS_H_
 
 #include <cstdint>
+
+#include "absl/strings/string_view.h"
 
 namespace chorus {
 namespace nn {
@@ -17,6 +19,12 @@ inline uint64_t MixBits(uint64_t x) {
 }
 // What it is stepped by: 2^64 over the golden ratio.
 inline constexpr uint64_t kMixStep = 0x9e3779b97f4a7c15u;
+// FNV-1a: the same on every rank.
+inline uint64_t HashOf(absl::string_view bytes) {
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash;
+}
 
 }  // namespace nn
 }  // namespace chorus

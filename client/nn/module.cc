@@ -18,11 +18,8 @@ namespace {
 thread_local StateScope* innermost_scope = nullptr;
 thread_local CallSite innermost_site;
 
-// FNV-1a of the path, mixed with the seed.
 uint64_t SeedOf(uint64_t seed, absl::string_view path) {
-  uint64_t hash = 14695981039346656037u;
-  for (const char c : path) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return MixBits(hash + seed * kMixStep);
+  return MixBits(HashOf(path) + seed * kMixStep);
 }
 
 // What a call at `site` gives that cannot be made.

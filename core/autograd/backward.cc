@@ -85,7 +85,7 @@ class Walk {
   absl::Status Visit(int32_t index) {
     const RecordedNode& node = *record_[index];
     if (!Leads(node)) return absl::OkStatus();
-    const bool takes_part = node.spec.collective.has_value() && node.spec.collective->wants_grad;
+    const bool takes_part = TakesPart(node);
     absl::InlinedVector<absl::optional<ValueIndex>, 2> grads;
     bool visit = is_root_[index] || takes_part;
     bool reached = is_root_[index];
@@ -99,14 +99,15 @@ class Walk {
     if (node.spec.collective.has_value() && !takes_part) {
       return NotDifferentiable(node, Reason::kWrongState, "was recorded without a gradient");
     }
-    const OpDef* def = FindOp(node.spec.op);
-    if (def == nullptr || def->gradient == nullptr) {
+    const OpDef* const def = node.rule == nullptr ? FindOp(node.spec.op) : nullptr;
+    if (node.rule == nullptr && (def == nullptr || def->gradient == nullptr)) {
       return NotDifferentiable(node, Reason::kUnsupported, "has no gradient");
     }
     absl::InlinedVector<bool, 2> needs;
     for (const ValueIndex input : node.spec.inputs) needs.push_back(leads_.contains(input));
     GradientContext context(node, grads, needs, emitter_);
-    CHORUS_ASSIGN_OR_RETURN(InputGradients gradients, def->gradient(context));
+    CHORUS_ASSIGN_OR_RETURN(InputGradients gradients,
+                            node.rule != nullptr ? node.rule(context) : def->gradient(context));
     visited_.push_back({index, reached});
     if (gradients.size() != node.spec.inputs.size()) {
       return MakeError(
@@ -142,8 +143,14 @@ class Walk {
     return BadType(absl::StrCat("backward: a root must be floating point, got ", type.ToString()));
   }
 
+  // Whatever gradients there are: others may wait for it.
+  static bool TakesPart(const RecordedNode& node) {
+    return node.rule != nullptr ||
+           (node.spec.collective.has_value() && node.spec.collective->wants_grad);
+  }
+
   bool Leads(const RecordedNode& node) const {
-    if (node.spec.collective.has_value() && node.spec.collective->wants_grad) return true;
+    if (TakesPart(node)) return true;
     for (const ValueIndex input : node.spec.inputs) {
       if (leads_.contains(input)) return true;
     }

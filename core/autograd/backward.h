@@ -8,7 +8,8 @@
 // reverse order of their forward collectives, on every rank, whatever local ops lie between: ranks
 // with different local graphs agree. Every collective that the roots' history leads to takes part,
 // with zeros for outputs whose gradient is not asked for here: other ranks wait for it, and what
-// they give may have its way through this rank's local ops. Where several gradients meet they are
+// they give may have its way through this rank's local ops. So does every node with a rule of its
+// recorder's own. Where several gradients meet they are
 // added in the order in which the walk finds them: bits do not depend on anything but the record.
 //
 // Method: accumulation of vector-Jacobian products in reverse program order (reverse-mode automatic

@@ -13,6 +13,7 @@
 #define CHORUS_CORE_OPS_GRADIENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -27,12 +28,19 @@
 
 namespace chorus {
 
+class GradientContext;
+// One for each input; absent: no gradient reaches it (which is zero, and costs nothing).
+using InputGradients = std::vector<absl::optional<ValueIndex>>;
+
 // A node that was recorded, and what came of it: an entry of a tape, or a node of a graph.
 // Value, device slot and group slot indices are those of the Emitter that takes the gradient.
 struct RecordedNode {
   NodeSpec spec;
   std::vector<ValueIndex> outputs;
   int32_t id = -1;  // names the node to the emitter's BindGradient
+  // Null: the op's. A rule of the recorder's own may call what other ranks wait for, so its node
+  // takes part like a collective.
+  std::function<absl::StatusOr<InputGradients>(GradientContext& context)> rule;
 };
 
 // Where gradient rules put the ops that they are made of.
@@ -123,9 +131,6 @@ class GradientContext {
   absl::Span<const bool> needs_;
   Emitter* emitter_;
 };
-
-// One for each input; absent: no gradient reaches it (which is zero, and costs nothing).
-using InputGradients = std::vector<absl::optional<ValueIndex>>;
 
 }  // namespace chorus
 

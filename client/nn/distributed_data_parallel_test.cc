@@ -1,0 +1,942 @@
+#include "chorus/nn/distributed_data_parallel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "chorus/chorus.h"
+#include "chorus/functional/math.h"
+#include "chorus/nn/init.h"
+#include "chorus/nn/layers.h"
+#include "chorus/nn/loss.h"
+#include "chorus/nn/optim.h"
+#include "chorus/nn/train_step.h"
+#include "client/internal/tape.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/ranks.h"
+#include "client/testing/values.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using chorus::testing::FakeDaemon;
+using chorus::testing::Numbers;
+using chorus::testing::Ranks;
+using chorus::testing::Values;
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pointwise;
+
+using Ddp = DistributedDataParallel;
+using Options = DistributedDataParallelOptions;
+using Doubles = std::vector<double>;
+using Tensors = std::vector<Tensor>;
+
+// Linears, of which each call uses those that it is told, one behind the other.
+class Chain : public Module {
+ public:
+  explicit Chain(int links, int64_t width = 3) : Module("Chain") {
+    for (int i = 0; i < links; ++i) {
+      links_.push_back(&Add<Linear>(absl::StrCat("link", i), width, width));
+    }
+    for (int i = 0; i < links; ++i) use.push_back(i);
+  }
+  Tensor Forward(const Tensor& x) override {
+    Tensor y = x;
+    for (const int i : use) y = Tanh((*links_[static_cast<size_t>(i)])(y));
+    return y;
+  }
+  std::vector<int> use;
+
+ private:
+  std::vector<Linear*> links_;
+};
+
+// Counts its calls in a buffer, and adds the rank of the first one to what it gives.
+class Counted : public Module {
+ public:
+  Counted() : Module("Counted"), linear_(Add<Linear>("linear", 2, 1)) {
+    calls_ = AddBuffer("calls", {}, init::Zeros(), DType::kI64);
+  }
+  Tensor Forward(const Tensor& x) override {
+    calls_.Set(calls_() + 1);
+    return linear_(x);
+  }
+  Variable calls_;
+
+ private:
+  Linear& linear_;
+};
+
+// The loss of some rows: half the mean over rows of the squares of what the module gives.
+Tensor LossOf(Module& module, const Tensor& x) {
+  const Tensor y = module(x);
+  return Sum(y * y) * (0.5 / static_cast<double>(x.shape()[0]));
+}
+
+Tensor Rows(const DeviceRef& device, int from, int rows, int64_t width) {
+  const Doubles all = Numbers(static_cast<int64_t>(from + rows) * width, 3);
+  return FromHost(device, Doubles(all.begin() + from * width, all.end()), {rows, width});
+}
+
+std::vector<Doubles> GradsOf(const Module& module) {
+  std::vector<Doubles> grads;
+  for (const Variable& parameter : module.parameters()) {
+    const Tensor grad = parameter.grad();
+    grads.push_back(grad.defined() ? Values<double>(grad) : Doubles());
+  }
+  return grads;
+}
+std::vector<Doubles> ValuesOf(const Module& module) {
+  std::vector<Doubles> values;
+  for (const Variable& parameter : module.parameters()) {
+    values.push_back(Values<double>(parameter()));
+  }
+  return values;
+}
+void ExpectNear(const std::vector<Doubles>& got, const std::vector<Doubles>& wanted,
+                double tolerance = 1e-12) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_THAT(got[i], Pointwise(DoubleNear(tolerance), wanted[i])) << "parameter " << i;
+  }
+}
+
+class DistributedDataParallelTest : public ::testing::Test {
+ protected:
+  // A function of each rank of a world, each in a thread.
+  static void OnRanks(int size, const std::function<void(const World& world, int rank)>& function) {
+    FakeDaemon daemon;
+    Ranks ranks(size, &daemon);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size; ++r) {
+      threads.emplace_back([&, r] { function(ranks.worlds[static_cast<size_t>(r)], r); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  // Made from other seeds: the first rank's count.
+  static std::shared_ptr<Ddp> Make(const std::shared_ptr<Module>& module, const World& world,
+                                   const Options& options = {}) {
+    const absl::Status made =
+        module->Init(world, 1 + static_cast<uint64_t>(world.rank()), DType::kF64);
+    EXPECT_TRUE(made.ok()) << made;
+    absl::StatusOr<std::shared_ptr<Ddp>> model = Ddp::Create(module, world, options);
+    EXPECT_TRUE(model.ok()) << model.status();
+    return model.ok() ? *model : nullptr;
+  }
+
+  FakeDaemon daemon_;
+};
+
+TEST_F(DistributedDataParallelTest, RanksTrainAsOneWouldWithAllRowsWhateverTheBuckets) {
+  const int steps = 4;
+  Sgd::Options momentum;
+  momentum.momentum = 0.9;
+  for (const int size : {1, 2, 3}) {
+    std::vector<Doubles> alone;
+    {
+      const Session session = daemon_.Open();
+      Chain model(4);
+      ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+      Sgd sgd(model.parameters(), momentum);
+      for (int i = 0; i < steps; ++i) {
+        ASSERT_TRUE(Backward(LossOf(model, Rows(session, 6 * i, 6, 3))).ok());
+        ASSERT_TRUE(sgd.Step().ok());
+      }
+      alone = ValuesOf(model);
+    }
+    std::vector<Doubles> first;
+    for (const int64_t bytes : {int64_t{1}, int64_t{100}, int64_t{1} << 20}) {
+      std::vector<std::vector<Doubles>> values(static_cast<size_t>(size));
+      OnRanks(size, [&](const World& world, int rank) {
+        Options options;
+        options.bucket_bytes = bytes;
+        options.first_bucket_bytes = bytes;
+        const auto model = Make(std::make_shared<Chain>(4), world, options);
+        ASSERT_NE(model, nullptr);
+        // Weights of 72 bytes, biases of 24; a bucket is closed when it is full.
+        EXPECT_EQ(model->buckets().size(), bytes == 1 ? 8u : bytes == 100 ? 3u : 1u);
+        Sgd sgd(model->parameters(), momentum);
+        for (int i = 0; i < steps; ++i) {
+          const int rows = 6 / size;
+          ASSERT_TRUE(world.Step(i + 1).ok());
+          ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 6 * i + rank * rows, rows, 3))).ok());
+          ASSERT_TRUE(sgd.Step().ok());
+        }
+        values[static_cast<size_t>(rank)] = ValuesOf(*model);
+      });
+      for (const auto& of_rank : values) EXPECT_EQ(of_rank, values[0]);
+      ExpectNear(values[0], alone);
+      if (first.empty()) first = values[0];
+      EXPECT_EQ(values[0], first) << bytes;
+    }
+  }
+}
+
+TEST_F(DistributedDataParallelTest, AllBeginWithWhatRankZeroHas) {
+  std::vector<std::vector<Doubles>> values(2);
+  OnRanks(2, [&](const World& world, int rank) {
+    auto module = std::make_shared<Counted>();
+    ASSERT_TRUE(module->Init(world, 7 + static_cast<uint64_t>(rank), DType::kF64).ok());
+    module->calls_.Set(Scalar<int64_t>(world, 10 * (rank + 1)));
+    const auto model = Ddp::Create(module, world);
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_THAT(Values<int64_t>(module->calls_()), ElementsAre(10));
+    values[static_cast<size_t>(rank)] = ValuesOf(*module);
+    EXPECT_EQ((*model)->named_variables()[1].name, "module.linear.weight");
+    // Buffers are the first rank's before each call, unless gradients are off.
+    module->calls_.Set(Scalar<int64_t>(world, 20 * (rank + 1)));
+    const Tensor x = Numbers(world, {2, 2});
+    ASSERT_TRUE((**model)(x).Wait().ok());
+    EXPECT_THAT(Values<int64_t>(module->calls_()), ElementsAre(21));
+    module->calls_.Set(Scalar<int64_t>(world, 30 * (rank + 1)));
+    {
+      const NoGrad no_grad;
+      ASSERT_TRUE((**model)(x).Wait().ok());
+    }
+    EXPECT_THAT(Values<int64_t>(module->calls_()), ElementsAre(30 * (rank + 1) + 1));
+    Options own;
+    own.broadcast_buffers = false;
+    const auto other = Ddp::Create(module, world, own);
+    ASSERT_TRUE(other.ok()) << other.status();
+    module->calls_.Set(Scalar<int64_t>(world, 40 * (rank + 1)));
+    ASSERT_TRUE((**other)(x).Wait().ok());
+    EXPECT_THAT(Values<int64_t>(module->calls_()), ElementsAre(40 * (rank + 1) + 1));
+  });
+  EXPECT_EQ(values[0], values[1]);
+}
+
+TEST_F(DistributedDataParallelTest, ModulesThatDifferAreRefusedByRankAndName) {
+  struct Case {
+    std::function<std::shared_ptr<Module>(int rank)> make;
+    std::string text;
+  };
+  const std::vector<Case> cases = {
+      {[](int rank) { return std::make_shared<Linear>(2, rank == 2 ? 3 : 4); },
+       "rank 2 of the group has weight f64[3,2], trained where rank 0 has weight f64[4,2], "
+       "trained"},
+      {[](int rank) { return std::make_shared<Chain>(rank == 1 ? 1 : 2); },
+       "rank 1 of the group has nothing more where rank 0 has link1.weight"},
+      {[](int rank) { return std::make_shared<Chain>(rank == 0 ? 1 : 2); },
+       "rank 1 of the group has link1.weight f64[3,3], trained where rank 0 has nothing more"},
+      {[](int rank) {
+         auto module = std::make_shared<Linear>(2, 2);
+         if (rank == 1) module->RequireGrad(false);
+         return module;
+       },
+       "rank 1 of the group has weight f64[2,2], frozen where rank 0 has weight f64[2,2], trained"},
+  };
+  for (const Case& c : cases) {
+    OnRanks(3, [&](const World& world, int rank) {
+      const std::shared_ptr<Module> module = c.make(rank);
+      ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+      const absl::Status status = Ddp::Create(module, world).status();
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(c.text));
+      EXPECT_THAT(std::string(status.message()), HasSubstr("distributed_data_parallel_test.cc:"));
+    });
+  }
+}
+
+TEST_F(DistributedDataParallelTest, WhatCannotBeIsRefusedAlone) {
+  OnRanks(1, [&](const World& world, int /*rank*/) {
+    const auto message = [](const absl::StatusOr<std::shared_ptr<Ddp>>& made) {
+      return std::string(made.status().message());
+    };
+    EXPECT_THAT(message(Ddp::Create(nullptr, world)), HasSubstr("expected a module, got none"));
+    auto linear = std::make_shared<Linear>(2, 2);
+    EXPECT_THAT(message(Ddp::Create(linear, Group())), HasSubstr("expected a group, got none"));
+    const auto unmade = Ddp::Create(linear, world);
+    EXPECT_EQ(ErrorOf(unmade.status()).reason, Reason::kWrongState);
+    EXPECT_THAT(message(unmade), HasSubstr("weight is not there yet: call Init"));
+    ASSERT_TRUE(linear->Init(world, 1).ok());
+    Options empty;
+    empty.bucket_bytes = 0;
+    EXPECT_THAT(message(Ddp::Create(linear, world, empty)),
+                HasSubstr("buckets of at least 1 byte, got 0"));
+    const Session session = daemon_.Open(2);
+    ASSERT_TRUE(linear->Init(session.device(1), 1).ok());
+    EXPECT_THAT(
+        message(Ddp::Create(linear, world)),
+        HasSubstr("expected all variables on device 0, the group's, got weight on device 1"));
+  });
+}
+
+// The order of uses is told by the tape, and rank 0's counts.
+TEST_F(DistributedDataParallelTest, BucketsFollowTheOrderInWhichRankZeroHasUsedParameters) {
+  OnRanks(2, [&](const World& world, int rank) {
+    Options options;
+    options.bucket_bytes = 96;
+    options.first_bucket_bytes = 96;
+    auto chain = std::make_shared<Chain>(3);
+    chain->use = rank == 0 ? std::vector<int>{2, 0, 1} : std::vector<int>{1, 2, 0};
+    const auto model = Make(chain, world, options);
+    ASSERT_NE(model, nullptr);
+    using Names = std::vector<std::vector<std::string>>;
+    EXPECT_EQ(model->buckets(), (Names{{"link2.bias", "link2.weight"},
+                                       {"link1.bias", "link1.weight"},
+                                       {"link0.bias", "link0.weight"}}));
+    std::vector<std::vector<Doubles>> grads;
+    for (int i = 0; i < 3; ++i) {
+      model->ClearGrads();
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(world, rank * 2, 2, 3))).ok());
+      grads.push_back(GradsOf(*model));
+      if (i == 0) continue;
+      EXPECT_EQ(model->buckets(), (Names{{"link1.bias", "link1.weight"},
+                                         {"link0.bias", "link0.weight"},
+                                         {"link2.bias", "link2.weight"}}));
+      EXPECT_EQ(grads[static_cast<size_t>(i)], grads[0]);
+    }
+  });
+}
+
+TEST_F(DistributedDataParallelTest, NoSyncAddsUpAndTheNextBackwardTakesTheMeanOfAll) {
+  const int size = 2;
+  std::vector<Doubles> wanted;
+  {
+    // As many rows at a time on one: the sum of three losses.
+    const Session session = daemon_.Open();
+    Chain model(2);
+    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(Backward(LossOf(model, Rows(session, 4 * i, 4, 3))).ok());
+    }
+    wanted = GradsOf(model);
+  }
+  std::vector<std::vector<Doubles>> grads(size);
+  OnRanks(size, [&](const World& world, int rank) {
+    const auto model = Make(std::make_shared<Chain>(2), world);
+    ASSERT_NE(model, nullptr);
+    const auto backward = [&](int i) {
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 4 * i + 2 * rank, 2, 3))).ok());
+    };
+    {
+      const Ddp::NoSync no_sync(model.get());
+      backward(0);
+      const Ddp::NoSync inner(model.get());
+      backward(1);
+    }
+    const std::vector<Doubles> local = GradsOf(*model);
+    // What Grad gives is of its own call alone, and leaves what has been added up.
+    const auto asked =
+        Grad({LossOf(*model, Rows(world, 8 + 2 * rank, 2, 3))}, {model->parameters()[0]()});
+    ASSERT_TRUE(asked.ok()) << asked.status();
+    EXPECT_EQ(GradsOf(*model), local);
+    backward(2);
+    grads[static_cast<size_t>(rank)] = GradsOf(*model);
+    // And once more: what all have in common stays as it is.
+    backward(0);
+    std::vector<Doubles> more = GradsOf(*model);
+    EXPECT_NE(more, grads[static_cast<size_t>(rank)]);
+    model->ClearGrads();
+    backward(0);
+    const std::vector<Doubles> last = GradsOf(*model);
+    for (size_t i = 0; i < more.size(); ++i) {
+      for (size_t e = 0; e < more[i].size(); ++e) {
+        EXPECT_EQ(more[i][e], grads[static_cast<size_t>(rank)][i][e] + last[i][e]);
+      }
+    }
+  });
+  EXPECT_EQ(grads[0], grads[1]);
+  ExpectNear(grads[0], wanted);
+}
+
+TEST_F(DistributedDataParallelTest, AParameterWithoutGradientIsNamedOnAllRanks) {
+  OnRanks(2, [&](const World& world, int rank) {
+    auto chain = std::make_shared<Chain>(3);
+    if (rank == 1) chain->use = {0, 2};
+    const auto model = Make(chain, world);
+    ASSERT_NE(model, nullptr);
+    ASSERT_TRUE(world.Step(1).ok());
+    absl::Status status = Backward(LossOf(*model, Rows(world, 0, 2, 3)));
+    if (rank == 0) {
+      // It has asked before it could hear.
+      ASSERT_TRUE(status.ok()) << status;
+      status = model->parameters()[0].grad().Wait();
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kPeerRefused);
+    } else {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState);
+    }
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("on rank 1 of the group the loss does not depend on link1.weight, "
+                          "link1.bias; find_unused_parameters"));
+    // The next step is as any other.
+    chain->use = {0, 1, 2};
+    model->ClearGrads();
+    ASSERT_TRUE(world.Step(2).ok());
+    ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 0, 2, 3))).ok());
+    EXPECT_TRUE(model->parameters()[0].grad().Wait().ok());
+  });
+}
+
+TEST_F(DistributedDataParallelTest, UnusedParametersCountWithZerosOrKeepWhatTheyHave) {
+  std::vector<std::vector<Doubles>> grads(2);
+  std::vector<std::vector<Doubles>> local(2);
+  OnRanks(2, [&](const World& world, int rank) {
+    Options options;
+    options.find_unused_parameters = true;
+    options.bucket_bytes = 1;
+    options.first_bucket_bytes = 1;
+    auto chain = std::make_shared<Chain>(4);
+    const auto model = Make(chain, world, options);
+    ASSERT_NE(model, nullptr);
+    ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 0, 1, 3))).ok());
+    const Doubles kept = Values<double>(model->parameters()[6].grad());
+    for (int i = 0; i < 6; ++i) model->parameters()[static_cast<size_t>(i)]().ClearGrad();
+    // 0 and 2; 0 and 1: nobody has 3.
+    chain->use = rank == 0 ? std::vector<int>{0, 2} : std::vector<int>{0, 1};
+    ASSERT_TRUE(Backward(LossOf(*model, Rows(world, rank * 2, 2, 3))).ok());
+    grads[static_cast<size_t>(rank)] = GradsOf(*model);
+    EXPECT_EQ(grads[static_cast<size_t>(rank)][6], kept);
+    model->ClearGrads();
+    ASSERT_TRUE(Backward(LossOf(*chain, Rows(world, rank * 2, 2, 3))).ok());
+    local[static_cast<size_t>(rank)] = GradsOf(*model);
+    EXPECT_THAT(local[static_cast<size_t>(rank)][6], IsEmpty());
+    model->ClearGrads();
+    ASSERT_TRUE(Backward(LossOf(*model, Rows(world, rank * 2, 2, 3))).ok());
+    EXPECT_FALSE(model->parameters()[6].grad().defined());
+    // A loss that nothing of the model comes into asks nobody.
+    chain->use = {};
+    const Tensor x = Rows(world, 0, 1, 3).RequireGrad();
+    ASSERT_TRUE(Backward(LossOf(*model, x)).ok());
+    EXPECT_TRUE(x.grad().defined());
+  });
+  EXPECT_EQ(grads[0], grads[1]);
+  for (size_t i = 0; i < 6; ++i) {
+    for (size_t e = 0; e < grads[0][i].size(); ++e) {
+      double sum = 0;
+      for (const auto& of_rank : local) sum += of_rank[i].empty() ? 0 : of_rank[i][e];
+      EXPECT_NEAR(grads[0][i][e], sum / 2, 1e-12) << i << " " << e;
+    }
+  }
+}
+
+TEST_F(DistributedDataParallelTest, AStaticGraphIsAskedForOnceAndHeldTo) {
+  OnRanks(2, [&](const World& world, int rank) {
+    Options options;
+    options.static_graph = true;
+    auto chain = std::make_shared<Chain>(3);
+    chain->use = rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{0};
+    const auto model = Make(chain, world, options);
+    ASSERT_NE(model, nullptr);
+    std::vector<Doubles> first;
+    for (int i = 0; i < 3; ++i) {
+      model->ClearGrads();
+      ASSERT_TRUE(world.Step(i + 1).ok());
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 0, 2, 3))).ok());
+      if (i == 0) first = GradsOf(*model);
+      EXPECT_EQ(GradsOf(*model), first);
+      EXPECT_FALSE(model->parameters()[4].grad().defined());
+      EXPECT_TRUE(model->parameters()[2].grad().defined());
+    }
+    ASSERT_TRUE(world.Step(4).ok());
+    if (rank == 0) chain->use = {0, 2};
+    absl::Status status = Backward(LossOf(*model, Rows(world, 0, 2, 3)));
+    if (rank == 1 && status.ok()) status = model->parameters()[0].grad().Wait();
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("on rank 0 of the group the loss depends on link1.weight, link1.bias, "
+                          "link2.weight, link2.bias at one step and not at another"));
+  });
+}
+
+TEST_F(DistributedDataParallelTest, HooksTakeTheMeansPlace) {
+  std::vector<std::vector<Doubles>> means(2);
+  std::vector<std::vector<Doubles>> local(2);
+  std::vector<std::vector<Doubles>> apart(2);
+  std::vector<std::vector<Doubles>> together(2);
+  OnRanks(2, [&](const World& world, int rank) {
+    const size_t r = static_cast<size_t>(rank);
+    const Tensor x = Rows(world, rank, 1, 3);
+    auto chain = std::make_shared<Chain>(1);
+    Options options;
+    const auto with = [&](GradientHook hook) {
+      options.hook = std::move(hook);
+      auto model = Make(chain, world, options);
+      chain->ClearGrads();
+      return model;
+    };
+    auto model = with(nullptr);
+    ASSERT_TRUE(Backward(LossOf(*model, x)).ok());
+    means[r] = GradsOf(*model);
+    model = with(MeanInBf16());
+    ASSERT_TRUE(Backward(LossOf(*model, x)).ok());
+    const std::vector<Doubles> in_bf16 = GradsOf(*model);
+    EXPECT_NE(in_bf16, means[r]);
+    for (size_t i = 0; i < in_bf16.size(); ++i) {
+      for (size_t e = 0; e < in_bf16[i].size(); ++e) {
+        EXPECT_NEAR(in_bf16[i][e], means[r][i][e], 0.02 * std::abs(means[r][i][e]) + 0.01);
+      }
+    }
+    // Each by its own, until they meet.
+    model = with(KeepLocal());
+    Sgd sgd(model->parameters(), {});
+    ASSERT_TRUE(Backward(LossOf(*model, x)).ok());
+    local[r] = GradsOf(*model);
+    ASSERT_TRUE(sgd.Step().ok());
+    apart[r] = ValuesOf(*model);
+    ASSERT_TRUE(AverageParameters(*model, world).ok());
+    together[r] = ValuesOf(*model);
+    EXPECT_TRUE(model->parameters()[0].requires_grad());
+
+    model = with([](const Tensors& gradients, const Group&) {
+      return absl::StatusOr<Tensors>(Tensors(gradients.begin() + 1, gradients.end()));
+    });
+    EXPECT_THAT(std::string(Backward(LossOf(*model, x)).message()),
+                HasSubstr("expected 2 gradients of the hook, got 1"));
+    model = with([](const Tensors& gradients, const Group&) {
+      return absl::StatusOr<Tensors>(Tensors(gradients.size(), gradients[0]));
+    });
+    EXPECT_THAT(std::string(Backward(LossOf(*model, x)).message()),
+                HasSubstr("DistributedDataParallel: expected f64[3,3] on device 0 for gradient 1, "
+                          "got f64[3] on device 0"));
+  });
+  EXPECT_EQ(means[0], means[1]);
+  EXPECT_NE(local[0], local[1]);
+  for (size_t i = 0; i < 2; ++i) {
+    for (size_t e = 0; e < means[0][i].size(); ++e) {
+      EXPECT_NEAR(means[0][i][e], (local[0][i][e] + local[1][i][e]) / 2, 1e-12);
+      EXPECT_EQ(together[0][i][e], (apart[0][i][e] + apart[1][i][e]) / 2);
+    }
+  }
+  EXPECT_EQ(together[0], together[1]);
+}
+
+// The penalty is of the mean of the gradients: not what the ranks' own penalties add up to.
+TEST_F(DistributedDataParallelTest, GradientsOfGradientsAreThoseOfOneRankWithAllRows) {
+  const auto penalty = [](Module& model, const Tensor& x) -> absl::StatusOr<Tensor> {
+    Tensors parameters;
+    for (const Variable& parameter : model.parameters()) parameters.push_back(parameter());
+    BackwardOptions create;
+    create.create_graph = true;
+    const Tensor loss = LossOf(model, x);
+    CHORUS_ASSIGN_OR_RETURN(const Tensors gradients, Grad({loss}, parameters, create));
+    Tensor total = loss;
+    for (const Tensor& gradient : gradients) total = total + Sum(gradient * gradient);
+    return total;
+  };
+  for (const int64_t bytes : {int64_t{1}, int64_t{1} << 20}) {
+    std::vector<Doubles> wanted;
+    {
+      const Session session = daemon_.Open();
+      Chain model(2);
+      ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+      const auto total = penalty(model, Rows(session, 0, 6, 3));
+      ASSERT_TRUE(total.ok()) << total.status();
+      ASSERT_TRUE(Backward(*total).ok());
+      wanted = GradsOf(model);
+    }
+    std::vector<std::vector<Doubles>> grads(3);
+    OnRanks(3, [&](const World& world, int rank) {
+      Options options;
+      options.bucket_bytes = bytes;
+      options.first_bucket_bytes = bytes;
+      const auto model = Make(std::make_shared<Chain>(2), world, options);
+      ASSERT_NE(model, nullptr);
+      const auto total = penalty(*model, Rows(world, 2 * rank, 2, 3));
+      ASSERT_TRUE(total.ok()) << total.status();
+      const absl::Status backward = Backward(*total);
+      ASSERT_TRUE(backward.ok()) << backward;
+      grads[static_cast<size_t>(rank)] = GradsOf(*model);
+    });
+    for (const auto& of_rank : grads) EXPECT_EQ(of_rank, grads[0]);
+    ExpectNear(grads[0], wanted, 1e-11);
+  }
+}
+
+// A caller that wants one parameter's gradient differentiated takes part for all that were asked
+// for.
+TEST_F(DistributedDataParallelTest, RanksMayDifferentiateTheGradientsOfDifferentParameters) {
+  std::vector<Doubles> wanted;
+  const auto penalty = [](Module& model, const Tensor& x,
+                          const std::vector<size_t>& of) -> absl::StatusOr<Tensor> {
+    Tensors parameters;
+    for (const Variable& parameter : model.parameters()) parameters.push_back(parameter());
+    BackwardOptions create;
+    create.create_graph = true;
+    CHORUS_ASSIGN_OR_RETURN(const Tensors gradients, Grad({LossOf(model, x)}, parameters, create));
+    Tensor total = Sum(gradients[of[0]] * gradients[of[0]]);
+    for (size_t i = 1; i < of.size(); ++i) total = total + Sum(gradients[of[i]] * gradients[of[i]]);
+    return total;
+  };
+  {
+    const Session session = daemon_.Open();
+    Chain model(3);
+    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+    const auto total = penalty(model, Rows(session, 0, 4, 3), {0, 5});
+    ASSERT_TRUE(total.ok()) << total.status();
+    ASSERT_TRUE(Backward(*total * 0.5).ok());  // the mean of the ranks' two
+    wanted = GradsOf(model);
+  }
+  std::vector<std::vector<Doubles>> grads(2);
+  OnRanks(2, [&](const World& world, int rank) {
+    Options options;
+    options.find_unused_parameters = true;
+    options.bucket_bytes = 1;
+    options.first_bucket_bytes = 1;
+    const auto model = Make(std::make_shared<Chain>(3), world, options);
+    ASSERT_NE(model, nullptr);
+    const auto total =
+        penalty(*model, Rows(world, 2 * rank, 2, 3), {rank == 0 ? size_t{0} : size_t{5}});
+    ASSERT_TRUE(total.ok()) << total.status();
+    const absl::Status backward = Backward(*total);
+    ASSERT_TRUE(backward.ok()) << backward;
+    grads[static_cast<size_t>(rank)] = GradsOf(*model);
+  });
+  EXPECT_EQ(grads[0], grads[1]);
+  ExpectNear(grads[0], wanted, 1e-11);
+}
+
+TEST_F(DistributedDataParallelTest, ARankThatHasNotRecordedItsGradientsIsNamedToThoseThatHave) {
+  OnRanks(2, [&](const World& world, int rank) {
+    const auto model = Make(std::make_shared<Chain>(2), world);
+    ASSERT_NE(model, nullptr);
+    Tensors parameters;
+    for (const Variable& parameter : model->parameters()) parameters.push_back(parameter());
+    BackwardOptions options;
+    options.create_graph = rank == 0;
+    const auto gradients = Grad({LossOf(*model, Rows(world, rank, 1, 3))}, parameters, options);
+    ASSERT_TRUE(gradients.ok()) << gradients.status();
+    ASSERT_TRUE((*gradients)[0].Wait().ok());
+    if (rank == 1) return;
+    const auto second = Grad({Sum((*gradients)[0] * (*gradients)[0])}, {parameters[0]});
+    const absl::Status status = second.ok() ? (*second)[0].Wait() : second.status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kGradientLost) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+  });
+}
+
+TEST_F(DistributedDataParallelTest, ABucketIsAskedForWhileOthersAreStillToBeComputed) {
+  OnRanks(2, [&](const World& world, int /*rank*/) {
+    std::vector<uint64_t> recorded;
+    Options options;
+    options.bucket_bytes = 96;
+    options.first_bucket_bytes = 96;
+    options.hook = [&recorded](const Tensors& gradients, const Group& /*group*/) {
+      recorded.push_back(internal::NextOrder());
+      return absl::StatusOr<Tensors>(gradients);
+    };
+    const auto model = Make(std::make_shared<Chain>(4), world, options);
+    ASSERT_NE(model, nullptr);
+    BackwardOptions create;  // so that what is computed is recorded, and counted
+    create.create_graph = true;
+    ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 0, 1, 3)), create).ok());
+    ASSERT_EQ(recorded.size(), 4u);
+    // Two products and what Tanh makes of them, at the least.
+    for (size_t b = 1; b < recorded.size(); ++b) EXPECT_GE(recorded[b], recorded[b - 1] + 3);
+  });
+}
+
+TEST_F(DistributedDataParallelTest, InACompiledStepItIsThePartOfTheGraphThatTakesTheMean) {
+  std::vector<std::vector<Doubles>> values(2);
+  OnRanks(2, [&](const World& world, int rank) {
+    const auto compiled = Make(std::make_shared<Chain>(2), world);
+    const auto eager = Make(std::make_shared<Chain>(2), world);
+    ASSERT_NE(eager, nullptr);
+    Adam::Options rate;
+    rate.learning_rate = 0.01;
+    Adam compiled_adam(compiled->parameters(), rate);
+    Adam eager_adam(eager->parameters(), rate);
+    TrainStep step(compiled.get(), &compiled_adam,
+                   [&](const Tensors& in) { return LossOf(*compiled, in[0]); });
+    for (int i = 0; i < 3; ++i) {
+      const Tensor x = Rows(world, 4 * i + 2 * rank, 2, 3);
+      ASSERT_TRUE(world.Step(2 * i + 1).ok());
+      const auto loss = step({x});
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      ASSERT_TRUE(world.Step(2 * i + 2).ok());
+      ASSERT_TRUE(Backward(LossOf(*eager, x)).ok());
+      ASSERT_TRUE(eager_adam.Step().ok());
+      ExpectNear(ValuesOf(*compiled), ValuesOf(*eager));
+    }
+    EXPECT_EQ(step.traces(), 1);
+    values[static_cast<size_t>(rank)] = ValuesOf(*compiled);
+  });
+  EXPECT_EQ(values[0], values[1]);
+}
+
+TEST_F(DistributedDataParallelTest, ItStandsForItsModuleWhereNothingIsTrained) {
+  OnRanks(2, [&](const World& world, int rank) {
+    auto chain = std::make_shared<Chain>(1);
+    const auto model = Make(chain, world);
+    ASSERT_NE(model, nullptr);
+    const Tensor x = Rows(world, 0, 2, 3);
+    if (rank == 0) {
+      // The other one does not call at all.
+      const NoGrad no_grad;
+      EXPECT_EQ(Values<double>((*model)(x)), Values<double>((*chain)(x)));
+    }
+    chain->RequireGrad(false);
+    const auto frozen = Ddp::Create(chain, world);
+    ASSERT_TRUE(frozen.ok()) << frozen.status();
+    if (rank == 1) {
+      EXPECT_EQ(Values<double>((**frozen)(x)), Values<double>((*chain)(x)));
+    }
+    EXPECT_THAT((*frozen)->buckets(), IsEmpty());
+    // What is thawed later would go by itself.
+    chain->parameters()[1].RequireGrad(true);
+    chain->parameters()[0].RequireGrad(true);
+    (*model)(x);
+    auto mixed = std::make_shared<Chain>(2);
+    ASSERT_TRUE(mixed->Init(world, 1, DType::kF64).ok());
+    mixed->parameters()[0].RequireGrad(false);
+    const auto partly = Ddp::Create(mixed, world);
+    ASSERT_TRUE(partly.ok()) << partly.status();
+    ASSERT_TRUE(Backward(LossOf(**partly, x)).ok());
+    EXPECT_FALSE(mixed->parameters()[0].grad().defined());
+    EXPECT_TRUE(mixed->parameters()[1].grad().defined());
+    mixed->parameters()[0].RequireGrad(true);
+    EXPECT_THAT(std::string((**partly)(x).status().message()),
+                HasSubstr("link0.weight was frozen when it was created, and is not now"));
+  });
+}
+
+TEST_F(DistributedDataParallelTest, ATapeMayBeUsedTwiceAndTwoCallsMayMakeOneLoss) {
+  std::vector<Doubles> wanted;
+  {
+    const Session session = daemon_.Open();
+    Chain model(2);
+    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(
+          Backward(LossOf(model, Rows(session, 0, 4, 3)) + LossOf(model, Rows(session, 4, 4, 3)))
+              .ok());
+    }
+    wanted = GradsOf(model);
+  }
+  std::vector<std::vector<Doubles>> grads(2);
+  OnRanks(2, [&](const World& world, int rank) {
+    Options options;
+    options.bucket_bytes = 1;
+    options.first_bucket_bytes = 1;
+    const auto model = Make(std::make_shared<Chain>(2), world, options);
+    ASSERT_NE(model, nullptr);
+    const Tensor loss = LossOf(*model, Rows(world, 2 * rank, 2, 3)) +
+                        LossOf(*model, Rows(world, 4 + 2 * rank, 2, 3));
+    BackwardOptions retain;
+    retain.retain_graph = true;
+    ASSERT_TRUE(Backward(loss, retain).ok());
+    ASSERT_TRUE(Backward(loss).ok());
+    const absl::Status again = Backward(loss);
+    EXPECT_THAT(std::string(again.message()), HasSubstr("was taken before"));
+    grads[static_cast<size_t>(rank)] = GradsOf(*model);
+  });
+  EXPECT_EQ(grads[0], grads[1]);
+  ExpectNear(grads[0], wanted);
+}
+
+// --- Join ---------------------------------------------------------------------------------------
+
+// Rank r has inputs[r] batches of one row.
+struct Uneven {
+  std::vector<int> inputs;
+  bool divide_by_all = true;
+  bool counts_steps = false;
+  bool find_unused = false;
+};
+
+TEST_F(DistributedDataParallelTest, RanksWithFewerInputsTakePartUntilAllHaveNone) {
+  Sgd::Options momentum;
+  momentum.momentum = 0.5;
+  for (const Uneven& c : std::vector<Uneven>{{{2, 2}},
+                                             {{0, 0, 0}},
+                                             {{1, 3}},
+                                             {{3, 1}, false},
+                                             {{2, 0, 5}, true, true},
+                                             {{2, 4, 3}, false, true},
+                                             {{3, 1}, true, false, true},
+                                             {{0, 3}, false, true, true}}) {
+    const int size = static_cast<int>(c.inputs.size());
+    SCOPED_TRACE(::testing::PrintToString(c.inputs));
+    // The step of those that are still there, on one rank: a mean over ranks, by hand.
+    std::vector<Doubles> wanted;
+    const int most = *std::max_element(c.inputs.begin(), c.inputs.end());
+    {
+      const Session session = daemon_.Open();
+      Chain model(2);
+      ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+      Sgd sgd(model.parameters(), momentum);
+      for (int i = 0; i < most; ++i) {
+        int live = 0;
+        for (int r = 0; r < size; ++r) {
+          if (i >= c.inputs[static_cast<size_t>(r)]) continue;
+          ++live;
+          ASSERT_TRUE(Backward(LossOf(model, Rows(session, 10 * r + i, 1, 3))).ok());
+        }
+        Tensors gradients;
+        for (const Tensor& gradient : sgd.gradients()) {
+          gradients.push_back(gradient * (1.0 / (c.divide_by_all ? size : live)));
+        }
+        model.ClearGrads();
+        ASSERT_TRUE(sgd.Step(gradients).ok());
+      }
+      wanted = ValuesOf(model);
+    }
+    std::vector<std::vector<Doubles>> values(static_cast<size_t>(size));
+    std::vector<std::vector<Doubles>> states(static_cast<size_t>(size));
+    OnRanks(size, [&](const World& world, int rank) {
+      const size_t r = static_cast<size_t>(rank);
+      Options options;
+      options.find_unused_parameters = c.find_unused;
+      options.bucket_bytes = 1;
+      const auto model = Make(std::make_shared<Chain>(2), world, options);
+      ASSERT_NE(model, nullptr);
+      Sgd sgd(model->parameters(), momentum);
+      Ddp::Join::Options joining;
+      joining.divide_by_all_ranks = c.divide_by_all;
+      if (c.counts_steps) {
+        ASSERT_TRUE(world.Step(1).ok());
+      }
+      {
+        Ddp::Join join(model.get(), joining);
+        for (int i = 0; i < c.inputs[r]; ++i) {
+          if (c.counts_steps) {
+            ASSERT_TRUE(world.Step(world.step() + 1).ok());
+          }
+          const absl::Status backward = Backward(LossOf(*model, Rows(world, 10 * rank + i, 1, 3)));
+          ASSERT_TRUE(backward.ok()) << backward;
+          ASSERT_TRUE(sgd.Step().ok());
+        }
+        const absl::Status finished = join.Finish(&sgd);
+        ASSERT_TRUE(finished.ok()) << finished;
+      }
+      values[r] = ValuesOf(*model);
+      const auto state = sgd.State();
+      ASSERT_TRUE(state.ok()) << state.status();
+      for (const Tensors& slots : *state) states[r].push_back(Values<double>(slots[0]));
+      for (size_t p = 0; p < sgd.parameters().size(); ++p) EXPECT_EQ(sgd.steps(p), most);
+      // All go on as before.
+      if (c.counts_steps) {
+        ASSERT_TRUE(world.Step(world.step() + 1).ok());
+      }
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 0, 1, 3))).ok());
+      EXPECT_TRUE(model->parameters()[0].grad().Wait().ok());
+    });
+    for (size_t r = 0; r < values.size(); ++r) {
+      EXPECT_EQ(values[r], values[0]);
+      EXPECT_EQ(states[r], states[0]);
+    }
+    ExpectNear(values[0], wanted);
+  }
+}
+
+TEST_F(DistributedDataParallelTest, WhereAllAreToStopAtOnceTheRanksThatHaveFinishedAreNamed) {
+  OnRanks(3, [&](const World& world, int rank) {
+    const auto model = Make(std::make_shared<Chain>(1), world);
+    ASSERT_NE(model, nullptr);
+    Ddp::Join::Options joining;
+    joining.stop_at_first = true;
+    Ddp::Join join(model.get(), joining);
+    absl::Status status;
+    for (int i = 0; i < (rank == 1 ? 1 : 4) && status.ok(); ++i) {
+      const Tensor loss = LossOf(*model, Rows(world, i, 1, 3));
+      status = loss.status();
+      if (status.ok()) status = Backward(loss);
+    }
+    if (rank == 1) {
+      ASSERT_TRUE(status.ok()) << status;
+      status = join.Finish();
+    }
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("ranks 1 of the group have no more inputs, and others have"));
+  });
+}
+
+// --- Anything -----------------------------------------------------------------------------------
+
+// Chains of which each rank uses what it draws at each step, with and without NoSync, in buckets of
+// any size; against the mean over ranks of what each one's own clone gives.
+TEST_F(DistributedDataParallelTest, RandomTrainingsGiveTheMeanOfWhatEachRankGivesAlone) {
+  const char* const given = std::getenv("CHORUS_TEST_SEED");
+  const uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
+  std::cout << "CHORUS_TEST_SEED=" << seed << std::endl;
+  for (uint64_t program = 0; program < 100; ++program) {
+    std::mt19937_64 common(seed + program);
+    const auto below = [](std::mt19937_64* random, int n) {
+      return static_cast<int>((*random)() % static_cast<uint64_t>(n));
+    };
+    const int size = 1 + below(&common, 4);
+    const int links = 1 + below(&common, 5);
+    const int steps = 1 + below(&common, 5);
+    Options options;
+    options.find_unused_parameters = true;
+    options.bucket_bytes = 1 + below(&common, 300);
+    options.first_bucket_bytes = 1 + below(&common, 300);
+    SCOPED_TRACE(absl::StrCat("program ", program, ": ", size, " ranks, ", links, " links"));
+    const size_t ranks = static_cast<size_t>(size);
+    // [rank][step]
+    std::vector<std::vector<std::vector<Doubles>>> got(ranks);
+    std::vector<std::vector<std::vector<Doubles>>> own(ranks);
+    std::vector<bool> syncs;
+    for (int i = 0; i < steps; ++i) syncs.push_back(below(&common, 3) != 0);
+    OnRanks(size, [&](const World& world, int rank) {
+      const size_t r = static_cast<size_t>(rank);
+      std::mt19937_64 random(seed + 1000 * (program + 1) + r);
+      auto chain = std::make_shared<Chain>(links);
+      const auto model = Make(chain, world, options);
+      ASSERT_NE(model, nullptr);
+      const auto alone = chain->Clone(world);
+      ASSERT_TRUE(alone.ok()) << alone.status();
+      for (int i = 0; i < steps; ++i) {
+        chain->use.clear();
+        for (int l = below(&random, links + 1); l >= 0; --l) {
+          chain->use.push_back(below(&random, links));
+        }
+        const Tensor x = Rows(world, below(&random, 50), 1 + below(&random, 3), 3);
+        ASSERT_TRUE(Backward(LossOf(**alone, x)).ok());
+        own[r].push_back(GradsOf(**alone));
+        (*alone)->ClearGrads();
+        absl::optional<Ddp::NoSync> no_sync;
+        if (!syncs[static_cast<size_t>(i)]) no_sync.emplace(model.get());
+        const absl::Status backward = Backward(LossOf(*model, x));
+        ASSERT_TRUE(backward.ok()) << backward;
+        got[r].push_back(GradsOf(*model));
+        if (syncs[static_cast<size_t>(i)]) model->ClearGrads();
+      }
+    });
+    if (HasFailure()) return;
+    for (size_t r = 0; r < ranks; ++r) {
+      size_t begin = 0;
+      for (size_t i = 0; i < static_cast<size_t>(steps); ++i) {
+        for (size_t p = 0; p < got[r][i].size(); ++p) {
+          Doubles wanted;
+          for (size_t k = 0; k < ranks; ++k) {
+            if (!syncs[i] && k != r) continue;
+            for (size_t s = begin; s <= i; ++s) {
+              const Doubles& part = own[k][s][p];
+              if (wanted.size() < part.size()) wanted.resize(part.size());
+              for (size_t e = 0; e < part.size(); ++e) {
+                wanted[e] += part[e] / (syncs[i] ? size : 1);
+              }
+            }
+          }
+          EXPECT_THAT(got[r][i][p], Pointwise(DoubleNear(1e-12), wanted))
+              << "rank " << r << " step " << i << " parameter " << p;
+        }
+        if (syncs[i]) begin = i + 1;
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace nn
+}  // namespace chorus
