@@ -38,6 +38,7 @@ using chorus::testing::Numbers;
 using chorus::testing::Ranks;
 using chorus::testing::Values;
 using ::testing::DoubleNear;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -600,6 +601,36 @@ TEST_F(DistributedDataParallelTest, RanksMayDifferentiateTheGradientsOfDifferent
   });
   EXPECT_EQ(grads[0], grads[1]);
   ExpectNear(grads[0], wanted, 1e-11);
+}
+
+// A gradient that is constant here stands for the gates too: another rank's loss may lead to them.
+TEST_F(DistributedDataParallelTest, WhoDifferentiatesConstantGradientsTakesPartInAllGates) {
+  std::vector<std::vector<Doubles>> grads(2);
+  OnRanks(2, [&](const World& world, int rank) {
+    Options options;
+    options.find_unused_parameters = true;
+    const auto model = Make(std::make_shared<Linear>(3, 2), world, options);
+    ASSERT_NE(model, nullptr);
+    const Tensor loss = Sum((*model)(Rows(world, rank, 1, 3)));
+    BackwardOptions create;
+    create.create_graph = true;
+    const auto gradients = Grad({loss}, {model->parameters()[0]()}, create);
+    ASSERT_TRUE(gradients.ok()) << gradients.status();
+    const Tensor penalty = Sum((*gradients)[0] * (*gradients)[0]);
+    const absl::Status backward = Backward(rank == 0 ? penalty + loss : penalty);
+    ASSERT_TRUE(backward.ok()) << backward;
+    grads[static_cast<size_t>(rank)] = GradsOf(*model);
+  });
+  // Half of the first rank's row for each output; the penalty depends on no parameter.
+  Doubles wanted;
+  const Doubles row = Numbers(3, 3);
+  for (int o = 0; o < 2; ++o) {
+    for (const double x : row) wanted.push_back(x / 2);
+  }
+  for (const auto& of_rank : grads) {
+    EXPECT_EQ(of_rank[0], wanted);
+    EXPECT_THAT(of_rank[1], Each(0.5));
+  }
 }
 
 TEST_F(DistributedDataParallelTest, ARankThatHasNotRecordedItsGradientsIsNamedToThoseThatHave) {

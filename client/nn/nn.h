@@ -15,6 +15,7 @@
 #include "chorus/nn/module.h"                     // IWYU pragma: export
 #include "chorus/nn/optim.h"                      // IWYU pragma: export
 #include "chorus/nn/safetensors.h"                // IWYU pragma: export
+#include "chorus/nn/sharded_optimizer.h"          // IWYU pragma: export
 #include "chorus/nn/train_step.h"                 // IWYU pragma: export
 
 #endif  // CHORUS_CLIENT_NN_NN_H_

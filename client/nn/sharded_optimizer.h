@@ -1,0 +1,83 @@
+// An optimizer whose state is spread over the ranks that train together (ZeRO, stage 1: Rajbhandari
+// et al. 2020): each keeps, and updates, one piece of all parameters.
+//
+//   chorus::nn::ShardedOptimizer optimizer(model.parameters(), world, [](const auto& pieces) {
+//     return std::make_unique<chorus::nn::AdamW>(pieces, chorus::nn::AdamW::Options());
+//   });
+//   CHORUS_RETURN_IF_ERROR(chorus::Backward(loss));   // of this rank alone
+//   CHORUS_RETURN_IF_ERROR(optimizer.Step());
+//
+// A step is one reduce-scatter of the gradients, which are this rank's own, to their mean over
+// ranks, the rule on a piece, and one all-gather of the parameters. It gives the bits that
+// DistributedDataParallel and the same optimizer on each rank give: rules go element by element,
+// and the mean is taken in the same tree.
+//
+// Threads: one at a time; calls for one Group must be ordered by the caller. Ownership: it shares
+//   the parameters that it was given. Errors: returned, with the line of the call; or in the
+//   parameters' tensors. FAILED_PRECONDITION kWrongState: a parameter that is not there yet.
+//   INVALID_ARGUMENT kBadType: another kind of optimizer for Gather and Scatter.
+#ifndef CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
+#define CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "chorus/call_site.h"
+#include "chorus/nn/module.h"
+#include "chorus/nn/optim.h"
+#include "chorus/session.h"
+#include "chorus/tensor.h"
+
+namespace chorus {
+namespace nn {
+
+class ShardedOptimizer {
+ public:
+  // Of the pieces, which have the options of the groups that they are of.
+  using Make = std::function<std::unique_ptr<Optimizer>(const std::vector<ParameterGroup>& pieces)>;
+  ShardedOptimizer(const std::vector<Variable>& parameters, const Group& ranks, Make make)
+      : ShardedOptimizer(OneGroup(parameters), ranks, std::move(make)) {}
+  ShardedOptimizer(const std::vector<ParameterGroup>& groups, const Group& ranks, Make make);
+  ~ShardedOptimizer();
+
+  // Replaces each parameter, by grad() of each on every rank; one that has none counts with zeros.
+  // Every rank calls. Returns at once, like an op.
+  absl::Status Step(CallSite site = CallSite::Here());
+  void ClearGrads() const;
+
+  // The one of this rank's pieces, for its learning rate and schedule; null before the first call.
+  Optimizer* pieces() const { return optimizer_.get(); }
+
+  // The state of all parameters to, or from, an optimizer of them all, of the same kind: what a
+  // checkpoint has, for any number of ranks. Every rank calls; Scatter with the same state.
+  absl::Status Gather(Optimizer* whole, CallSite site = CallSite::Here());
+  absl::Status Scatter(Optimizer* whole, CallSite site = CallSite::Here());
+
+ private:
+  struct Flat;
+  class Pieces;
+  // Makes the pieces, once parameters are there.
+  absl::Status Start(CallSite site);
+  absl::Status CheckKind(const Optimizer* whole) const;
+  // All elements of `tensors`, one for each of the flat's parameters, one after the other.
+  Tensor Join(const Flat& flat, const std::vector<Tensor>& tensors) const;
+  // This rank's piece of that.
+  Tensor Own(const Flat& flat, const Tensor& joined) const;
+  // The tensors of all ranks' pieces.
+  std::vector<Tensor> Parts(const Flat& flat, const Tensor& piece) const;
+
+  const std::vector<ParameterGroup> groups_;
+  const Group ranks_;
+  const Make make_;
+  std::vector<Flat> flats_;
+  std::unique_ptr<Pieces> pieces_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+}  // namespace nn
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_

@@ -1,0 +1,199 @@
+#include "chorus/nn/sharded_optimizer.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "chorus/chorus.h"
+#include "chorus/nn/distributed_data_parallel.h"
+#include "chorus/nn/layers.h"
+#include "chorus/nn/optim.h"
+#include "client/testing/fake_daemon.h"
+#include "client/testing/ranks.h"
+#include "client/testing/values.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace nn {
+namespace {
+
+using chorus::testing::FakeDaemon;
+using chorus::testing::Numbers;
+using chorus::testing::Ranks;
+using chorus::testing::Values;
+using ::testing::HasSubstr;
+
+using Doubles = std::vector<double>;
+
+// A function of each rank of a world, each in a thread.
+void OnRanks(int size, const std::function<void(const World& world, int rank)>& function) {
+  FakeDaemon daemon;
+  Ranks ranks(size, &daemon);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] { function(ranks.worlds[static_cast<size_t>(r)], r); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// 3 * 5 + 5 + 5 * 2 + 2 elements, which no two to four ranks share evenly.
+std::shared_ptr<Module> Net() {
+  return std::make_shared<Sequential>(Modules{Make<Linear>(3, 5), TanhLayer(), Make<Linear>(5, 2)});
+}
+Tensor LossOf(Module& module, const World& world, int step) {
+  const Tensor y = module(Numbers(world, {2, 3}, 10 * step + world.rank()));
+  return Sum(y * y);
+}
+std::vector<Doubles> ValuesOf(const std::vector<Tensor>& tensors) {
+  std::vector<Doubles> values;
+  for (const Tensor& tensor : tensors) values.push_back(Values<double>(tensor));
+  return values;
+}
+std::vector<Doubles> ValuesOf(const Module& module) {
+  std::vector<Tensor> tensors;
+  for (const Variable& parameter : module.parameters()) tensors.push_back(parameter());
+  return ValuesOf(tensors);
+}
+// The first layer learns as the optimizer says, the second one by its own rate.
+std::vector<ParameterGroup> TwoGroups(const Module& module) {
+  const std::vector<Variable> all = module.parameters();
+  std::vector<ParameterGroup> groups(2);
+  groups[0].parameters = {all[0], all[1]};
+  groups[1].parameters = {all[2], all[3]};
+  groups[1].learning_rate = 0.03;
+  groups[1].weight_decay = 0.2;
+  return groups;
+}
+std::unique_ptr<Optimizer> MakeAdamW(const std::vector<ParameterGroup>& groups) {
+  AdamW::Options options;
+  options.learning_rate = 0.01;
+  auto adam = std::make_unique<AdamW>(groups, options);
+  adam->SetSchedule(CosineDecay(10));
+  return adam;
+}
+
+TEST(ShardedOptimizerTest, ItGivesTheBitsOfTheSameOptimizerOnEveryRank) {
+  for (const int size : {1, 2, 3, 4}) {
+    OnRanks(size, [&](const World& world, int /*rank*/) {
+      const auto whole = Net();
+      ASSERT_TRUE(whole->Init(world, 1, DType::kF64).ok());
+      const auto parallel = DistributedDataParallel::Create(whole, world);
+      ASSERT_TRUE(parallel.ok()) << parallel.status();
+      const std::unique_ptr<Optimizer> adam = MakeAdamW(TwoGroups(*whole));
+      const auto sharded = Net();
+      ASSERT_TRUE(sharded->Init(world, 1, DType::kF64).ok());
+      ShardedOptimizer optimizer(TwoGroups(*sharded), world, MakeAdamW);
+      for (int i = 0; i < 4; ++i) {
+        ASSERT_TRUE(Backward(LossOf(**parallel, world, i)).ok());
+        ASSERT_TRUE(adam->Step().ok());
+        ASSERT_TRUE(Backward(LossOf(*sharded, world, i)).ok());
+        const absl::Status step = optimizer.Step();
+        ASSERT_TRUE(step.ok()) << step;
+        EXPECT_EQ(ValuesOf(*sharded), ValuesOf(*whole)) << size << " ranks, step " << i;
+      }
+      // Its share of the state: 20 and 12 elements, of two kinds.
+      const auto state = optimizer.pieces()->State();
+      ASSERT_TRUE(state.ok()) << state.status();
+      ASSERT_EQ(state->size(), 2u);
+      EXPECT_EQ((*state)[0][0].num_elements(), (20 + size - 1) / size);
+      EXPECT_EQ((*state)[1][1].num_elements(), (12 + size - 1) / size);
+    });
+  }
+}
+
+// Three ranks' state, by way of what a checkpoint has, to two ranks.
+TEST(ShardedOptimizerTest, StateIsGatheredByOneNumberOfRanksAndScatteredToAnother) {
+  std::vector<Doubles> values;
+  std::vector<std::vector<Doubles>> state;
+  std::vector<Doubles> wanted;
+  const auto train = [](Module& module, const World& world, ShardedOptimizer* optimizer, int step) {
+    // The same on every rank, however many there are.
+    const Tensor y = module(Numbers(world, {2, 3}, step));
+    ASSERT_TRUE(Backward(Sum(y * y)).ok());
+    const absl::Status status = optimizer->Step();
+    ASSERT_TRUE(status.ok()) << status;
+  };
+  const auto keep = [&](const Module& module, Optimizer* whole) {
+    values = ValuesOf(module);
+    const auto all = whole->State();
+    ASSERT_TRUE(all.ok()) << all.status();
+    for (const auto& slots : *all) state.push_back(ValuesOf(slots));
+  };
+  OnRanks(4, [&](const World& world, int rank) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
+    for (int i = 0; i < 3; ++i) train(*module, world, &optimizer, i);
+    const std::unique_ptr<Optimizer> whole = MakeAdamW(TwoGroups(*module));
+    const absl::Status gathered = optimizer.Gather(whole.get());
+    ASSERT_TRUE(gathered.ok()) << gathered;
+    EXPECT_EQ(whole->steps(3), 3);
+    if (rank == 2) keep(*module, whole.get());
+    for (int i = 3; i < 6; ++i) train(*module, world, &optimizer, i);
+    if (rank == 0) wanted = ValuesOf(*module);
+  });
+  ASSERT_EQ(state.size(), 4u);
+  OnRanks(2, [&](const World& world, int rank) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 5, DType::kF64).ok());
+    const std::vector<Variable> parameters = module->parameters();
+    const std::unique_ptr<Optimizer> whole = MakeAdamW(TwoGroups(*module));
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Shape& shape = parameters[i].shape();
+      parameters[i].Set(FromHost(world, values[i], shape));
+      whole->SetState(i, {FromHost(world, state[i][0], shape), FromHost(world, state[i][1], shape)},
+                      3);
+    }
+    ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
+    const absl::Status scattered = optimizer.Scatter(whole.get());
+    ASSERT_TRUE(scattered.ok()) << scattered;
+    for (int i = 3; i < 6; ++i) train(*module, world, &optimizer, i);
+    if (rank == 1) {
+      EXPECT_EQ(ValuesOf(*module), wanted);
+    }
+    Sgd other(parameters, {});
+    EXPECT_THAT(std::string(optimizer.Gather(&other).message()),
+                HasSubstr("expected an optimizer of 4 parameters with 2 tensors each, got one of 4 "
+                          "with 0"));
+  });
+}
+
+TEST(ShardedOptimizerTest, AParameterWithoutGradientCountsWithZerosAndOneThatIsNotThereIsRefused) {
+  OnRanks(2, [&](const World& world, int rank) {
+    const auto module = Net();
+    ShardedOptimizer optimizer(module->parameters(), world,
+                               [](const std::vector<ParameterGroup>& pieces) {
+                                 return std::make_unique<Sgd>(pieces, Sgd::Options());
+                               });
+    const absl::Status early = optimizer.Step();
+    EXPECT_EQ(ErrorOf(early).reason, Reason::kWrongState);
+    EXPECT_THAT(std::string(early.message()), HasSubstr("call Init first"));
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    const std::vector<Doubles> before = ValuesOf(*module);
+    if (rank == 1) {
+      ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+    }
+    const Tensor own = module->parameters()[3].grad();
+    const Doubles gradient = own.defined() ? Values<double>(own) : Doubles();
+    ASSERT_TRUE(optimizer.Step().ok());
+    const std::vector<Doubles> after = ValuesOf(*module);
+    if (rank == 1) {
+      for (size_t e = 0; e < gradient.size(); ++e) {
+        EXPECT_EQ(after[3][e], before[3][e] - gradient[e] / 2 * 0.1);
+      }
+    }
+    ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+    optimizer.ClearGrads();
+    EXPECT_FALSE(module->parameters()[0].grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace nn
+}  // namespace chorus
