@@ -307,6 +307,23 @@ TEST_F(DistributedDataParallelTest, BucketsFollowTheOrderInWhichRankZeroHasUsedP
   });
 }
 
+TEST_F(DistributedDataParallelTest, WhatIsNotUsedComesLast) {
+  OnRanks(1, [&](const World& world, int /*rank*/) {
+    Options options;
+    options.find_unused_parameters = true;
+    auto chain = std::make_shared<Chain>(3);
+    chain->use = {1, 0};
+    const auto model = Make(chain, world, options);
+    ASSERT_NE(model, nullptr);
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 0, 1, 3))).ok());
+    }
+    ASSERT_EQ(model->buckets().size(), 1u);
+    EXPECT_THAT(model->buckets()[0], ElementsAre("link0.bias", "link0.weight", "link1.bias",
+                                                 "link1.weight", "link2.bias", "link2.weight"));
+  });
+}
+
 TEST_F(DistributedDataParallelTest, NoSyncAddsUpAndTheNextBackwardTakesTheMeanOfAll) {
   const int size = 2;
   std::vector<Doubles> wanted;
@@ -864,6 +881,27 @@ TEST_F(DistributedDataParallelTest, RanksWithFewerInputsTakePartUntilAllHaveNone
     }
     ExpectNear(values[0], wanted);
   }
+}
+
+// Of a module with a buffer and a parameter that nobody uses.
+TEST_F(DistributedDataParallelTest, BuffersAndAStaticGraphAreThoseOfTheRanksThatAreStillThere) {
+  OnRanks(3, [&](const World& world, int rank) {
+    Options options;
+    options.static_graph = true;
+    auto counted = std::make_shared<Counted>();
+    auto chain = std::make_shared<Chain>(2, 2);
+    chain->use = {0};
+    const auto model = Make(std::make_shared<Sequential>(Modules{chain, counted}), world, options);
+    ASSERT_NE(model, nullptr);
+    Ddp::Join join(model.get());
+    for (int i = 0; i < (rank == 1 ? 4 : rank); ++i) {
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(world, i, 1, 2))).ok());
+      model->ClearGrads();
+    }
+    const absl::Status finished = join.Finish();
+    ASSERT_TRUE(finished.ok()) << finished;
+    EXPECT_THAT(Values<int64_t>(counted->calls_()), ElementsAre(4));
+  });
 }
 
 TEST_F(DistributedDataParallelTest, WhereAllAreToStopAtOnceTheRanksThatHaveFinishedAreNamed) {
