@@ -14,7 +14,7 @@
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
 #include "client/internal/local.h"
-#include "client/nn/mix_bits.h"
+#include "core/base/mix_bits.h"
 
 namespace chorus {
 namespace nn {

@@ -8,8 +8,8 @@
 #include "absl/strings/str_join.h"
 #include "chorus/math.h"
 #include "client/internal/local.h"
-#include "client/nn/mix_bits.h"
 #include "core/base/error.h"
+#include "core/base/mix_bits.h"
 
 namespace chorus {
 namespace nn {

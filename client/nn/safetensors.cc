@@ -1,13 +1,6 @@
 #include "chorus/nn/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <set>
 #include <utility>
 
@@ -16,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "client/internal/access.h"
 #include "core/base/error.h"
-#include "core/base/unique_fd.h"
+#include "core/base/file.h"
 #include "nlohmann/json.hpp"
 
 namespace chorus {
@@ -49,13 +42,6 @@ absl::Status Malformed(const std::string& path, const std::string& what) {
   return MakeError(Reason::kMalformed, absl::StrCat(path, ": ", what));
 }
 
-absl::Status OfErrno(const std::string& path, const char* what) {
-  const int error = errno;
-  const std::string text = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
-  if (error == ENOENT) return MakeError(Reason::kUnknownName, text);
-  return MakeError(Reason::kWrongState, text);
-}
-
 absl::StatusOr<std::string> ReadBytes(const Tensor& tensor) {
   std::string bytes;
   CHORUS_RETURN_IF_ERROR(internal::Access::ReadInto(tensor, tensor.dtype(), [&](int64_t elements) {
@@ -65,55 +51,11 @@ absl::StatusOr<std::string> ReadBytes(const Tensor& tensor) {
   return bytes;
 }
 
-absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return OfErrno(path, "write");
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
-}
-
 std::string LengthBytes(uint64_t length) {
   std::string bytes;
   for (int i = 0; i < kLengthBytes; ++i) bytes.push_back(static_cast<char>(length >> (8 * i)));
   return bytes;
 }
-
-// A name that is there until it has taken another one's place.
-class NewFile {
- public:
-  explicit NewFile(const std::string& path)
-      : path_(path), temporary_(absl::StrCat(path, ".new.", getpid())) {}
-  ~NewFile() {
-    if (fd_.get() >= 0) unlink(temporary_.c_str());
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-
-  absl::Status Write(const std::vector<std::string>& parts) {
-    fd_ = UniqueFd(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (fd_.get() < 0) return OfErrno(temporary_, "create");
-    for (const std::string& part : parts) {
-      CHORUS_RETURN_IF_ERROR(WriteAll(fd_.get(), part, temporary_));
-    }
-    if (fsync(fd_.get()) != 0) return OfErrno(temporary_, "write");
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) return OfErrno(path_, "replace");
-    fd_ = UniqueFd();
-    // The name is on the disk when its directory is.
-    const size_t slash = path_.rfind('/');
-    const std::string directory = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-    const UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (fd.get() < 0 || fsync(fd.get()) != 0) return OfErrno(directory, "write");
-    return absl::OkStatus();
-  }
-
- private:
-  const std::string path_;
-  const std::string temporary_;
-  UniqueFd fd_;
-};
 
 }  // namespace
 
@@ -144,21 +86,19 @@ absl::Status SaveTensors(const std::string& path, const std::vector<NamedTensor>
   // Elements are aligned in a mapped file.
   text.resize((text.size() + 7) / 8 * 8, ' ');
   parts[0] = LengthBytes(text.size()) + text;
-  return NewFile(path).Write(parts);
+  return ReplaceFile(path, {parts.begin(), parts.end()});
 }
 
 // --- Reading ------------------------------------------------------------------------------------
 
 struct TensorFile::Content {
-  ~Content() {
-    if (bytes != nullptr) munmap(const_cast<char*>(bytes), static_cast<size_t>(size));
-  }
   absl::Status Parse();
   absl::Status ParseEntry(const std::string& name, const Json& value);
   absl::Status CheckOffsets() const;
 
   std::string path;
-  const char* bytes = nullptr;
+  HeldBytes held;
+  const char* bytes = nullptr;  // held's
   int64_t size = 0;
   int64_t data = 0;  // where the elements begin
   std::vector<Entry> entries;
@@ -287,20 +227,16 @@ absl::Status TensorFile::Content::Parse() {
 }
 
 absl::StatusOr<TensorFile> TensorFile::Open(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return OfErrno(path, "open");
-  struct stat info {};
-  if (fstat(fd.get(), &info) != 0) return OfErrno(path, "open");
-  if (!S_ISREG(info.st_mode)) return Malformed(path, "it is no file");
+  CHORUS_ASSIGN_OR_RETURN(HeldBytes held, MapFile(path));
+  return Of(path, std::move(held));
+}
+
+absl::StatusOr<TensorFile> TensorFile::Of(const std::string& path, HeldBytes held) {
   auto content = std::make_shared<Content>();
   content->path = path;
-  if (info.st_size > 0) {
-    void* const mapped =
-        mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd.get(), 0);
-    if (mapped == MAP_FAILED) return OfErrno(path, "map");
-    content->bytes = static_cast<const char*>(mapped);
-    content->size = info.st_size;
-  }
+  content->bytes = held.bytes.data();
+  content->size = static_cast<int64_t>(held.bytes.size());
+  content->held = std::move(held);
   CHORUS_RETURN_IF_ERROR(content->Parse());
   return TensorFile(std::move(content));
 }
@@ -317,8 +253,7 @@ const TensorFile::Entry* TensorFile::Find(const std::string& name) const {
   return it != content_->entries.end() && it->name == name ? &*it : nullptr;
 }
 
-absl::StatusOr<Tensor> TensorFile::Read(const std::string& name, const DeviceRef& device,
-                                        CallSite site) const {
+absl::StatusOr<absl::string_view> TensorFile::Bytes(const std::string& name) const {
   const Entry* const entry = Find(name);
   if (entry == nullptr) {
     return MakeError(Reason::kUnknownName,
@@ -326,9 +261,16 @@ absl::StatusOr<Tensor> TensorFile::Read(const std::string& name, const DeviceRef
   }
   const Content::Range& range =
       content_->ranges[static_cast<size_t>(entry - content_->entries.data())];
-  const int64_t elements = (range.end - range.begin) / DTypeBytes(entry->dtype);
-  Tensor tensor = FromBytes(device, entry->dtype, entry->shape,
-                            content_->bytes + content_->data + range.begin, elements, site);
+  return content_->held.bytes.substr(static_cast<size_t>(content_->data + range.begin),
+                                     static_cast<size_t>(range.end - range.begin));
+}
+
+absl::StatusOr<Tensor> TensorFile::Read(const std::string& name, const DeviceRef& device,
+                                        CallSite site) const {
+  CHORUS_ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(name));
+  const Entry& entry = *Find(name);
+  Tensor tensor = FromBytes(device, entry.dtype, entry.shape, bytes.data(),
+                            static_cast<int64_t>(bytes.size()) / DTypeBytes(entry.dtype), site);
   CHORUS_RETURN_IF_ERROR(tensor.status());
   return tensor;
 }

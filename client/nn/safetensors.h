@@ -21,8 +21,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "chorus/call_site.h"
 #include "chorus/tensor.h"
+#include "core/base/file.h"
 
 namespace chorus {
 namespace nn {
@@ -41,6 +43,8 @@ absl::Status SaveTensors(const std::string& path, const std::vector<NamedTensor>
 class TensorFile {
  public:
   static absl::StatusOr<TensorFile> Open(const std::string& path);
+  // Of bytes in memory; errors call them `path`.
+  static absl::StatusOr<TensorFile> Of(const std::string& path, HeldBytes held);
 
   struct Entry {
     std::string name;
@@ -50,6 +54,8 @@ class TensorFile {
   const std::vector<Entry>& entries() const;         // by name
   const Entry* Find(const std::string& name) const;  // null: there is none
   const std::map<std::string, std::string>& metadata() const;
+  // The elements, row-major, not aligned; they live as long as this file does.
+  absl::StatusOr<absl::string_view> Bytes(const std::string& name) const;
   // A copy on the device.
   absl::StatusOr<Tensor> Read(const std::string& name, const DeviceRef& device,
                               CallSite site = CallSite::Here()) const;

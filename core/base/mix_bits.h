@@ -1,15 +1,14 @@
 // Seeds made of seeds and names.
 //
 // Threads: any; a pure function. Ownership: none. Errors: none.
-#ifndef CHORUS_CLIENT_NN_MIX_BITS_H_
-#define CHORUS_CLIENT_NN_MIX_BITS_H_
+#ifndef CHORUS_CORE_BASE_MIX_BITS_H_
+#define CHORUS_CORE_BASE_MIX_BITS_H_
 
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
 
 namespace chorus {
-namespace nn {
 
 // splitmix64's finaliser (Steele et al. 2014): any bit of x changes all of the result.
 inline uint64_t MixBits(uint64_t x) {
@@ -26,7 +25,6 @@ inline uint64_t HashOf(absl::string_view bytes) {
   return hash;
 }
 
-}  // namespace nn
 }  // namespace chorus
 
-#endif  // CHORUS_CLIENT_NN_MIX_BITS_H_
+#endif  // CHORUS_CORE_BASE_MIX_BITS_H_
