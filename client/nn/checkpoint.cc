@@ -1,5 +1,6 @@
 #include "chorus/nn/checkpoint.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -7,7 +8,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "chorus/collectives.h"
 #include "chorus/nn/safetensors.h"
+#include "chorus/nn/shards.h"
 #include "client/internal/local.h"
 #include "core/base/error.h"
 
@@ -38,7 +41,7 @@ std::string SlotName(const std::string& parameter, size_t slot) {
 }
 
 // A tensor like `like`, from the file.
-absl::StatusOr<Tensor> ReadLike(const std::string& path, const TensorFile& file,
+absl::StatusOr<Tensor> ReadLike(const std::string& path, const TensorFiles& file,
                                 const std::string& name, const Tensor& like) {
   const TensorFile::Entry* const entry = file.Find(name);
   if (entry == nullptr) {
@@ -52,31 +55,80 @@ absl::StatusOr<Tensor> ReadLike(const std::string& path, const TensorFile& file,
   return file.Read(name, like.device());
 }
 
+struct Saved {
+  std::vector<NamedTensor> tensors;
+  Progress metadata;
+};
+
+absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const Progress& progress) {
+  Saved saved;
+  saved.metadata = progress;
+  for (const NamedVariable& named : module.named_variables()) {
+    saved.tensors.push_back({named.name, named.variable().Detach()});
+  }
+  if (optimizer == nullptr) return saved;
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(module, *optimizer));
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer->State());
+  for (size_t i = 0; i < names.size(); ++i) {
+    for (size_t slot = 0; slot < state[i].size(); ++slot) {
+      saved.tensors.push_back({SlotName(names[i], slot), state[i][slot]});
+    }
+    saved.metadata[absl::StrCat(kSteps, names[i])] = absl::StrCat(optimizer->steps(i));
+  }
+  return saved;
+}
+
+// The tensors that one of `shards` ranks writes: each goes to whoever has fewest bytes by then.
+std::vector<TensorPiece> ShareOf(const std::vector<NamedTensor>& tensors, int shard, int shards) {
+  std::vector<int64_t> bytes(static_cast<size_t>(shards));
+  std::vector<TensorPiece> share;
+  for (const NamedTensor& named : tensors) {
+    const auto least = std::min_element(bytes.begin(), bytes.end());
+    *least += named.tensor.num_elements() * DTypeBytes(named.tensor.dtype());
+    if (least - bytes.begin() == shard) share.push_back({named.name, named.tensor});
+  }
+  return share;
+}
+
+// `mine`; where that is OK, and another rank's is not, an error that names it.
+absl::Status OnAll(const std::string& name, const Group& ranks, const DeviceRef& device,
+                   const absl::Status& mine) {
+  const int32_t failed = mine.ok() ? -1 : ranks.rank();
+  const absl::StatusOr<int32_t> worst =
+      AllReduce(Scalar<int32_t>(device, failed), ranks, Reduction::kMax).Item<int32_t>();
+  CHORUS_RETURN_IF_ERROR(mine);
+  CHORUS_RETURN_IF_ERROR(worst.status());
+  if (*worst < 0) return absl::OkStatus();
+  return MakeError(Reason::kPeerRefused,
+                   absl::StrCat(name, ": rank ", *worst, " could not write its part"));
+}
+
 }  // namespace
 
 absl::Status SaveCheckpoint(const std::string& path, const Module& module, Optimizer* optimizer,
                             const Progress& progress) {
-  std::vector<NamedTensor> tensors;
-  Progress metadata = progress;
-  for (const NamedVariable& named : module.named_variables()) {
-    tensors.push_back({named.name, named.variable().Detach()});
-  }
-  if (optimizer != nullptr) {
-    CHORUS_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(module, *optimizer));
-    CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer->State());
-    for (size_t i = 0; i < names.size(); ++i) {
-      for (size_t slot = 0; slot < state[i].size(); ++slot) {
-        tensors.push_back({SlotName(names[i], slot), state[i][slot]});
-      }
-      metadata[absl::StrCat(kSteps, names[i])] = absl::StrCat(optimizer->steps(i));
-    }
-  }
-  return SaveTensors(path, tensors, metadata);
+  CHORUS_ASSIGN_OR_RETURN(const Saved saved, ToSave(module, optimizer, progress));
+  return SaveTensors(path, saved.tensors, saved.metadata);
+}
+
+absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
+                                   const Module& module, Optimizer* optimizer,
+                                   const Progress& progress) {
+  const absl::StatusOr<DeviceRef> device = module.device();
+  CHORUS_RETURN_IF_ERROR(device.status());
+  const auto save = [&]() -> absl::Status {
+    CHORUS_ASSIGN_OR_RETURN(const Saved saved, ToSave(module, optimizer, progress));
+    return SaveShard(name, ranks.rank(), ranks.size(),
+                     ShareOf(saved.tensors, ranks.rank(), ranks.size()), saved.metadata);
+  };
+  CHORUS_RETURN_IF_ERROR(OnAll(name, ranks, *device, save()));
+  return OnAll(name, ranks, *device,
+               ranks.rank() == 0 ? FinishShards(name, ranks.size()) : absl::OkStatus());
 }
 
 absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
                                         Optimizer* optimizer) {
-  CHORUS_ASSIGN_OR_RETURN(const TensorFile file, TensorFile::Open(path));
+  CHORUS_ASSIGN_OR_RETURN(const TensorFiles file, TensorFiles::Open(path));
   std::set<std::string> expected;
   std::vector<std::pair<Variable, Tensor>> values;
   for (const NamedVariable& named : module->named_variables()) {

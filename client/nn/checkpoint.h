@@ -1,6 +1,11 @@
 // Trainings in files: a module's variables, an optimizer's state and what the caller counts, in
 // safetensors (safetensors.h). A resumed training is bitwise the one that was never interrupted.
 //
+// In one file (SaveCheckpoint), or shared out among the ranks that have the same, a file each
+// (SaveShardedCheckpoint, shards.h); who loads it may be any number of ranks, whatever saved it.
+// Ranks that each hold a part of their own (an optimizer's state by ranks, layers in shards) write
+// it by SaveShard and read the rows that they need by TensorFiles.
+//
 // Variables have their names ("encoder.2.weight"); an optimizer's state of a parameter is
 // "optimizer.NAME.SLOT". Files with the right names and types open, whoever wrote them: a module's
 // variables from PyTorch's, where the layers have its names.
@@ -20,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "chorus/nn/module.h"
 #include "chorus/nn/optim.h"
+#include "chorus/session.h"
 
 namespace chorus {
 namespace nn {
@@ -31,8 +37,16 @@ using Progress = std::map<std::string, std::string>;
 // have the same. `optimizer` may be null.
 absl::Status SaveCheckpoint(const std::string& path, const Module& module,
                             Optimizer* optimizer = nullptr, const Progress& progress = {});
-// Into a module that has its variables (Init), on its device; `optimizer`, unless it is null, is of
-// the same kind as when it was saved. Returns the progress that was saved.
+// All of `ranks` call it, with equal arguments: each writes about as many bytes, of whole tensors,
+// and one the index, ShardIndexPath(name). Returns on all when that is there, or on all an error:
+// ABORTED kPeerRefused names a rank that could not write, which has its own. A name is used once:
+// put the step in it.
+absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
+                                   const Module& module, Optimizer* optimizer = nullptr,
+                                   const Progress& progress = {});
+// From a file or an index, into a module that has its variables (Init), on its
+// device; `optimizer`, unless it is null, is of the same kind as when it was saved. Returns the
+// progress that was saved.
 absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
                                         Optimizer* optimizer = nullptr);
 

@@ -16,6 +16,7 @@
 #include "chorus/nn/optim.h"                      // IWYU pragma: export
 #include "chorus/nn/safetensors.h"                // IWYU pragma: export
 #include "chorus/nn/sharded_optimizer.h"          // IWYU pragma: export
+#include "chorus/nn/shards.h"                     // IWYU pragma: export
 #include "chorus/nn/train_step.h"                 // IWYU pragma: export
 
 #endif  // CHORUS_CLIENT_NN_NN_H_

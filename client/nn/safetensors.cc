@@ -1,13 +1,13 @@
 #include "chorus/nn/safetensors.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "client/internal/access.h"
+#include "client/nn/json_object.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "nlohmann/json.hpp"
@@ -196,22 +196,10 @@ absl::Status TensorFile::Content::Parse() {
         path, absl::StrCat("a header of ", length, " bytes, at most ", most, " were expected"));
   }
   data = kLengthBytes + static_cast<int64_t>(length);
-  // Of two values with one name nobody knows which counts; what is deeper than the format is none.
   std::string problem;
-  std::vector<std::set<std::string>> keys;
-  const auto look = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
-      problem = absl::StrCat("\"", value.get<std::string>(), "\" is there twice");
-    }
-    constexpr int kDepth = 3;
-    if (depth > kDepth) problem = "its header is nested too deeply";
-    return problem.empty();
-  };
-  Json header = Json::parse(bytes + kLengthBytes, bytes + data, look, /*allow_exceptions=*/false);
+  const Json header =
+      ParseJsonObject({bytes + kLengthBytes, static_cast<size_t>(length)}, /*depth=*/3, &problem);
   if (!problem.empty()) return Malformed(path, problem);
-  if (!header.is_object()) return Malformed(path, "its header is no JSON object");
   for (const auto& item : header.items()) {
     if (item.key() != kMetadata) {
       CHORUS_RETURN_IF_ERROR(ParseEntry(item.key(), item.value()));
@@ -247,10 +235,15 @@ const std::map<std::string, std::string>& TensorFile::metadata() const {
 }
 
 const TensorFile::Entry* TensorFile::Find(const std::string& name) const {
+  return FindIn(content_->entries, name);
+}
+
+const TensorFile::Entry* TensorFile::FindIn(const std::vector<Entry>& entries,
+                                            const std::string& name) {
   const auto it = std::lower_bound(
-      content_->entries.begin(), content_->entries.end(), name,
+      entries.begin(), entries.end(), name,
       [](const Entry& entry, const std::string& wanted) { return entry.name < wanted; });
-  return it != content_->entries.end() && it->name == name ? &*it : nullptr;
+  return it != entries.end() && it->name == name ? &*it : nullptr;
 }
 
 absl::StatusOr<absl::string_view> TensorFile::Bytes(const std::string& name) const {

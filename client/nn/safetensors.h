@@ -53,6 +53,8 @@ class TensorFile {
   };
   const std::vector<Entry>& entries() const;         // by name
   const Entry* Find(const std::string& name) const;  // null: there is none
+  // Of entries that are by name.
+  static const Entry* FindIn(const std::vector<Entry>& entries, const std::string& name);
   const std::map<std::string, std::string>& metadata() const;
   // The elements, row-major, not aligned; they live as long as this file does.
   absl::StatusOr<absl::string_view> Bytes(const std::string& name) const;
