@@ -1,7 +1,10 @@
 #include "chorus/parallel.h"
 
 #include <any>
+#include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/testing/fake_daemon.h"
@@ -44,6 +47,18 @@ class ParallelTest : public ::testing::Test {
   Session session_;
   DeviceGroup devices_;
 };
+
+TEST_F(ParallelTest, HostTensorsOfAnyTypeAreTheirBytes) {
+  auto values = std::make_shared<const std::vector<int16_t>>(std::vector<int16_t>{1, -2, 3});
+  const char* const data = reinterpret_cast<const char*>(values->data());
+  const HostTensor three = HostTensor::OfBytes(std::move(values), DType::kI16, data, 3, {3, 1});
+  EXPECT_EQ(three.bytes(), data);
+  EXPECT_THAT(*three.Read<int16_t>(), ElementsAre(1, -2, 3));
+  EXPECT_EQ(three.shape(), Shape({3, 1}));
+  EXPECT_EQ(HostTensor::OfBytes(nullptr, DType::kI16, data, 2, {3}).bytes(), nullptr);
+  EXPECT_EQ(HostTensor().bytes(), nullptr);
+  EXPECT_EQ(GatherToHost({Row(session_, {1})}, devices_).bytes(), nullptr);
+}
 
 TEST_F(ParallelTest, GroupsAreDevicesInAnOrder) {
   EXPECT_EQ(devices_.size(), 3);

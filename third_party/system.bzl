@@ -120,6 +120,7 @@ _LIBRARIES = {
     "protobuf": _library("libprotobuf-dev", "google/protobuf/message.h", ["-lprotobuf"], deps = ["pthread"]),
     "pthread": _library("libc6-dev", "pthread.h", ["-lpthread"]),
     "xxhash": _library("libxxhash-dev", "xxhash.h", ["-lxxhash"]),
+    "zip": _library("libzip-dev", "zip.h", ["-lzip"]),
     "zlib": _library("zlib1g-dev", "zlib.h", ["-lz"]),
 }
 

@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 #include <hwy/targets.h>
 #include <xxhash.h>
+#include <zip.h>
 
 #include <dnnl.hpp>
 #include <eigen3/Eigen/Core>
@@ -107,6 +108,8 @@ TEST(SystemTest, XxHash) {
   EXPECT_EQ(hash.low64, 0x6001c324468d497fu);
   EXPECT_EQ(hash.high64, 0x99aa06d3014798d8u);
 }
+
+TEST(SystemTest, Zip) { EXPECT_NE(zip_libzip_version(), nullptr); }
 
 TEST(SystemTest, JsonGlogBenchmarkXxhash) {
   EXPECT_NE(XXH3_128bits("a", 1).low64, XXH3_128bits("b", 1).low64);

@@ -87,6 +87,8 @@ absl::Status HostTensor::status() const {
   return MakeError(Reason::kWrongState, "an undefined tensor of the host");
 }
 
+const char* HostTensor::bytes() const { return status().ok() ? impl_->data : nullptr; }
+
 HostTensor& HostTensor::RequireGrad(const DeviceGroup& devices, CallSite site) {
   if (!status().ok() || requires_grad()) return *this;
   const auto fail = [this](const absl::Status& error) -> HostTensor& {

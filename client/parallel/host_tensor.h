@@ -39,6 +39,11 @@ class HostTensor {
   static HostTensor View(const T* values, size_t count, const Shape& shape) {
     return HostTensor(nullptr, DTypeOf<T>(), reinterpret_cast<const char*>(values), count, shape);
   }
+  // Of any dtype: `count` elements at `data`, which `keep` holds, or which must live as long.
+  static HostTensor OfBytes(std::shared_ptr<const void> keep, DType dtype, const char* data,
+                            size_t count, const Shape& shape) {
+    return HostTensor(std::move(keep), dtype, data, count, shape);
+  }
   // Refers to memory that the daemon shares.
   template <typename T>
   HostTensor(const MappedTensor<T>& mapped)  // NOLINT: its elements
@@ -49,6 +54,9 @@ class HostTensor {
   DType dtype() const;
   const Shape& shape() const;
   absl::Status status() const;  // an error that it carries
+  // Its elements in place, row-major, aligned as they were given; they live as long as it does.
+  // Null: gathered ones, for which Read waits, and where it carries an error.
+  const char* bytes() const;
 
   // Marks it as one whose gradient is wanted. From then on a tensor on the group's first device
   // stands for it: it is uploaded there once, and scattered from there. Its gradient,

@@ -1,61 +1,23 @@
 #include "examples/05_trainer/dataset.h"
 
-#include <zlib.h>
-
-#include <algorithm>
 #include <cstring>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "chorus/chorus.h"
+#include "chorus/data/idx.h"
 #include "core/base/error.h"
 
 namespace trainer {
 namespace {
 
-struct CloseFile {
-  void operator()(gzFile_s* file) const { gzclose(file); }
-};
+using chorus::parallel::HostTensor;
 
-// The dimensions and the bytes of an IDX file.
-struct Idx {
-  std::vector<int64_t> dims;
-  std::vector<uint8_t> bytes;
-};
-
-absl::StatusOr<Idx> ReadIdx(const std::string& path, size_t rank) {
-  const std::unique_ptr<gzFile_s, CloseFile> file(gzopen(path.c_str(), "rb"));
-  if (file == nullptr) return absl::NotFoundError(absl::StrCat("cannot open ", path));
-  const auto read = [&](void* to, size_t size) {
-    return gzread(file.get(), to, static_cast<unsigned>(size)) == static_cast<int>(size);
-  };
-  // 0, 0, the type (8: unsigned bytes), the number of dimensions; then these, the first byte first.
-  uint8_t head[4];
-  if (!read(head, sizeof(head)) || head[0] != 0 || head[1] != 0 || head[2] != 8 ||
-      head[3] != rank) {
-    return absl::InvalidArgumentError(
+// The bytes of an IDX file with so many dimensions.
+absl::StatusOr<HostTensor> ReadBytes(const std::string& path, size_t rank) {
+  CHORUS_ASSIGN_OR_RETURN(HostTensor idx, chorus::data::ReadIdx(path));
+  if (idx.dtype() != chorus::DType::kU8 || idx.shape().size() != rank) {
+    return chorus::BadType(
         absl::StrCat(path, ": expected an IDX file of bytes with ", rank, " dimensions"));
-  }
-  constexpr int64_t kMost = int64_t{1} << 30;
-  Idx idx;
-  int64_t size = 1;
-  for (size_t i = 0; i < rank; ++i) {
-    uint8_t dim[4];
-    if (!read(dim, sizeof(dim))) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": cut off in its head"));
-    }
-    idx.dims.push_back(int64_t{dim[0]} << 24 | dim[1] << 16 | dim[2] << 8 | dim[3]);
-    size *= idx.dims.back();
-    if (size > kMost) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": more than ", kMost, " bytes"));
-    }
-  }
-  idx.bytes.resize(static_cast<size_t>(size));
-  if (!read(idx.bytes.data(), idx.bytes.size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": expected ", size, " bytes behind its head, it has fewer"));
   }
   return idx;
 }
@@ -64,30 +26,24 @@ absl::StatusOr<Idx> ReadIdx(const std::string& path, size_t rank) {
 
 absl::StatusOr<Dataset> ReadDataset(const std::string& directory, const std::string& name) {
   const std::string base = absl::StrCat(directory, "/", name);
-  CHORUS_ASSIGN_OR_RETURN(Idx images, ReadIdx(absl::StrCat(base, "-images-idx3-ubyte.gz"), 3));
-  CHORUS_ASSIGN_OR_RETURN(Idx labels, ReadIdx(absl::StrCat(base, "-labels-idx1-ubyte.gz"), 1));
-  if (images.dims[0] != labels.dims[0]) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(base, ": ", images.dims[0], " images, but ", labels.dims[0], " labels"));
+  CHORUS_ASSIGN_OR_RETURN(const HostTensor images,
+                          ReadBytes(absl::StrCat(base, "-images-idx3-ubyte.gz"), 3));
+  CHORUS_ASSIGN_OR_RETURN(const HostTensor labels,
+                          ReadBytes(absl::StrCat(base, "-labels-idx1-ubyte.gz"), 1));
+  const chorus::Shape& shape = images.shape();
+  if (shape[0] != labels.shape()[0]) {
+    return chorus::BadType(
+        absl::StrCat(base, ": ", shape[0], " images, but ", labels.shape()[0], " labels"));
   }
   Dataset data;
-  data.count = images.dims[0];
-  data.pixels = images.dims[1] * images.dims[2];
-  data.images = std::move(images.bytes);
-  data.labels = std::move(labels.bytes);
+  data.count = shape[0];
+  data.pixels = shape[1] * shape[2];
+  CHORUS_ASSIGN_OR_RETURN(data.images, images.Read<uint8_t>());
+  CHORUS_ASSIGN_OR_RETURN(data.labels, labels.Read<uint8_t>());
   return data;
 }
 
-std::vector<int32_t> EpochOrder(int64_t count, uint64_t seed, int epoch) {
-  std::vector<int32_t> order(static_cast<size_t>(count));
-  std::iota(order.begin(), order.end(), 0);
-  std::mt19937_64 random(seed + static_cast<uint64_t>(epoch) * 0x9e3779b97f4a7c15);
-  // std::shuffle's choices are each library's own; these are the same everywhere.
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
-  return order;
-}
-
-Batch TakeBatch(const Dataset& data, const std::vector<int32_t>& order, int64_t begin,
+Batch TakeBatch(const Dataset& data, const std::vector<int64_t>& order, int64_t begin,
                 int64_t size) {
   Batch batch;
   batch.size = size;

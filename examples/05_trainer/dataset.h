@@ -1,5 +1,5 @@
-// Images and their labels, from files in the format of MNIST (IDX, gzipped or not), such as
-// Debian's package dataset-fashion-mnist.
+// Images and their labels, from files in the format of MNIST (chorus/data/idx.h), such as Debian's
+// package dataset-fashion-mnist.
 //
 // Threads: plain functions and values. Ownership: a Dataset has its images. Errors: the statuses
 //   name the file and what was expected.
@@ -21,12 +21,9 @@ struct Dataset {
   std::vector<uint8_t> labels;  // [count]
 };
 
-// `name`: "train" or "t10k". NOT_FOUND: no such file. INVALID_ARGUMENT: a file that is no IDX file
-// of bytes, that is cut off, or with other numbers of images and labels.
+// `name`: "train" or "t10k". INVALID_ARGUMENT kBadType: files of other types, or with other numbers
+// of images and labels.
 absl::StatusOr<Dataset> ReadDataset(const std::string& directory, const std::string& name);
-
-// The order in which an epoch visits the images: a permutation that is the same everywhere.
-std::vector<int32_t> EpochOrder(int64_t count, uint64_t seed, int epoch);
 
 // One rank's part of a step: the images order[begin], order[begin + 1], ...
 struct Batch {
@@ -34,7 +31,7 @@ struct Batch {
   std::vector<uint8_t> images;  // [size, pixels]
   std::vector<uint8_t> labels;  // [size]
 };
-Batch TakeBatch(const Dataset& data, const std::vector<int32_t>& order, int64_t begin,
+Batch TakeBatch(const Dataset& data, const std::vector<int64_t>& order, int64_t begin,
                 int64_t size);
 
 }  // namespace trainer

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "chorus/data/sampler.h"
 #include "core/base/error.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/direct_cluster.h"
@@ -66,7 +67,7 @@ struct Training {
 // What every rank ends with.
 std::vector<Training> Train(const ConformanceParam& param, int ranks, bool share, int under_way) {
   const Dataset data = RandomData();
-  const std::vector<int32_t> order = EpochOrder(data.count, TestSeed(), 0);
+  const std::vector<int64_t> order = chorus::data::EpochOrder(data.count, TestSeed(), 0);
   std::vector<Training> runs(static_cast<size_t>(ranks));
   JobOptions options;
   options.ranks = ranks;
@@ -115,7 +116,7 @@ Plain Reference(const Parameters& initial) {
   const auto hidden = static_cast<size_t>(shape.hidden);
   const auto classes = static_cast<size_t>(shape.classes);
   const Dataset data = RandomData();
-  const std::vector<int32_t> order = EpochOrder(data.count, TestSeed(), 0);
+  const std::vector<int64_t> order = chorus::data::EpochOrder(data.count, TestSeed(), 0);
   std::vector<std::vector<double>> p;
   for (const auto& values : initial) p.emplace_back(values.begin(), values.end());
   std::vector<std::vector<double>> m;
@@ -222,7 +223,7 @@ TEST(ModelTest, BitsDependOnNothingButTheNumberOfRanks) {
 
 TEST(ModelTest, TheRightOnesAreCountedOnAllRanks) {
   const Dataset data = RandomData();
-  const std::vector<int32_t> order = EpochOrder(data.count, 1, 0);
+  const std::vector<int64_t> order = chorus::data::EpochOrder(data.count, 1, 0);
   Job job(Host(), 2);
   job.Run([&](int rank, World& world) {
     absl::StatusOr<State> state = InitialState(world, Shape(), TestSeed());

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <deque>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,11 +19,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "chorus/chorus.h"
+#include "chorus/data/progress_bar.h"
+#include "chorus/data/sampler.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/model.h"
-#include "examples/05_trainer/progress.h"
 #include "tools/plot/plot.h"
 
 ABSL_FLAG(int, rank, -1, "This trainer's rank; -1: from the environment (RANK).");
@@ -54,8 +56,8 @@ std::pair<int64_t, int64_t> PartOf(int64_t begin, int64_t size, int rank, int ra
 absl::StatusOr<double> Accuracy(const chorus::World& world, const Dataset& data, const State& state,
                                 Trainer* trainer) {
   const int64_t images = absl::GetFlag(FLAGS_batch) * world.size();  // at a time
-  std::vector<int32_t> order(static_cast<size_t>(data.count));
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+  std::vector<int64_t> order(static_cast<size_t>(data.count));
+  std::iota(order.begin(), order.end(), 0);
   std::vector<Tensor> counts;
   for (int64_t begin = 0; begin < data.count; begin += images) {
     const int64_t size = std::min(images, data.count - begin);
@@ -121,7 +123,7 @@ absl::Status Train() {
   double speed = 0;
   int64_t asked = 0;
   {
-    Progress progress(speaks ? stdout : stderr, steps);
+    chorus::data::ProgressBar progress(speaks ? stdout : stderr, steps);
     // Losses of steps under way; waiting for the oldest keeps this rank at most so far ahead.
     std::deque<Tensor> pending;
     const auto take_loss = [&]() -> absl::Status {
@@ -130,13 +132,13 @@ absl::Status Train() {
       const auto done = asked - static_cast<int64_t>(pending.size());
       losses.x.push_back(static_cast<double>(done));
       losses.y.push_back(loss);
-      if (speaks) progress.Show(done, loss, chorus::SteadyNow());
+      if (speaks) progress.Show(done, loss);
       return absl::OkStatus();
     };
     absl::Duration evaluating;
     const absl::Time start = chorus::SteadyNow();
     for (int epoch = 0; epoch < epochs; ++epoch) {
-      const std::vector<int32_t> order = EpochOrder(data.count, seed, epoch);
+      const std::vector<int64_t> order = chorus::data::EpochOrder(data.count, seed, epoch);
       for (int64_t begin = 0; begin < data.count; begin += global_batch) {
         const int64_t size = std::min(global_batch, data.count - begin);
         const auto part = PartOf(begin, size, world.rank(), world.size());

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "benchmarks/process.h"
 #include "chorus/chorus.h"
+#include "chorus/data/sampler.h"
 #include "core/base/error.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/model.h"
@@ -221,7 +222,7 @@ class Lesson {
       data_.labels.push_back(
           static_cast<uint8_t>(random() % static_cast<uint64_t>(SmallShape().classes)));
     }
-    order_ = trainer::EpochOrder(data_.count, 1, 0);
+    order_ = data::EpochOrder(data_.count, 1, 0);
   }
 
   void Begin() {
@@ -264,7 +265,7 @@ class Lesson {
  private:
   const World world_;
   trainer::Dataset data_;
-  std::vector<int32_t> order_;
+  std::vector<int64_t> order_;
   trainer::Trainer trainer_;
   trainer::State state_;
 };

@@ -1,0 +1,217 @@
+#include "chorus/data/loader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/data/host_elements.h"
+#include "core/base/clock.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace data {
+namespace {
+
+// "batch 3: sample 17: " before the text.
+absl::Status Under(const std::string& where, const absl::Status& status) {
+  Error error = ErrorOf(status);
+  error.message = absl::StrCat(where, ": ", error.message);
+  return ToStatus(error);
+}
+
+std::string TypeText(const HostTensor& tensor) {
+  return TensorType(tensor.dtype(), {tensor.shape().begin(), tensor.shape().end()}).ToString();
+}
+
+}  // namespace
+
+absl::StatusOr<HostTensors> Stack(const std::vector<HostTensors>& samples) {
+  if (samples.empty()) return BadType("Stack: expected a sample or more, got none");
+  const HostTensors& first = samples[0];
+  for (size_t s = 0; s < samples.size(); ++s) {
+    if (samples[s].size() != first.size()) {
+      return BadType(absl::StrCat("Stack: sample ", s, " of the batch: expected ", first.size(),
+                                  " tensors, as the first one has, got ", samples[s].size()));
+    }
+    for (size_t t = 0; t < first.size(); ++t) {
+      const HostTensor& tensor = samples[s][t];
+      const absl::Status status = CheckInPlace(tensor);
+      if (!status.ok()) return Under(absl::StrCat("Stack: sample ", s, " of the batch"), status);
+      if (tensor.dtype() != first[t].dtype() || tensor.shape() != first[t].shape()) {
+        return BadType(absl::StrCat("Stack: sample ", s, " of the batch: tensor ", t, ": expected ",
+                                    TypeText(first[t]), ", as the first one has, got ",
+                                    TypeText(tensor)));
+      }
+    }
+  }
+  HostTensors stacked;
+  for (size_t t = 0; t < first.size(); ++t) {
+    Shape shape = first[t].shape();
+    const auto elements = static_cast<size_t>(ElementsOf(shape));
+    const size_t bytes = elements * static_cast<size_t>(DTypeBytes(first[t].dtype()));
+    std::shared_ptr<char[]> all(new char[bytes * samples.size()]);
+    for (size_t s = 0; s < samples.size() && bytes > 0; ++s) {
+      std::memcpy(all.get() + s * bytes, samples[s][t].bytes(), bytes);
+    }
+    shape.insert(shape.begin(), static_cast<int64_t>(samples.size()));
+    const char* const data = all.get();
+    stacked.push_back(HostTensor::OfBytes(std::move(all), first[t].dtype(), data,
+                                          elements * samples.size(), shape));
+    CHORUS_RETURN_IF_ERROR(stacked.back().status());
+  }
+  return stacked;
+}
+
+absl::StatusOr<std::unique_ptr<DataLoader>> DataLoader::Create(
+    std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> sampler,
+    const Options& options, CallSite site) {
+  if (dataset == nullptr || sampler == nullptr || options.collate == nullptr) {
+    return BadType("DataLoader: expected a dataset, a sampler and a way to collate, got none");
+  }
+  if (options.batch_size < 1 || options.threads < 0 || options.prefetch < 1) {
+    return BadType(absl::StrCat(
+        "DataLoader: expected a batch_size of 1 or more, threads of 0 or more and a prefetch of 1 "
+        "or more, got ",
+        options.batch_size, ", ", options.threads, " and ", options.prefetch));
+  }
+  return std::unique_ptr<DataLoader>(
+      new DataLoader(std::move(dataset), std::move(sampler), options, site));
+}
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> sampler,
+                       const Options& options, CallSite site)
+    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), options_(options), site_(site) {
+  Begin();
+}
+
+DataLoader::~DataLoader() { Stop(); }
+
+void DataLoader::Begin() {
+  const int64_t samples = sampler_->size();
+  const int64_t size = options_.batch_size;
+  batches_ = samples / size + (!options_.drop_last && samples % size != 0 ? 1 : 0);
+  received_ = 0;
+}
+
+void DataLoader::SetEpoch(int64_t epoch) {
+  Stop();
+  sampler_->SetEpoch(epoch);
+  Begin();
+}
+
+State DataLoader::state() const {
+  return sampler_->StateAfter(std::min(received_ * options_.batch_size, sampler_->size()));
+}
+
+absl::Status DataLoader::Restore(const State& state) {
+  Stop();
+  CHORUS_RETURN_IF_ERROR(sampler_->Restore(state));
+  Begin();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Batch> DataLoader::Make(int64_t number) const {
+  const std::string where = absl::StrCat("DataLoader: batch ", number);
+  const int64_t begin = number * options_.batch_size;
+  const int64_t end = std::min(begin + options_.batch_size, sampler_->size());
+  std::vector<HostTensors> samples;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t index = sampler_->At(i);
+    absl::StatusOr<HostTensors> sample = dataset_->Get(index, sampler_->SeedAt(i));
+    if (!sample.ok()) return Under(absl::StrCat(where, ": index ", index), sample.status());
+    samples.push_back(*std::move(sample));
+  }
+  absl::StatusOr<HostTensors> host = options_.collate(samples);
+  if (!host.ok()) return Under(where, host.status());
+  Batch batch;
+  batch.number = number;
+  batch.size = end - begin;
+  for (const HostTensor& tensor : *host) {
+    absl::Status status = CheckInPlace(tensor);
+    if (status.ok() && options_.device.has_value()) {
+      batch.tensors.push_back(FromBytes(*options_.device, tensor.dtype(), tensor.shape(),
+                                        tensor.bytes(), ElementsOf(tensor.shape()), site_));
+      status = batch.tensors.back().status();
+    }
+    if (!status.ok()) return Under(where, status);
+  }
+  if (!options_.device.has_value()) batch.host = *std::move(host);
+  return batch;
+}
+
+absl::StatusOr<Batch> DataLoader::Next() {
+  if (received_ == batches_) return Batch();
+  const absl::Time asked = SteadyNow();
+  if (options_.threads > 0) {
+    const absl::Status status = Await(asked + options_.timeout);
+    waited_ += SteadyNow() - asked;
+    CHORUS_RETURN_IF_ERROR(status);
+    MutexLock lock(&mutex_);
+    const auto it = ready_.find(received_++);
+    absl::StatusOr<Batch> batch = std::move(it->second);
+    ready_.erase(it);
+    return batch;
+  }
+  absl::StatusOr<Batch> batch = Make(received_++);
+  waited_ += SteadyNow() - asked;
+  return batch;
+}
+
+absl::Status DataLoader::Await(absl::Time deadline) {
+  {
+    MutexLock lock(&mutex_);
+    if (threads_.empty()) next_ = received_;
+    limit_ = std::min(received_ + 1 + options_.prefetch, batches_);
+  }
+  wanted_.SignalAll();
+  // More than there may be batches under way would find nothing to do.
+  const int threads = std::min(options_.threads, options_.prefetch + 1);
+  while (static_cast<int>(threads_.size()) < threads) {
+    threads_.emplace_back([this] { Work(); });
+  }
+  MutexLock lock(&mutex_);
+  while (ready_.count(received_) == 0) {
+    const absl::Duration left = deadline - SteadyNow();
+    if (left <= absl::ZeroDuration()) {
+      return MakeError(Reason::kTransportTimeout,
+                       absl::StrCat("DataLoader: batch ", received_, " was not made within ",
+                                    absl::FormatDuration(options_.timeout)));
+    }
+    made_.WaitFor(&mutex_, left);
+  }
+  return absl::OkStatus();
+}
+
+void DataLoader::Work() {
+  while (true) {
+    int64_t number = 0;
+    {
+      MutexLock lock(&mutex_);
+      while (!stopping_ && next_ == limit_) wanted_.Wait(&mutex_);
+      if (stopping_) return;
+      number = next_++;
+    }
+    absl::StatusOr<Batch> batch = Make(number);
+    MutexLock lock(&mutex_);
+    ready_.emplace(number, std::move(batch));
+    made_.Signal();
+  }
+}
+
+void DataLoader::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  wanted_.SignalAll();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  MutexLock lock(&mutex_);
+  stopping_ = false;
+  limit_ = next_;
+  ready_.clear();
+}
+
+}  // namespace data
+}  // namespace chorus

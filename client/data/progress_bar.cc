@@ -1,0 +1,64 @@
+#include "chorus/data/progress_bar.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+
+namespace chorus {
+namespace data {
+
+std::string BarText(int64_t step, int64_t steps, int width) {
+  const int64_t full = steps > 0 ? std::min(step, steps) * width / steps : width;
+  return std::string(static_cast<size_t>(full), '#') +
+         std::string(static_cast<size_t>(width - full), '.');
+}
+
+std::string TimeText(absl::Duration time) {
+  if (time == absl::InfiniteDuration()) return "-:--";
+  const int64_t seconds = absl::ToInt64Seconds(time);
+  const int64_t minutes = seconds / 60;
+  if (minutes < 60) return absl::StrFormat("%d:%02d", minutes, seconds % 60);
+  return absl::StrFormat("%d:%02d:%02d", minutes / 60, minutes % 60, seconds % 60);
+}
+
+ProgressBar::ProgressBar(std::FILE* out, int64_t steps, int64_t done, absl::Time start)
+    : out_(out), terminal_(isatty(fileno(out)) != 0), steps_(steps), done_(done), start_(start) {}
+
+ProgressBar::~ProgressBar() {
+  if (open_) std::fputc('\n', out_);
+}
+
+double ProgressBar::steps_per_second(int64_t step, absl::Time now) const {
+  const double seconds = absl::ToDoubleSeconds(now - start_);
+  return seconds > 0 ? static_cast<double>(step - done_) / seconds : 0;
+}
+
+void ProgressBar::Show(int64_t step, double loss, absl::Time now) {
+  const absl::Duration pause = terminal_ ? absl::Milliseconds(100) : absl::Seconds(1);
+  if (now - shown_ < pause && step < steps_) return;
+  shown_ = now;
+  const double speed = steps_per_second(step, now);
+  const absl::Duration left = speed > 0 ? absl::Seconds(static_cast<double>(steps_ - step) / speed)
+                                        : absl::InfiniteDuration();
+  const std::string text = absl::StrFormat("step %d/%d loss %.4f %.1f steps/s %s left", step,
+                                           steps_, loss, speed, TimeText(left));
+  if (terminal_) {
+    absl::FPrintF(out_, "\r\x1b[K[%s] %s", BarText(step, steps_, 30), text);
+    open_ = true;
+  } else {
+    absl::FPrintF(out_, "%s\n", text);
+  }
+  std::fflush(out_);
+}
+
+void ProgressBar::Say(const std::string& line) {
+  if (open_) std::fputs("\r\x1b[K", out_);
+  open_ = false;
+  absl::FPrintF(out_, "%s\n", line);
+  std::fflush(out_);
+}
+
+}  // namespace data
+}  // namespace chorus

@@ -1,0 +1,55 @@
+// How far a training is, its loss, its speed and the time that is left: a bar that stays on its
+// line of a terminal, or plain lines elsewhere.
+//
+// Threads: one. Ownership: the file is the caller's, and outlives it. Errors: none: what cannot be
+//   written is not shown.
+#ifndef CHORUS_CLIENT_DATA_PROGRESS_BAR_H_
+#define CHORUS_CLIENT_DATA_PROGRESS_BAR_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "absl/time/time.h"
+#include "core/base/clock.h"
+
+namespace chorus {
+namespace data {
+
+class ProgressBar {
+ public:
+  // Of `steps` steps, `done` of which were done before now, by a training that this one goes on
+  // with. Writes to `out`, as a terminal does if it is one.
+  ProgressBar(std::FILE* out, int64_t steps, int64_t done = 0, absl::Time start = SteadyNow());
+  // Ends the bar's line.
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  // `step` steps have ended by `now`. Shows it now and then, and the last one:
+  // "step 30/100 loss 0.5000 12.5 steps/s 0:06 left".
+  void Show(int64_t step, double loss, absl::Time now = SteadyNow());
+  // A line of its own.
+  void Say(const std::string& line);
+  // Since it was made.
+  double steps_per_second(int64_t step, absl::Time now = SteadyNow()) const;
+
+ private:
+  std::FILE* const out_;
+  const bool terminal_;
+  const int64_t steps_;
+  const int64_t done_;
+  const absl::Time start_;
+  absl::Time shown_ = absl::InfinitePast();
+  bool open_ = false;  // the cursor stands behind the bar
+};
+
+// What stands there at step `step` of `steps`: "####......".
+std::string BarText(int64_t step, int64_t steps, int width);
+// "0:06", "1:00:30"; "-:--" where it is not known.
+std::string TimeText(absl::Duration time);
+
+}  // namespace data
+}  // namespace chorus
+
+#endif  // CHORUS_CLIENT_DATA_PROGRESS_BAR_H_

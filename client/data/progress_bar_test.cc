@@ -1,0 +1,77 @@
+#include "chorus/data/progress_bar.h"
+
+#include <cstdio>
+#include <string>
+
+#include "absl/time/time.h"
+#include "core/base/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace data {
+namespace {
+
+// What `show` writes.
+template <typename F>
+std::string Written(const F& show) {
+  std::FILE* const file = std::tmpfile();
+  EXPECT_NE(file, nullptr);
+  show(file);
+  std::rewind(file);
+  std::string text(1000, '\0');
+  text.resize(std::fread(&text[0], 1, text.size(), file));
+  std::fclose(file);
+  return text;
+}
+
+TEST(ProgressBarTest, WhatIsNoTerminalGetsPlainLines) {
+  const absl::Time start = absl::UnixEpoch();
+  EXPECT_EQ(Written([&](std::FILE* file) {
+              ProgressBar bar(file, 300, 0, start);
+              bar.Show(0, 0.75, start);
+              bar.Show(10, 0.5, start + absl::Seconds(2));
+              bar.Show(20, 0.25, start + absl::Milliseconds(2900));  // too soon
+              bar.Say("epoch 1");
+              bar.Show(40, 0.25, start + absl::Seconds(4));
+              bar.Show(300, 0.125, start + absl::Milliseconds(4100));  // the last one
+            }),
+            "step 0/300 loss 0.7500 0.0 steps/s -:-- left\n"
+            "step 10/300 loss 0.5000 5.0 steps/s 0:58 left\n"
+            "epoch 1\n"
+            "step 40/300 loss 0.2500 10.0 steps/s 0:26 left\n"
+            "step 300/300 loss 0.1250 73.2 steps/s 0:00 left\n");
+}
+
+TEST(ProgressBarTest, AResumedTrainingsSpeedIsOfItsOwnSteps) {
+  const absl::Time start = absl::UnixEpoch();
+  EXPECT_EQ(Written([&](std::FILE* file) {
+              ProgressBar bar(file, 200, 100, start);
+              bar.Show(110, 0.5, start + absl::Seconds(10));
+            }),
+            "step 110/200 loss 0.5000 1.0 steps/s 1:30 left\n");
+}
+
+TEST(ProgressBarTest, BarsAndTimes) {
+  EXPECT_EQ(BarText(0, 10, 4), "....");
+  EXPECT_EQ(BarText(5, 10, 4), "##..");
+  EXPECT_EQ(BarText(10, 10, 4), "####");
+  EXPECT_EQ(BarText(11, 10, 4), "####");
+  EXPECT_EQ(BarText(0, 0, 4), "####");
+  EXPECT_EQ(TimeText(absl::ZeroDuration()), "0:00");
+  EXPECT_EQ(TimeText(absl::Seconds(3599.9)), "59:59");
+  EXPECT_EQ(TimeText(absl::Seconds(3600)), "1:00:00");
+  EXPECT_EQ(TimeText(absl::Seconds(86400 + 61)), "24:01:01");
+}
+
+TEST(ProgressBarTest, ItsClockIsTheSteadyOne) {
+  std::FILE* const file = std::tmpfile();
+  const ProgressBar bar(file, 10, 0, SteadyNow() - absl::Seconds(10));
+  EXPECT_GT(bar.steps_per_second(5), 0);
+  EXPECT_LE(bar.steps_per_second(5), 0.5);
+  std::fclose(file);
+}
+
+}  // namespace
+}  // namespace data
+}  // namespace chorus
