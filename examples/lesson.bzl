@@ -2,11 +2,12 @@
 
 load("//tools/bazel:cc.bzl", "chorus_cc_binary")
 
-def lesson(name, ranks = 4, status = 0, expect = [], deps = [], visibility = None):
+def lesson(name, ranks = 4, devices = None, status = 0, expect = [], deps = [], visibility = None):
     """Declares the program NAME, from NAME.cc, and NAME_test.
 
     Args:
       ranks: how many of it make the job.
+      devices: of the daemon; None: as many as ranks.
       status: what tools/launch is to end with.
       expect: texts that must be in what the ranks print.
       visibility: the program's.
@@ -26,6 +27,7 @@ def lesson(name, ranks = 4, status = 0, expect = [], deps = [], visibility = Non
             "$(rootpath //server:chorusd)",
             "$(rootpath :%s)" % name,
             str(ranks),
+            str(devices or ranks),
             str(status),
         ] + ["'%s'" % text for text in expect],
         data = [

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Runs a lesson as its README says.
 #
-# Usage: lesson_test.sh LAUNCH CHORUSD PROGRAM RANKS STATUS [TEXT...]
+# Usage: lesson_test.sh LAUNCH CHORUSD PROGRAM RANKS DEVICES STATUS [TEXT...]
 set -euo pipefail
 launch="$1"
 chorusd="$2"
 program="$3"
 ranks="$4"
-expected="$5"
-shift 5
+devices="$5"
+expected="$6"
+shift 6
 
 status=0
-output="$("$launch" --chorusd="$chorusd" --ranks="$ranks" -- "$program" 2>&1)" || status=$?
+output="$("$launch" --chorusd="$chorusd" --ranks="$ranks" --daemon_flag=--host_devices="$devices" \
+  -- "$program" 2>&1)" || status=$?
 echo "$output"
 if [[ "$status" -ne "$expected" ]]; then
   echo "FAILED: expected the status $expected, got $status" >&2

@@ -1,0 +1,63 @@
+// Lesson 7: a residual network with batch norms learns Fashion-MNIST, on any number of ranks.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "chorus/data/progress_bar.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
+#include "chorus/nn/nn.h"
+#include "core/base/error.h"
+#include "examples/07_resnet/images.h"
+#include "examples/07_resnet/model.h"
+
+namespace {
+
+namespace nn = chorus::nn;
+using chorus::Tensor;
+constexpr int64_t kBatch = 32, kSteps = 200, kTests = 1000;
+
+absl::Status Run() {
+  CHORUS_ASSIGN_OR_RETURN(const chorus::Session session, chorus::Session::Open());
+  CHORUS_ASSIGN_OR_RETURN(const chorus::World world, session.Join());
+  CHORUS_ASSIGN_OR_RETURN(resnet::Images images, resnet::Images::Read("train"));
+  CHORUS_ASSIGN_OR_RETURN(resnet::Images tests, resnet::Images::Read("t10k"));
+  const std::shared_ptr<nn::Module> model = resnet::Resnet();
+  CHORUS_RETURN_IF_ERROR(model->Init(world, /*seed=*/1));
+  const auto logits = [&](const Tensor& x) {
+    return (*model)(Cast(x, chorus::DType::kF32) * (1.0 / 255));
+  };
+  nn::Sgd::Options options;
+  options.momentum = 0.9;
+  options.nesterov = true;
+  nn::Sgd optimizer(model->parameters(), options);
+  optimizer.SetSchedule(nn::WarmUp(10, nn::CosineDecay(kSteps - 10)));
+  const auto loss_of = [&](const auto& in) { return nn::CrossEntropyLoss(logits(in[0]), in[1]); };
+  nn::TrainStep step(model.get(), &optimizer, loss_of, {world.group()});
+  chorus::data::ProgressBar progress(world.rank() == 0 ? stdout : stderr, kSteps);
+  for (int64_t i = 1; i <= kSteps; ++i) {
+    CHORUS_RETURN_IF_ERROR(world.Step(i));
+    const int64_t number = (i - 1) * world.size() + world.rank();
+    CHORUS_ASSIGN_OR_RETURN(const Tensor loss, step(images.Batch(world, number, kBatch)));
+    CHORUS_ASSIGN_OR_RETURN(const float value, loss.Item<float>());
+    if (world.rank() == 0) progress.Show(i, value);
+  }
+  const chorus::NoGrad no_grad;
+  model->Eval();
+  const std::vector<Tensor> test = tests.Batch(world, world.rank(), kTests / world.size());
+  const Tensor right = Equal(ArgMax(logits(test[0])), Cast(test[1], chorus::DType::kI64));
+  const Tensor share =
+      AllReduce(Mean(Cast(right, chorus::DType::kF32)), world, chorus::Reduction::kAvg);
+  CHORUS_ASSIGN_OR_RETURN(const float accuracy, share.Item<float>());
+  if (world.rank() == 0) progress.Say("accuracy " + std::to_string(accuracy));
+  return chorus::Barrier(world).Wait();
+}
+
+}  // namespace
+
+int main() {
+  const absl::Status status = Run();
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,75 @@
+// Lesson 9: a mixture of experts, one on each rank, learns Fashion-MNIST.
+#include <cstdio>
+#include <iostream>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "chorus/data/progress_bar.h"
+#include "chorus/functional/math.h"
+#include "chorus/functional/nn.h"
+#include "chorus/nn/nn.h"
+#include "core/base/error.h"
+#include "examples/07_resnet/images.h"
+#include "examples/09_moe/layer.h"
+
+namespace {
+
+namespace nn = chorus::nn;
+using chorus::DType;
+using chorus::Tensor;
+constexpr int64_t kPixels = 784, kWidth = 64, kHidden = 128, kBatch = 64, kSteps = 200;
+
+struct Model : nn::Module {
+  explicit Model(const chorus::Group& group)
+      : Module("Model"), experts(Add<moe::Moe>("moe", kWidth, kHidden, group)) {}
+  Tensor Embed(const Tensor& images) {
+    return Relu(in(Reshape(Cast(images, DType::kF32), {-1, kPixels}) * (1.0 / 255)));
+  }
+  Tensor Forward(const Tensor& images) override {
+    const Tensor x = Embed(images);
+    return out(x + experts(x));
+  }
+  moe::Moe& experts;
+  nn::Linear& in = Add<nn::Linear>("in", kPixels, kWidth);
+  nn::Linear& out = Add<nn::Linear>("out", kWidth, 10);
+};
+
+absl::Status Run() {
+  CHORUS_ASSIGN_OR_RETURN(const chorus::Session session, chorus::Session::Open());
+  CHORUS_ASSIGN_OR_RETURN(const chorus::World world, session.Join());
+  CHORUS_ASSIGN_OR_RETURN(resnet::Images images, resnet::Images::Read("train"));
+  Model model(world);
+  CHORUS_RETURN_IF_ERROR(model.Init(world, /*seed=*/1));
+  nn::AdamW optimizer(model.parameters(), {});
+  nn::TrainStep::Options options;
+  options.on_gradients = moe::AddShared(model.parameters(), model.experts.own(), world);
+  const auto loss_of = [&](const auto& in) {
+    const Tensor loss = nn::CrossEntropyLoss(model(in[0]), in[1]);
+    return (loss + model.experts.Balance(model.Embed(in[0])) * 0.05) * (1.0 / world.size());
+  };
+  nn::TrainStep step(&model, &optimizer, loss_of, options);
+  chorus::data::ProgressBar progress(world.rank() == 0 ? stdout : stderr, kSteps);
+  std::vector<Tensor> batch;
+  for (int64_t i = 1; i <= kSteps; ++i) {
+    CHORUS_RETURN_IF_ERROR(world.Step(i));
+    batch = images.Batch(world, (i - 1) * world.size() + world.rank(), kBatch);
+    CHORUS_ASSIGN_OR_RETURN(const Tensor loss, step(batch));
+    CHORUS_ASSIGN_OR_RETURN(const float value, AllReduce(loss, world).Item<float>());
+    if (world.rank() == 0) progress.Show(i, value);
+  }
+  // Who has learned what: of the last batch, by class, the images that go to each expert.
+  const chorus::NoGrad no_grad;
+  const Tensor expert = OneHot(model.experts.ExpertOf(model.Embed(batch[0])), world.size());
+  const Tensor table = AllReduce(MatMul(Transpose(OneHot(batch[1], 10)), expert), world);
+  CHORUS_RETURN_IF_ERROR(table.Wait());
+  if (world.rank() == 0) std::cout << "experts by class: " << table << std::endl;
+  return chorus::Barrier(world).Wait();
+}
+
+}  // namespace
+
+int main() {
+  const absl::Status status = Run();
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
