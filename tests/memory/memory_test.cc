@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <iostream>
@@ -22,6 +23,7 @@
 #include "benchmarks/process.h"
 #include "chorus/chorus.h"
 #include "chorus/data/sampler.h"
+#include "chorus/nn/nn.h"
 #include "core/base/error.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/model.h"
@@ -36,6 +38,7 @@ constexpr int kWarmUp = 500;
 constexpr int kSteps = 2000;  // with those of the warm-up
 constexpr int kEagerWarmUp = 100;
 constexpr int kEagerSteps = 400;
+constexpr int kModelWarmUp = 200;
 constexpr int64_t kGlobalBatch = 16;
 constexpr size_t kUnderWay = 4;
 constexpr int64_t kMemoryLimit = int64_t{256} << 20;
@@ -43,6 +46,9 @@ constexpr int64_t kMemoryLimit = int64_t{256} << 20;
 // keeps for each of gRPC's threads, are worth some 100 KiB; 200 bytes that a step leaves behind for
 // each rank would be 600.
 constexpr int64_t kGrowth = 512 << 10;
+
+// Of a session's memory: its tables of names double, by how far ranks happened to be apart.
+constexpr int64_t kTables = kRanks * (int64_t{64} << 10);
 
 trainer::ModelShape SmallShape() {
   trainer::ModelShape shape;
@@ -190,12 +196,12 @@ class MemoryTest : public ::testing::TestWithParam<Mode> {
     int64_t heap = 0;
     int64_t memory = 0;  // when what they worked on is gone
   };
-  static void ExpectFlat(const Seen& before, const Seen& after) {
+  static void ExpectFlat(const Seen& before, const Seen& after, int64_t tables = 0) {
     const int64_t growth = after.heap - before.heap;
     std::cout << after.held << "; " << after.memory << " bytes without tensors; the heap has "
               << before.heap << ", and grew by " << growth << std::endl;
     EXPECT_EQ(before.held, after.held);
-    EXPECT_EQ(before.memory, after.memory);
+    EXPECT_LE(std::abs(after.memory - before.memory), tables);
     if (GetParam().heap && !bench::kSanitized) {
       EXPECT_LT(growth, kGrowth);
     }
@@ -341,12 +347,115 @@ TEST_P(MemoryTest, EagerStepsLeaveNothingBehind) {
   ExpectFlat(before, train(kEagerSteps - kEagerWarmUp));
 }
 
+// One rank of a small module that has everything: buffers, what drops, an optimizer's state.
+class ModelRank {
+ public:
+  explicit ModelRank(const World& world)
+      : world_(world),
+        model_({nn::Make<nn::Linear>(6, 5), nn::Make<nn::BatchNorm>(5), nn::ReluLayer(),
+                nn::Make<nn::Dropout>(0.5), nn::Make<nn::Linear>(5, 3)}),
+        adam_(model_.parameters(), nn::AdamW::Options()),
+        step_(
+            &model_, &adam_, [this](const std::vector<Tensor>& in) { return LossOf(in[0], in[1]); },
+            world.group()) {
+    const absl::Status status = model_.Init(world, 1);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+  absl::StatusOr<Tensor> CompiledStep() { return step_({X(), Y()}); }
+  absl::StatusOr<Tensor> EagerStep() {
+    const Tensor loss = LossOf(X(), Y());
+    CHORUS_RETURN_IF_ERROR(Backward(loss));
+    const NoGrad no_grad;
+    std::vector<Tensor> gradients = adam_.gradients();
+    for (Tensor& gradient : gradients) gradient = AllReduce(gradient, world_, Reduction::kAvg);
+    CHORUS_RETURN_IF_ERROR(adam_.Step(gradients));
+    return loss.Detach();
+  }
+  void Wait() {
+    for (const nn::Variable& variable : model_.variables()) {
+      const absl::Status status = variable().Wait();
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+
+ private:
+  Tensor X() {
+    std::vector<float> values;
+    for (int i = 0; i < 24; ++i) values.push_back(0.1f * static_cast<float>((count_ + i * i) % 7));
+    ++count_;
+    return FromHost(world_, values, {4, 6});
+  }
+  Tensor Y() { return FromHost<int32_t>(world_, {0, 1, 2, world_.rank()}, {4}); }
+  Tensor LossOf(const Tensor& x, const Tensor& y) { return nn::CrossEntropyLoss(model_(x), y); }
+
+  const World world_;
+  nn::Sequential model_;
+  nn::AdamW adam_;
+  nn::TrainStep step_;
+  int count_ = 0;
+};
+
+// What is held after 200 steps is what is held after 2,000 and after 2,000 more, compiled or call
+// by call.
+class ModelMemoryTest : public MemoryTest {
+ protected:
+  using Step = absl::StatusOr<Tensor> (ModelRank::*)();
+  void ExpectFlatSteps(Step step) {
+    Start();
+    ASSERT_FALSE(HasFailure());
+    const auto train = [&](int steps) {
+      Seen seen;
+      std::vector<std::unique_ptr<ModelRank>> ranks(kRanks);
+      ForEachRank([&](int index, World* world) {
+        ranks[static_cast<size_t>(index)] = std::make_unique<ModelRank>(*world);
+        ModelRank* const rank = ranks[static_cast<size_t>(index)].get();
+        std::deque<Tensor> losses;
+        for (int i = 0; i < steps; ++i) {
+          const absl::StatusOr<Tensor> loss = (rank->*step)();
+          ASSERT_TRUE(loss.ok()) << loss.status();
+          losses.push_back(*loss);
+          if (losses.size() <= kUnderWay) continue;
+          const absl::Status status = losses.front().Wait();
+          ASSERT_TRUE(status.ok()) << status;
+          losses.pop_front();
+        }
+        losses.clear();
+        rank->Wait();
+        Settle(*world);
+      });
+      seen.held = HeldNow();
+      seen.heap = Heap();
+      ranks.clear();
+      seen.memory = MemoryWithoutTensors();
+      return seen;
+    };
+    const Seen before = train(kModelWarmUp);
+    ASSERT_FALSE(HasFailure());
+    // Parameters, buffers and the optimizer's state.
+    EXPECT_GE(std::get<0>(before.held.sessions[0]), 6 + 3 + 2 * 6);
+    const Seen after = train(kSteps);
+    EXPECT_EQ(before.held, after.held);
+    if (!GetParam().heap) return;
+    // What gRPC's threads keep takes longer to be there.
+    ExpectFlat(after, train(kSteps), kTables);
+  }
+};
+
+TEST_P(ModelMemoryTest, CompiledStepsLeaveNothingBehind) {
+  ExpectFlatSteps(&ModelRank::CompiledStep);
+}
+
+TEST_P(ModelMemoryTest, EagerStepsLeaveNothingBehind) { ExpectFlatSteps(&ModelRank::EagerStep); }
+
+const Mode kHost = {"Host", {}, true};
+const Mode kSim = {"Sim", {"--backend=sim", "--sim_seed=1"}, false};
+std::string NameOf(const ::testing::TestParamInfo<Mode>& info) { return info.param.name; }
 INSTANTIATE_TEST_SUITE_P(
     Modes, MemoryTest,
-    ::testing::Values(Mode{"Host", {}, true},
-                      Mode{"EveryRankForItself", {"--noshare_equal_work"}, true},
-                      Mode{"Sim", {"--backend=sim", "--sim_seed=1"}, false}),
-    [](const auto& info) { return info.param.name; });
+    ::testing::Values(kHost, Mode{"EveryRankForItself", {"--noshare_equal_work"}, true}, kSim),
+    NameOf);
+INSTANTIATE_TEST_SUITE_P(Modes, ModelMemoryTest, ::testing::Values(kHost, kSim), NameOf);
 
 }  // namespace
 }  // namespace chorus
