@@ -1,7 +1,7 @@
 // Measures Chorus beside the machine's own limits, Open MPI and c10d/Gloo. See docs/performance.md.
 //
 //   chorus_bench --daemon=PATH [--attack=PATH] [--quick] [--json=FILE] [--plot=DIRECTORY] [floor]
-//   [small] [owned] [user] [compute] [graph] [sessions] [death] [hostile] [train] [step]
+//   [small] [owned] [user] [compute] [graph] [sessions] [death] [hostile] [train] [conv] [step]
 //
 // Without names: all of them. The exit status is not 0 when a result was wrong or something failed;
 // a missed goal is reported, and no failure.
@@ -87,7 +87,7 @@ constexpr Suite kSuites[] = {
     {"floor", &RunFloor},       {"small", &RunSmall},     {"owned", &RunOwned},
     {"user", &RunUser},         {"compute", &RunCompute}, {"graph", &RunGraph},
     {"sessions", &RunSessions}, {"death", &RunDeath},     {"hostile", &RunHostile},
-    {"train", &RunTrain},       {"step", &RunStep}};
+    {"train", &RunTrain},       {"conv", &RunConv},       {"step", &RunStep}};
 
 absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
   std::vector<Suite> chosen;
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
       return absl::InvalidArgumentError(absl::StrCat(
           "no benchmark ", arguments[i],
           "; there are floor, small, owned, user, compute, graph, sessions, death, hostile, "
-          "train, step"));
+          "train, conv, step"));
     }
   }
   if (chosen.empty()) chosen.assign(std::begin(kSuites), std::end(kSuites));
@@ -112,7 +112,7 @@ absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
 int Main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "measures Chorus: [floor] [small] [owned] [user] [compute] [graph] [sessions] [death] "
-      "[hostile] [train] [step]");
+      "[hostile] [train] [conv] [step]");
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
   if (!absl::GetFlag(FLAGS_helper).empty()) return BeHelper(absl::GetFlag(FLAGS_helper));
 

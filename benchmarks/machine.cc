@@ -73,8 +73,8 @@ std::vector<std::pair<std::string, std::string>> DescribeMachine(const std::stri
   facts.emplace_back("compiler", __VERSION__);
   facts.emplace_back(
       "packages",
-      OutputOf("dpkg-query -W -f '${Package} ${Version}; ' libgrpc++1.51 openmpi-bin libc6 "
-               "2>/dev/null"));
+      OutputOf("dpkg-query -W -f '${Package} ${Version}; ' libgrpc++1.51 libdnnl-dev openmpi-bin "
+               "libc6 2>/dev/null"));
   std::string load = FileText("/proc/loadavg");
   facts.emplace_back("load at start", load.substr(0, load.find(' ')));
   return facts;

@@ -98,9 +98,12 @@ absl::Status RunSessions(const Context& context);
 // What one client that keeps the daemon busy costs two ranks that work, against one that keeps as
 // many processors busy and never talks to the daemon.
 absl::Status RunHostile(const Context& context);
-// Steps of lesson 5's training, with updates that ranks have in common done once or by each,
-// against the same trainers without each other and PyTorch's DDP.
+// Steps of lesson 5's training, with updates that ranks have in common done once or by each, and of
+// a transformer and a ResNet, against the same trainers without each other and PyTorch's DDP.
 absl::Status RunTrain(const Context& context);
+// Convolutions of lesson 7's ResNet and of ResNet-18, forward and both gradients, with one thread,
+// against PyTorch's.
+absl::Status RunConv(const Context& context);
 // The exchange of the gradients of one step of ResNet-50, owned by the daemon and in the ranks' own
 // memory, against Open MPI and PyTorch's DDP.
 absl::Status RunStep(const Context& context);

@@ -6,7 +6,9 @@ Speaks helper.cc's messages with the driver. Tasks, all with one thread:
   init       text: a file for the ranks to meet at, number: how many they are. UNAVAILABLE: there is
              no torch. Gives its version.
   any op of collective_case.h, on pieces of `bytes`. UNIMPLEMENTED: Gloo has none.
-  train      steps of DistributedDataParallel: lesson 5's model, batch and optimiser
+  train      steps of DistributedDataParallel: the model `text` of training.h, its batch and optimiser
+  conv       a convolution without exchange: `text` is batch, channels, size, channels of the result,
+             kernel and stride, number 0: forward, 1: the gradient of x, 2: of the weight
   gradients  steps of DistributedDataParallel on gradients of the shapes that `text` lists, which a
              backward pass has at once; number 0: their means; number 1: without any exchange.
              gradients_views: the same with gradients that are views of DDP's buckets
@@ -195,6 +197,8 @@ class Rank:
             return Outcome()
         if task.op == "train":
             return self.train(task)
+        if task.op == "conv":
+            return self.conv(task)
         if task.op in ("gradients", "gradients_views"):
             return self.gradients(task)
         step = getattr(self, "step_" + task.op, None)
@@ -235,22 +239,23 @@ class Rank:
 
     def train(self, task):
         torch = self.torch
-        if self.key != "train":
+        if self.key != ("train", task.text):
             self.forget()
             torch.manual_seed(1)
-            model = torch.nn.Sequential(
-                torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+            model, optimizer, self.batch = getattr(self, "model_" + task.text)()
+            # Statistics of batch norms are each rank's own, as ours are.
+            self.model = torch.nn.parallel.DistributedDataParallel(
+                model, forward_sync_buffers=False
             )
-            self.model = torch.nn.parallel.DistributedDataParallel(model)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
-            self.images = torch.randint(0, 256, (64, 784), dtype=torch.uint8)
-            self.labels = torch.randint(0, 10, (64,))
-            self.key = "train"
+            self.optimizer = optimizer(self.model.parameters())
+            self.key = ("train", task.text)
 
         def step():
             self.optimizer.zero_grad()
-            logits = self.model(self.images.float() * (1.0 / 255))
-            self.loss = torch.nn.functional.cross_entropy(logits, self.labels)
+            inputs, labels = self.batch()
+            logits = self.model(inputs)
+            loss = torch.nn.functional.cross_entropy
+            self.loss = loss(logits.flatten(0, -2), labels.flatten())
             self.loss.backward()
             self.optimizer.step()
 
@@ -258,6 +263,125 @@ class Rank:
         if not torch.isfinite(self.loss):
             outcome.code, outcome.error = DATA_LOSS, "a loss that is no number"
         return outcome
+
+    # Models of training.h: the module, its optimiser, and what a step takes.
+
+    def model_perceptron(self):
+        torch, nn = self.torch, self.torch.nn
+        images = torch.randint(0, 256, (64, 784), dtype=torch.uint8)
+        labels = torch.randint(0, 10, (64,))
+        return (
+            nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)),
+            lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9),
+            lambda: (images.float() * (1.0 / 255), labels),
+        )
+
+    def model_transformer(self, symbols=128, context=32, width=64, heads=4, blocks=2):
+        torch, nn = self.torch, self.torch.nn
+        mask = torch.triu(torch.full((context, context), float("-inf")), diagonal=1)
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+                self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+                self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+            def forward(self, x):
+                y = self.norm1(x)
+                y, _ = self.attention(
+                    y, y, y, attn_mask=mask, is_causal=True, need_weights=False
+                )
+                x = x + y
+                return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+        class Positions(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(context, width) * 0.02)
+
+            def forward(self, x):
+                return x + self.weight
+
+        text = torch.randint(0, symbols, (2, 8, context))
+        return (
+            nn.Sequential(
+                nn.Embedding(symbols, width),
+                Positions(),
+                *[Block() for _ in range(blocks)],
+                nn.LayerNorm(width),
+                nn.Linear(width, symbols),
+            ),
+            torch.optim.AdamW,
+            lambda: (text[0], text[1]),
+        )
+
+    def model_resnet(self, channels=1, width=16, stages=3, blocks=1, classes=10):
+        torch, nn = self.torch, self.torch.nn
+
+        def conv(inputs, outputs, kernel, stride):
+            return nn.Sequential(
+                nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False),
+                nn.BatchNorm2d(outputs),
+            )
+
+        class Block(nn.Module):
+            def __init__(self, inputs, outputs, stride):
+                super().__init__()
+                self.body = nn.Sequential(
+                    conv(inputs, outputs, 3, stride), nn.ReLU(), conv(outputs, outputs, 3, 1)
+                )
+                same = inputs == outputs and stride == 1
+                self.skip = nn.Identity() if same else conv(inputs, outputs, 1, stride)
+
+            def forward(self, x):
+                return nn.functional.relu(self.skip(x) + self.body(x))
+
+        layers = [conv(channels, width, 3, 1), nn.ReLU()]
+        for i in range(stages * blocks):
+            halves = i > 0 and i % blocks == 0
+            layers.append(Block(width, width * 2 if halves else width, 2 if halves else 1))
+            width *= 2 if halves else 1
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+        images = torch.randint(0, 256, (32, channels, 28, 28), dtype=torch.uint8)
+        labels = torch.randint(0, classes, (32,))
+        return (
+            nn.Sequential(*layers),
+            lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, nesterov=True),
+            lambda: (images.float() * (1.0 / 255), labels),
+        )
+
+    def conv(self, task):
+        torch = self.torch
+        batch, channels, size, out, kernel, stride = map(int, task.text.split(","))
+        if self.key != ("conv", task.text):
+            self.forget()
+            self.x = torch.randn(batch, channels, size, size)
+            self.weight = torch.randn(out, channels, kernel, kernel)
+            convolution = torch.nn.functional.conv2d
+            self.y = convolution(self.x, self.weight, None, stride, kernel // 2)
+            self.key = ("conv", task.text)
+
+        def forward():
+            torch.nn.functional.conv2d(self.x, self.weight, None, stride, kernel // 2)
+
+        def gradient():
+            torch.ops.aten.convolution_backward(
+                self.y,
+                self.x,
+                self.weight,
+                None,
+                [stride, stride],
+                [kernel // 2, kernel // 2],
+                [1, 1],
+                False,
+                [0, 0],
+                1,
+                [task.number == 1, task.number == 2, False],
+            )
+
+        with torch.no_grad():
+            return timed_loop(task, forward if task.number == 0 else gradient)
 
     def gradients(self, task):
         torch = self.torch

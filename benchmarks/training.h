@@ -1,10 +1,11 @@
-// The ranks of a job that trains lesson 5's model: helpers, each a process with a session of its
-// own.
+// The ranks of a job that trains models: helpers, each a process with a session of its own.
+//
+// Models: "perceptron", lesson 5's; "transformer", lesson 6's; "resnet", lesson 7's.
 //
 // Tasks of a rank:
 //   join   join the world called `text`, of `number` ranks; and a world of its own
-//   train  steps, a few under way; number 1: in its own world, so that nothing is exchanged.
-//          The text is equal on ranks whose parameters are
+//   train  steps of the model `text`, a few under way; number 1: in its own world, so that nothing
+//          is exchanged. The outcome's text is equal on ranks whose parameters are
 #ifndef CHORUS_BENCHMARKS_TRAINING_H_
 #define CHORUS_BENCHMARKS_TRAINING_H_
 
@@ -25,8 +26,9 @@ class Training {
                                                          const Daemon& daemon,
                                                          const std::string& name, int ranks);
   // Times of a step of all ranks together. DATA_LOSS: ranks that train together have other
-  // parameters.
-  Contender AsContender(const std::string& name, Role role, bool together);
+  // parameters. It outlives the contender.
+  absl::StatusOr<Contender> AsContender(const std::string& name, Role role,
+                                        const std::string& model, bool together);
 
  private:
   std::unique_ptr<HelperGroup> ranks_;
