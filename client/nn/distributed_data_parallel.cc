@@ -16,8 +16,8 @@
 #include "client/internal/gate.h"
 #include "client/internal/local.h"
 #include "client/internal/tape.h"
-#include "client/nn/mix_bits.h"
 #include "core/base/error.h"
+#include "core/base/mix_bits.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
