@@ -484,5 +484,21 @@ TEST_F(ParallelTest, ACompiledFunctionTakesThemIn) {
   }
 }
 
+// A member's call waits for the next one's, which is made behind ops on the result of the first: on
+// another device they are not what it needs.
+TEST_F(ParallelTest, MembersMayCallOneBehindTheOther) {
+  const Tensor x = Row(session_, {1, 2, 4}).RequireGrad();
+  const std::vector<Tensor> pieces = Scatter(x, devices_);
+  std::vector<Tensor> squares;
+  for (int d = 0; d < 3; ++d) {
+    const Tensor sum = AllReduce(pieces[static_cast<size_t>(d)] * 2, devices_.world(d));
+    squares.push_back(sum * sum);
+  }
+  const Tensor y = Gather(squares, devices_);
+  EXPECT_THAT(Values<double>(y), ElementsAre(196, 196, 196));
+  ASSERT_TRUE(Backward(Sum(y)).ok());
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(168, 168, 168));
+}
+
 }  // namespace
 }  // namespace chorus

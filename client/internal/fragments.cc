@@ -121,15 +121,15 @@ RunDraft Fragment::TakeDraft(int device_count) {
   return draft;
 }
 
-Fragment* Fragments::Find(const OriginsPtr& after) const {
+Fragment* Fragments::Find(int32_t device_slot, const OriginsPtr& after) const {
   for (const auto& open : open_) {
-    if (open->after() == after) return open.get();
+    if (open->device_slot() == device_slot && open->after() == after) return open.get();
   }
   return nullptr;
 }
 
-Fragment* Fragments::Open(const OriginsPtr& after) {
-  open_.push_back(std::make_unique<Fragment>(next_++, after));
+Fragment* Fragments::Open(int32_t device_slot, const OriginsPtr& after) {
+  open_.push_back(std::make_unique<Fragment>(next_++, device_slot, after));
   return open_.back().get();
 }
 

@@ -1,4 +1,4 @@
-// Local ops that have been recorded and not sent yet: a fragment of each set of origins.
+// Local ops that have been recorded and not sent yet: a fragment of each device and set of origins.
 //
 // Threads: the session's lock guards it.
 // Ownership: a fragment holds the names of its inputs and, weakly, the tensors that it makes: what
@@ -31,9 +31,11 @@ namespace internal {
 // it cannot be taken for one of those that come after it.
 class Fragment {
  public:
-  Fragment(int64_t id, OriginsPtr after) : id_(id), after_(std::move(after)) {}
+  Fragment(int64_t id, int32_t device_slot, OriginsPtr after)
+      : id_(id), device_slot_(device_slot), after_(std::move(after)) {}
 
   int64_t id() const { return id_; }
+  int32_t device_slot() const { return device_slot_; }
   const OriginsPtr& after() const { return after_; }
   // No op more: a loop without collectives or reads still gets going.
   bool full() const { return nodes_.size() >= kMaxNodes; }
@@ -60,6 +62,7 @@ class Fragment {
   int32_t InputOf(const TensorDataPtr& data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   const int64_t id_;
+  const int32_t device_slot_;
   const OriginsPtr after_;
   std::vector<GraphInput> input_types_;
   std::vector<Binding> inputs_;
@@ -70,10 +73,10 @@ class Fragment {
 // The open ones, in the order of their first ops.
 class Fragments {
  public:
-  // The open one of these origins; null: none is.
-  Fragment* Find(const OriginsPtr& after) const;
+  // The open one of a device and these origins; null: none is.
+  Fragment* Find(int32_t device_slot, const OriginsPtr& after) const;
   // A new one of them.
-  Fragment* Open(const OriginsPtr& after);
+  Fragment* Open(int32_t device_slot, const OriginsPtr& after);
   // The id of the oldest; 0: none is open.
   int64_t oldest() const { return open_.empty() ? 0 : open_.front()->id(); }
   // The one of this id, not open any more; null: it is not open.

@@ -49,8 +49,9 @@ struct Origin {
 using OriginPtr = std::shared_ptr<Origin>;
 
 // What a tensor may have to wait for, by id. Local ops are sent together only where these are
-// equal: an op never waits for a collective that it does not depend on, which could be waiting for
-// what comes after the op on another rank. Null: nothing.
+// equal, and their devices (origins do not tell those of one run's results apart): an op never
+// waits for a collective that it does not depend on, which could be waiting for what comes after
+// the op on another rank. Null: nothing.
 using Origins = std::vector<OriginPtr>;
 using OriginsPtr = std::shared_ptr<const Origins>;
 

@@ -102,10 +102,10 @@ TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> i
   }
   for (const TensorDataPtr& input : inputs) {
     if (input->state.load(std::memory_order_relaxed) != TensorData::State::kLazy) continue;
-    const Fragment* const open = fragments_.Find(after);
+    const Fragment* const open = fragments_.Find(spec.device_slot, after);
     if (open == nullptr || input->fragment != open->id()) FlushOne(input->fragment);
   }
-  Fragment* fragment = fragments_.Find(after);
+  Fragment* fragment = fragments_.Find(spec.device_slot, after);
   if (fragment != nullptr && fragment->full()) {
     FlushOne(fragment->id());
     fragment = nullptr;
@@ -127,7 +127,7 @@ TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> i
     results.push_back(std::move(data));
   }
   if (failure != nullptr) return results;
-  if (fragment == nullptr) fragment = fragments_.Open(after);
+  if (fragment == nullptr) fragment = fragments_.Open(spec.device_slot, after);
   fragment->Append(std::move(spec), inputs, results);
   return results;
 }
