@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "chorus/nn/module.h"
+#include "chorus/session.h"
 
 namespace chorus {
 namespace nn {
@@ -20,6 +22,13 @@ struct BatchNormOptions {
   // batches.
   std::optional<double> momentum = 0.1;
   bool affine = true;  // with weight and bias
+
+  // Whose batches are one in training, and have one mean and one variance: torch's SyncBatchNorm.
+  // The ranks of a group, which all call it then (chorus/collectives.h); this rank is one of them.
+  std::optional<Group> ranks;
+  // The replicas of a DataParallel that calls it. With `ranks`: those of all of them, on as many
+  // devices each, of which the first one is the rank's.
+  bool replicas = false;
 };
 
 // [n, channels] or [n, channels, ...]: (x - mean) / sqrt(variance + epsilon) of each channel, times
@@ -29,11 +38,21 @@ struct BatchNormOptions {
 //   (1 - momentum) running + momentum batch,
 // with the batch's unbiased variance, and counts in num_batches_tracked. Else with the running
 // ones. What a StateScope has for the buffers, a compiled step's inputs say, is replaced there.
+// Half types are computed in f32, and rounded once.
+//
+// A batch that several have in common is every value's, however many rows each one has, none
+// included; where there is one value in all, the variance is 0. It takes one AllGather of 2
+// channels + 1 numbers, and each call on one of them must come with one on the others, also where
+// it is refused: they are told. All get the same bits. Gradients are those of the whole batch, to
+// any order, of the sum of the losses (chorus/chorus.h): one ReduceScatter, for which a loss of
+// each rank, or of a result that DataParallel has gathered, asks.
 class BatchNorm : public Module {
  public:
   explicit BatchNorm(int64_t channels, const BatchNormOptions& options = BatchNormOptions());
   Tensor Forward(const Tensor& x) override;
   std::string description() const override;
+  // BatchNormOptions::ranks, from now on.
+  void ShareBatch(const Group& ranks) { options_.ranks = ranks; }
   // Undefined unless it is affine.
   const Variable& weight() const { return weight_; }
   const Variable& bias() const { return bias_; }
@@ -44,15 +63,30 @@ class BatchNorm : public Module {
  private:
   // Of a batch, a number for each channel.
   void Track(const Tensor& mean, const Tensor& unbiased_variance);
+  bool shares() const;
+  // Rows of all who share a batch, of this one's.
+  Tensor GatherRows(const Tensor& row) const;
+  // The mean, the variance and the unbiased variance of their values.
+  struct Statistics {
+    Tensor mean;
+    Tensor variance;
+    Tensor unbiased;
+  };
+  Statistics OfAll(const Tensor& x, const std::vector<int64_t>& others) const;
+  // `refused`, of which those who wait have been told.
+  Tensor Tell(const Tensor& refused) const;
 
   const int64_t channels_;
-  const BatchNormOptions options_;
+  BatchNormOptions options_;
   Variable weight_;
   Variable bias_;
   Variable running_mean_;
   Variable running_var_;
   Variable num_batches_tracked_;
 };
+
+// Every BatchNorm of the tree: its ShareBatch. (torch's convert_sync_batchnorm.)
+void ShareBatches(Module* module, const Group& ranks);
 
 }  // namespace nn
 }  // namespace chorus

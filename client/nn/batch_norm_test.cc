@@ -1,14 +1,25 @@
 #include "chorus/nn/batch_norm.h"
 
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
+#include "chorus/functional/shape.h"
+#include "chorus/nn/data_parallel.h"
+#include "chorus/nn/layers.h"
+#include "chorus/nn/loss.h"
+#include "chorus/nn/optim.h"
+#include "chorus/nn/train_step.h"
+#include "chorus/parallel.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/gradients.h"
+#include "client/testing/ranks.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
@@ -20,13 +31,16 @@ namespace {
 
 using chorus::testing::ExpectGradients;
 using chorus::testing::FakeDaemon;
+using chorus::testing::Ranks;
 using chorus::testing::Values;
+using parallel::DeviceGroup;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
 
 using Doubles = std::vector<double>;
+using Tensors = std::vector<Tensor>;
 
 auto Near(const Doubles& values) { return Pointwise(DoubleNear(1e-12), values); }
 
@@ -202,6 +216,346 @@ TEST_F(BatchNormTest, ACompiledStepKeepsItsRunningStatistics) {
     }
     EXPECT_EQ(step.traces(), 1);
   }
+}
+
+// --- One batch of several -----------------------------------------------------------------------
+
+// The function on each rank, in threads.
+void OnEachRank(const Ranks& ranks, const std::function<void(int rank, const World& world)>& run) {
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks.size(); ++r) {
+    threads.emplace_back([&, r] { run(r, ranks.worlds[static_cast<size_t>(r)]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Rows [begin, end) of what is laid out by rows of `width`.
+Doubles Rows(const Doubles& all, int64_t width, int64_t begin, int64_t end) {
+  return Doubles(all.begin() + width * begin, all.begin() + width * end);
+}
+
+class SyncBatchNormTest : public BatchNormTest {
+ protected:
+  // Of x and the parameters: y, the gradients of Sum(y * w), and those of the sum of their squares.
+  static Tensors Everything(BatchNorm* norm, const Tensor& x, const Tensor& w) {
+    const Tensors leaves = {x, norm->weight()(), norm->bias()()};
+    const Tensor y = (*norm)(x);
+    BackwardOptions create;
+    create.create_graph = true;
+    const auto first = Grad({Sum(y * w)}, leaves, create);
+    if (!first.ok()) return {FromError(x.device(), first.status())};
+    Tensor squares = Sum(y * 0);
+    for (const Tensor& gradient : *first) squares = squares + Sum(gradient * gradient);
+    const auto second = Grad({squares}, leaves);
+    if (!second.ok()) return {FromError(x.device(), second.status())};
+    Tensors all = {y.Detach()};
+    for (const Tensor& gradient : *first) all.push_back(gradient.Detach());
+    all.insert(all.end(), second->begin(), second->end());
+    return all;
+  }
+};
+
+// Ranks of 3, 0, 1 and 2 rows, and one that has them all. What is differentiated again are squares
+// of gradients for x, which are the rank's part of the whole's; those for weight and bias are
+// summed over ranks first, so they are compared alone.
+TEST_F(SyncBatchNormTest, RanksOfAnyNumbersOfRowsAreOneBatch) {
+  const std::vector<int64_t> begin = {0, 3, 3, 4, 6};
+  constexpr int64_t kWidth = 2 * 3;
+  const Doubles rows = chorus::testing::Numbers(6 * kWidth, 1);
+  const Doubles weights = chorus::testing::Numbers(6 * kWidth, 2);
+  for (const bool compiled : {false, true}) {
+    SCOPED_TRACE(compiled ? "compiled" : "eager");
+    const auto run = [&](const DeviceRef& device, int64_t from, int64_t to,
+                         const std::optional<Group>& ranks, Doubles* mean, Doubles* variance) {
+      BatchNormOptions options;
+      options.ranks = ranks;
+      BatchNorm norm(2, options);
+      EXPECT_TRUE(norm.Init(device, 1, DType::kF64).ok());
+      norm.weight().Set(FromHost<double>(device, {2, 3}, {2}));
+      const Tensor x =
+          FromHost<double>(device, Rows(rows, kWidth, from, to), {to - from, 2, 3}).RequireGrad();
+      const Tensor w = FromHost<double>(device, Rows(weights, kWidth, from, to), {to - from, 2, 3});
+      const auto function = [&norm](const Tensors& in) {
+        const Tensor y = norm(in[0]);
+        BackwardOptions create;
+        create.create_graph = true;
+        const auto first = Grad({Sum(y * in[1])}, {in[0]}, create);
+        if (!first.ok()) return Tensors{FromError(in[0].device(), first.status())};
+        const auto second = Grad({Sum((*first)[0] * (*first)[0])}, {in[0]});
+        if (!second.ok()) return Tensors{FromError(in[0].device(), second.status())};
+        return Tensors{y.Detach(), (*first)[0].Detach(), (*second)[0], norm.running_mean()(),
+                       norm.running_var()()};
+      };
+      std::vector<Doubles> results;
+      if (compiled) {
+        const auto out = Compile([&](const Tensors& in) {
+                           const StateScope scope(norm, Tensors(in.begin() + 2, in.end()));
+                           return function({in[0], in[1]});
+                         }).Run([&] {
+          Tensors in = {x, w};
+          for (const Variable& variable : norm.variables()) in.push_back(variable().Detach());
+          return in;
+        }());
+        EXPECT_TRUE(out.ok()) << out.status();
+        if (!out.ok()) return results;
+        for (const Tensor& tensor : *out) results.push_back(Values<double>(tensor));
+      } else {
+        for (const Tensor& tensor : function({x, w})) results.push_back(Values<double>(tensor));
+      }
+      if (results.size() != 5) return results;
+      *variance = results[4];
+      *mean = results[3];
+      results.resize(3);
+      return results;
+    };
+    Doubles mean, variance;
+    const std::vector<Doubles> whole = run(session_, 0, 6, std::nullopt, &mean, &variance);
+    FakeDaemon daemon;
+    OnEachRank(Ranks(4, &daemon), [&](int r, const World& world) {
+      const auto at = static_cast<size_t>(r);
+      Doubles own_mean, own_variance;
+      const std::vector<Doubles> part =
+          run(world, begin[at], begin[at + 1], world.group(), &own_mean, &own_variance);
+      ASSERT_EQ(part.size(), whole.size());
+      for (size_t i = 0; i < part.size(); ++i) {
+        EXPECT_THAT(part[i], Near(Rows(whole[i], kWidth, begin[at], begin[at + 1])))
+            << "rank " << r << ", result " << i;
+      }
+      EXPECT_THAT(own_mean, Near(mean));
+      EXPECT_THAT(own_variance, Near(variance));
+    });
+  }
+}
+
+// Where the mean is 40,000 deviations from 0, and ranks have other means, f32 keeps the variance: a
+// difference of sums of squares would leave nothing of it.
+TEST_F(SyncBatchNormTest, ALargeMeanTakesNothingFromTheVariance) {
+  const std::vector<int64_t> count = {5, 2, 7};
+  std::vector<Doubles> rows(3);
+  Doubles all;
+  for (size_t r = 0; r < 3; ++r) {
+    for (int64_t i = 0; i < count[r]; ++i) {
+      // A quarter is a unit in the last place of an f32.
+      rows[r].push_back(4e6 + 100 * static_cast<double>(r) + 25 * static_cast<double>(i * i % 7));
+      all.push_back(rows[r].back());
+    }
+  }
+  const Statistics batch(all, static_cast<int64_t>(all.size()), 1, 1, 0);
+  FakeDaemon daemon;
+  OnEachRank(Ranks(3, &daemon), [&](int r, const World& world) {
+    const auto at = static_cast<size_t>(r);
+    BatchNormOptions options;
+    options.ranks = world.group();
+    options.momentum = 1;
+    BatchNorm norm(1, options);
+    ASSERT_TRUE(norm.Init(world, 1, DType::kF32).ok());
+    const std::vector<float> values(rows[at].begin(), rows[at].end());
+    const std::vector<float> y = Values<float>(norm(FromHost(world, values, {count[at], 1})));
+    EXPECT_NEAR(Values<float>(norm.running_var()())[0], batch.unbiased, 1e-3 * batch.unbiased);
+    ASSERT_EQ(y.size(), rows[at].size());
+    for (size_t i = 0; i < y.size(); ++i) {
+      EXPECT_NEAR(y[i], (rows[at][i] - batch.mean) / std::sqrt(batch.variance), 0.01);
+    }
+  });
+}
+
+TEST_F(SyncBatchNormTest, ARankThatCannotGoOnTellsTheOthers) {
+  OnEachRank(Ranks(2, &daemon_), [&](int r, const World& world) {
+    Sequential model({std::make_shared<BatchNorm>(2)});
+    ASSERT_TRUE(model.Init(world, 1, DType::kF64).ok());
+    ShareBatches(&model, world);
+    EXPECT_THAT(model.ToString(), HasSubstr("ranks=2"));
+    Tensors before;
+    for (const Variable& variable : model.variables()) before.push_back(variable());
+    for (const bool failed : {false, true}) {
+      Tensor x = chorus::testing::Numbers(world, {2, 2});
+      if (r == 0) {
+        x = failed ? Reshape(x, {7}) : FromHost<double>(world, {1, 2, 3}, {1, 3});
+      }
+      const absl::Status status = model(x).Wait();
+      if (r == 0) {
+        EXPECT_THAT(std::string(status.message()),
+                    HasSubstr(failed ? "reshape" : "0 (BatchNorm): expected [n, 2, ...], got f64"));
+      } else {
+        EXPECT_EQ(ErrorOf(status).reason, Reason::kPeerRefused) << status;
+      }
+      // They are in line; what was made of a batch that failed has its error.
+      EXPECT_TRUE(Barrier(world).Wait().ok());
+      for (size_t i = 0; i < before.size(); ++i) model.variables()[i].Set(before[i]);
+    }
+    const absl::Status status = model(FromHost<double>(world, {1, 2}, {1, 2})).Wait();
+    EXPECT_TRUE(status.ok()) << status;
+    // Else nobody is asked.
+    model.Eval();
+    const Tensor y = r == 0 ? model(FromHost<double>(world, {1, 2}, {1, 2})) : Tensor();
+    EXPECT_TRUE(r == 1 || y.Wait().ok());
+  });
+}
+
+TEST_F(SyncBatchNormTest, OneRankTrainsAsFourDo) {
+  const Doubles rows = chorus::testing::Numbers(8 * 3, 1);
+  const Doubles labels = chorus::testing::Numbers(8 * 2, 2);
+  const auto train = [&](const World* world, const DeviceRef& device, int64_t begin, int64_t end) {
+    const auto norm = std::make_shared<BatchNorm>(4);
+    Sequential model(
+        {std::make_shared<Linear>(3, 4), norm, ReluLayer(), std::make_shared<Linear>(4, 2)});
+    EXPECT_TRUE(model.Init(device, 1, DType::kF64).ok());
+    Sgd::Options sgd;
+    sgd.momentum = 0.9;
+    Sgd optimizer(model.parameters(), sgd);
+    TrainStep::Options options;
+    if (world != nullptr) {
+      ShareBatches(&model, *world);
+      options.ranks = world->group();
+    }
+    options.varying = {0, 1};
+    options.max_size = 8;
+    TrainStep step(
+        &model, &optimizer, [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); },
+        world == nullptr ? TrainStep::Options() : options);
+    std::vector<Doubles> results(1);
+    for (int i = 0; i < 4; ++i) {
+      const auto loss =
+          step({FromHost<double>(device, Rows(rows, 3, begin, end), {end - begin, 3}),
+                FromHost<double>(device, Rows(labels, 2, begin, end), {end - begin, 2})});
+      EXPECT_TRUE(loss.ok()) << loss.status();
+      if (!loss.ok()) return results;
+      results[0].push_back(Values<double>(*loss)[0]);
+    }
+    for (const Variable& variable : model.variables()) {
+      if (variable.is_parameter()) results.push_back(Values<double>(variable()));
+    }
+    results.push_back(Values<double>(norm->running_mean()()));
+    results.push_back(Values<double>(norm->running_var()()));
+    return results;
+  };
+  const std::vector<Doubles> alone = train(nullptr, session_, 0, 8);
+  FakeDaemon daemon;
+  OnEachRank(Ranks(4, &daemon), [&](int r, const World& world) {
+    const std::vector<Doubles> part = train(&world, world, 2 * r, 2 * r + 2);
+    ASSERT_EQ(part.size(), alone.size());
+    for (size_t i = 0; i < part.size(); ++i) EXPECT_THAT(part[i], Near(alone[i])) << i;
+  });
+}
+
+// Three devices, with rows for all, for two and for one.
+TEST_F(SyncBatchNormTest, ReplicasOfADataParallelAreOneBatch) {
+  const Session session = daemon_.Open(3);
+  const DeviceGroup devices = *DeviceGroup::Create(session);
+  BatchNormOptions options;
+  options.replicas = true;
+  for (const int64_t rows : {5, 2, 1}) {
+    SCOPED_TRACE(rows);
+    const auto norm = std::make_shared<BatchNorm>(2, options);
+    BatchNorm plain(2);
+    ASSERT_TRUE(norm->Init(session, 1, DType::kF64).ok());
+    ASSERT_TRUE(plain.Init(session, 1, DType::kF64).ok());
+    DataParallel model(norm, devices);
+    const Tensor x = chorus::testing::Numbers(session, {rows, 2, 2}, 1);
+    EXPECT_THAT(Values<double>(model(x)), Near(Values<double>(plain(x))));
+    EXPECT_THAT(Values<double>(norm->running_mean()()),
+                Near(Values<double>(plain.running_mean()())));
+    EXPECT_THAT(Values<double>(norm->running_var()()), Near(Values<double>(plain.running_var()())));
+    ExpectGradients(
+        [&](const Tensors& in) {
+          Tensors state;
+          size_t next = 1;
+          for (const Variable& variable : model.variables()) {
+            state.push_back(variable.is_parameter() ? in[next++] : variable());
+          }
+          const StateScope scope(model, state);
+          return model(in[0]);
+        },
+        {x, chorus::testing::Numbers(session, {2}, 2), chorus::testing::Numbers(session, {2}, 3)});
+  }
+  EXPECT_EQ(daemon_.live_tapes(), 0);
+}
+
+// Fails on one device after its turn in another one's batch norm.
+class FailsOn : public Module {
+ public:
+  explicit FailsOn(int slot) : Module("FailsOn"), slot_(slot) {}
+  Tensor Forward(const Tensor& x) override {
+    return x.device().slot() == slot_ ? Refuse(x, "not here") : x * 1;
+  }
+  int slot_;
+};
+
+TEST_F(SyncBatchNormTest, AReplicaThatFailsLeavesTheDevicesInLine) {
+  const Session session = daemon_.Open(2);
+  const DeviceGroup devices = *DeviceGroup::Create(session);
+  BatchNormOptions options;
+  options.replicas = true;
+  const auto fails = std::make_shared<FailsOn>(1);
+  const auto norm = std::make_shared<BatchNorm>(1, options);
+  const auto model = std::make_shared<Sequential>(Modules{fails, norm});
+  ASSERT_TRUE(model->Init(session, 1, DType::kF64).ok());
+  DataParallel parallel(model, devices);
+  EXPECT_THAT(std::string(parallel(FromHost<double>(session, {1, 2}, {2, 1})).status().message()),
+              HasSubstr("in replica 1 on device 1"));
+  fails->slot_ = -1;
+  const Tensor x = FromHost<double>(session, {3, 4, 8, 1}, {4, 1});
+  BatchNorm plain(1);
+  ASSERT_TRUE(plain.Init(session, 1, DType::kF64).ok());
+  EXPECT_THAT(Values<double>(parallel(x)), Near(Values<double>(plain(x))));
+}
+
+// Two ranks of two devices each.
+TEST_F(SyncBatchNormTest, RanksOfSeveralDevicesAreOneBatch) {
+  const Doubles rows = chorus::testing::Numbers(7 * 2, 1);
+  const std::vector<int64_t> begin = {0, 4, 7};
+  BatchNorm plain(2);
+  ASSERT_TRUE(plain.Init(session_, 1, DType::kF64).ok());
+  const Tensor whole = FromHost(session_, rows, {7, 2}).RequireGrad();
+  const Tensor y = plain(whole);
+  const auto expected = Grad({Sum(y * y * y)}, {whole});
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  const Doubles results = Values<double>(y);
+  const Doubles gradients = Values<double>((*expected)[0]);
+  FakeDaemon daemon;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const auto at = static_cast<size_t>(r);
+      const Session session = daemon.Open(2);
+      WorldOptions world_options;
+      world_options.name = "job";
+      world_options.rank = r;
+      world_options.size = 2;
+      const auto world = session.Join(world_options);
+      ASSERT_TRUE(world.ok()) << world.status();
+      BatchNormOptions options;
+      options.ranks = *world;
+      options.replicas = true;
+      const auto norm = std::make_shared<BatchNorm>(2, options);
+      ASSERT_TRUE(norm->Init(session, 1, DType::kF64).ok());
+      DataParallel model(norm, *DeviceGroup::Create(session));
+      const Tensor x = FromHost<double>(session, Rows(rows, 2, begin[at], begin[at + 1]),
+                                        {begin[at + 1] - begin[at], 2})
+                           .RequireGrad();
+      const Tensor part = model(x);
+      const auto gradient = Grad({Sum(part * part * part)}, {x});
+      ASSERT_TRUE(gradient.ok()) << gradient.status();
+      EXPECT_THAT(Values<double>(part), Near(Rows(results, 2, begin[at], begin[at + 1])));
+      EXPECT_THAT(Values<double>((*gradient)[0]),
+                  Near(Rows(gradients, 2, begin[at], begin[at + 1])));
+      EXPECT_THAT(Values<double>(norm->running_var()()),
+                  Near(Values<double>(plain.running_var()())));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// As f32 has it, rounded.
+TEST_F(BatchNormTest, HalfTypesAreComputedInF32) {
+  BatchNorm norm(1);
+  ASSERT_TRUE(norm.Init(session_, 1, DType::kF32).ok());
+  const Tensor x = Cast(FromHost<float>(session_, {256, 258, 262, 300}, {4, 1}), DType::kBF16);
+  const Tensor exact = norm(Cast(x, DType::kF32));
+  const Tensor y = norm(x);
+  EXPECT_EQ(y.dtype(), DType::kBF16);
+  EXPECT_EQ(Values<float>(Cast(y, DType::kF32)),
+            Values<float>(Cast(Cast(exact, DType::kBF16), DType::kF32)));
 }
 
 }  // namespace

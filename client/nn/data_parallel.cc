@@ -8,10 +8,14 @@
 #include "absl/strings/str_join.h"
 #include "chorus/math.h"
 #include "client/internal/errors.h"
+#include "client/nn/replicas.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace nn {
+
+thread_local ReplicaScope* ReplicaScope::innermost_ = nullptr;
+
 namespace {
 
 using internal::SourceOf;
@@ -90,6 +94,14 @@ absl::Status CheckPlace(const Module& module, const DeviceGroup& devices) {
                                 got == expected ? " of another session" : ""));
   }
   return absl::OkStatus();
+}
+
+// Brings the members in line again; calls that only some of them have made fail alone.
+void BeginStep(const DeviceGroup& devices) {
+  for (int d = 0; d < devices.size(); ++d) {
+    const World& world = devices.world(d);
+    world.Step(world.step() + 1).IgnoreError();
+  }
 }
 
 // Warnings of devices that others would have to wait for.
@@ -240,8 +252,22 @@ absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fi
   }
   CHORUS_ASSIGN_OR_RETURN(const Modules replicas,
                           Replicate(static_cast<int>(arguments.inputs.size())));
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<Nest> results, ParallelApply(replicas, arguments));
-  return Gather(results);
+  const std::vector<Variable> buffers = module_->buffers();
+  std::vector<Tensor> before;
+  for (const Variable& buffer : buffers) before.push_back(buffer());
+  absl::StatusOr<std::vector<Nest>> results;
+  {
+    ReplicaScope scope(devices_, static_cast<int>(replicas.size()));
+    results = ParallelApply(replicas, arguments);
+    if (!results.ok() && scope.called()) {
+      // What waits for replicas that have not come to it fails: it is not for the buffers.
+      for (size_t i = 0; i < buffers.size(); ++i) buffers[i].Set(before[i]);
+      // Members have made different calls. In a trace nothing was sent, and there are no steps.
+      BeginStep(devices_);
+    }
+  }
+  CHORUS_RETURN_IF_ERROR(results.status());
+  return Gather(*results);
 }
 
 Tensor DataParallel::Forward(const Tensor& x) {
