@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <any>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "chorus/nn/layers.h"
 #include "chorus/nn/loss.h"
 #include "chorus/nn/optim.h"
+#include "chorus/nn/rnn.h"
 #include "chorus/nn/train_step.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/gradients.h"
@@ -304,6 +306,46 @@ TEST_F(DataParallelPyTest, BuffersRequiringGrad) {
         return dpm(inp);
       },
       {m->t_rg()});
+}
+
+TEST_F(DataParallelPyTest, Rnn) {
+  const auto make = [&] {
+    RnnOptions options;
+    options.batch_first = true;
+    options.bidirectional = true;
+    return Make<Lstm>(0, 300, 64, options);
+  };
+  const auto model = make();
+  DataParallel model_dp(make(), both_);
+  const auto output = [](Module& module, const Tensor& x) {
+    const auto result = module.CallAt(CallSite::Here(), {x}, {});
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? result->items()[0].tensor() : Tensor();
+  };
+  {
+    const NoGrad no_grad;
+    EXPECT_EQ(output(model_dp, Randn({2, 4, 300})).shape(), Shape({2, 4, 128}));
+  }
+  for (Module* const module :
+       {static_cast<Module*>(model.get()), static_cast<Module*>(&model_dp)}) {
+    Sgd::Options options;
+    options.learning_rate = 10;
+    Sgd sgd(module->parameters(), options);
+    const Tensor y = output(*module, Ones({4, 4, 300}));
+    ASSERT_TRUE(Backward(MseLoss(y, Zeros(y.device(), DType::kF64, y.shape()))).ok());
+    ASSERT_TRUE(sgd.Step().ok());
+  }
+  const std::vector<NamedVariable> named = model_dp.named_variables();
+  ASSERT_EQ(named.size(), 8u);
+  EXPECT_EQ(named[0].name, "module.weight_ih_l0");
+  EXPECT_EQ(named[7].name, "module.bias_hh_l0_reverse");
+  for (size_t i = 0; i < named.size(); ++i) {
+    const auto a = Values<double>(named[i].variable());
+    const auto b = Values<double>(model->parameters()[i]());
+    double apart = 0;
+    for (size_t e = 0; e < a.size(); ++e) apart = std::max(apart, std::abs(a[e] - b[e]));
+    EXPECT_LT(apart, 1e-12) << named[i].name;
+  }
 }
 
 TEST_F(DataParallelPyTest, LazyLinear) {

@@ -231,6 +231,9 @@ class Module : public std::enable_shared_from_this<Module> {
   Tensor Refuse(const Tensor& x, const std::string& why) const;
   // The same where a constructor's sizes make no sense: every call gives it. The first one counts.
   void RefuseAll(const std::string& why);
+  // Whether a call can be made with x: the module is in order, has its tensors, on x's device. For
+  // calls of several tensors; operator() asks.
+  absl::Status Check(const Tensor& x) const;
 
  private:
   class Mirror;
@@ -244,8 +247,6 @@ class Module : public std::enable_shared_from_this<Module> {
   std::string PathOf(absl::string_view name) const;
   void AddVariable(const std::string& name, Variable variable);
   void CheckName(const std::string& name);
-  // Whether a call can be made with x: the module is in order, has its tensors, on x's device.
-  absl::Status Check(const Tensor& x) const;
   void AppendTo(const std::string& indent, const std::string& name, std::string* out) const;
 
   const std::string kind_;

@@ -14,6 +14,7 @@
 #include "chorus/nn/loss.h"                       // IWYU pragma: export
 #include "chorus/nn/module.h"                     // IWYU pragma: export
 #include "chorus/nn/optim.h"                      // IWYU pragma: export
+#include "chorus/nn/rnn.h"                        // IWYU pragma: export
 #include "chorus/nn/safetensors.h"                // IWYU pragma: export
 #include "chorus/nn/sharded_optimizer.h"          // IWYU pragma: export
 #include "chorus/nn/shards.h"                     // IWYU pragma: export
