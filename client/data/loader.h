@@ -122,7 +122,7 @@ class DataLoader {
   const std::shared_ptr<Sampler> sampler_;
   const Options options_;
   const CallSite site_;  // of uploads
-  // Of the caller's thread alone; the others read batches_, which changes while there are none.
+  // Of the caller's thread alone.
   int64_t batches_ = 0;
   int64_t received_ = 0;  // batches
   absl::Duration waited_;

@@ -284,6 +284,10 @@ TEST_F(ShardsTest, IndexesThatDoNotFitAreRefused) {
   EXPECT_THAT(error("\"a\"", "\"c\": \"step-30-00001-of-00002.safetensors\", \"a\""),
               HasSubstr("expected 3 tensors, as"));
   EXPECT_THAT(error("00002-of", "00001-of"), HasSubstr("expected 3 tensors"));
+  // One for the other.
+  WriteAll(ShardIndexPath(name_),
+           absl::StrReplaceAll(good, {{"\"a\"", "\"b[1:3/3]\""}, {"\"b[1:3/3]\"", "\"a\""}}));
+  EXPECT_THAT(OpenError(), HasSubstr("is not of this file"));
   EXPECT_THAT(error(",\n    \"b[1:3/3]\": \"step-30-00002-of-00002.safetensors\"", ""),
               HasSubstr("\"b\": rows 1 to 2 are missing"));
   // A shard that is cut, or of another saving.
