@@ -428,6 +428,13 @@ absl::StatusOr<Array> TensorOps::Local(const Statement& s, const Arrays& in, con
       });
       return Summed(result, sums);
     }
+    case Op::kConv2d:
+    case Op::kConvTranspose2d:
+      return Convolved(s, in[0], in[1], out.shape);
+    case Op::kMaxPool2d:
+    case Op::kAvgPool2d:
+    case Op::kAdaptiveAvgPool2d:
+      return Pooled(s, in[0], out.shape);
     default:
       result.shape = in[0].shape;
       for (const int n : in[0].nodes)
@@ -594,6 +601,128 @@ absl::StatusOr<Array> TensorOps::MatMul(const Array& a, const Array& b) {
         result.nodes.push_back(IsFloating(a.dtype) ? graph_->Linear(a.dtype, sum)
                                                    : graph_->Integer(a.dtype, 0, bits));
       }
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<Array> TensorOps::Convolved(const Statement& s, const Array& x, const Array& weight,
+                                           const Dims& shape) {
+  if (x.shape.size() != 4 || weight.shape.size() != 4 || shape.size() != 4 ||
+      x.dtype != weight.dtype || !IsFloating(x.dtype)) {
+    return No("convolution: types");
+  }
+  // Each tap joins an element of the larger image, which is padded, to one of the smaller.
+  const bool transposed = s.op == Op::kConvTranspose2d;
+  const Dims& large = transposed ? shape : x.shape;
+  const Dims& small = transposed ? x.shape : shape;
+  const int64_t groups = s.ints[6];
+  if (groups < 1 || large[0] != small[0] || large[1] != weight.shape[1] * groups ||
+      small[1] != weight.shape[0] || small[1] % groups != 0) {
+    return No("convolution: channels");
+  }
+  for (size_t d = 0; d < 2; ++d) {
+    const int64_t stride = s.ints[d];
+    const int64_t padded = large[2 + d] + 2 * s.ints[2 + d];
+    const int64_t window = s.ints[4 + d] * (weight.shape[2 + d] - 1) + 1;
+    const int64_t added = transposed ? s.ints[7 + d] : 0;
+    const bool fits = transposed
+                          ? padded == (small[2 + d] - 1) * stride + window + added && added < stride
+                          : padded >= window && small[2 + d] == (padded - window) / stride + 1;
+    if (!fits) return No("convolution: sizes");
+  }
+  std::vector<Edges> sums(static_cast<size_t>(Elements(shape)));
+  for (const Dims& at : IndicesOf(small)) {
+    for (const Dims& tap : IndicesOf({weight.shape[1], weight.shape[2], weight.shape[3]})) {
+      const int64_t group = at[1] / (small[1] / groups);
+      const Dims there = {at[0], group * weight.shape[1] + tap[0],
+                          at[2] * s.ints[0] - s.ints[2] + tap[1] * s.ints[4],
+                          at[3] * s.ints[1] - s.ints[3] + tap[2] * s.ints[5]};
+      if (there[2] < 0 || there[2] >= large[2] || there[3] < 0 || there[3] >= large[3]) continue;
+      const int factor = weight.nodes[Offset(weight.shape, {at[1], tap[0], tap[1], tap[2]})];
+      const Dims& from = transposed ? at : there;
+      const Dims& to = transposed ? there : at;
+      const int product = graph_->Mul(x.dtype, x.nodes[Offset(x.shape, from)], factor);
+      sums[Offset(shape, to)].push_back({product, 1});
+    }
+  }
+  return Summed(Array{x.dtype, shape, {}}, sums);
+}
+
+int TensorOps::Largest(DType dtype, const std::vector<int>& of) {
+  size_t best = 0;
+  for (size_t i = 1; i < of.size(); ++i) {
+    if (graph_->at(of[i]).value > graph_->at(of[best]).value) best = i;
+  }
+  bool known = true;
+  double error = 0;
+  Edges shares;
+  for (size_t i = 0; i < of.size(); ++i) {
+    const double both = graph_->at(of[i]).error + graph_->at(of[best]).error;
+    const double distance = graph_->at(of[best]).value - graph_->at(of[i]).value;
+    if (i != best && both > 0 && distance <= both) known = false;
+    error = std::max(error, graph_->at(of[i]).error);
+    shares.push_back({of[i], kNoShare});
+  }
+  if (known) return graph_->Copy(of[best]);
+  const double value = graph_->at(of[best]).value;
+  // Whichever it is, it is no further off than any of them.
+  return IsFloating(dtype) ? graph_->Chosen(dtype, value, error, shares)
+                           : graph_->Constant(dtype, value, error);
+}
+
+absl::StatusOr<Array> TensorOps::Pooled(const Statement& s, const Array& x, const Dims& shape) {
+  const bool adaptive = s.op == Op::kAdaptiveAvgPool2d;
+  const bool largest = s.op == Op::kMaxPool2d;
+  if (x.shape.size() != 4 || shape.size() != 4 || shape[0] != x.shape[0] ||
+      shape[1] != x.shape[1] || x.dtype == DType::kBool || (!largest && !IsFloating(x.dtype))) {
+    return No("pool: types");
+  }
+  // By dimension and index of the result: the places under the window; -1 is padding.
+  std::vector<Dims> windows[2];
+  for (size_t d = 0; d < 2; ++d) {
+    const int64_t size = x.shape[2 + d];
+    for (int64_t i = 0; i < shape[2 + d]; ++i) {
+      windows[d].emplace_back();
+      if (adaptive) {
+        const int64_t to = shape[2 + d];
+        for (int64_t at = i * size / to; at < ((i + 1) * size + to - 1) / to; ++at) {
+          windows[d].back().push_back(at);
+        }
+        continue;
+      }
+      const int64_t dilation = largest ? s.ints[6 + d] : 1;
+      for (int64_t tap = 0; tap < s.ints[d]; ++tap) {
+        const int64_t at = i * s.ints[2 + d] - s.ints[4 + d] + tap * dilation;
+        windows[d].back().push_back(at < size ? at : -1);
+      }
+    }
+    if (adaptive) continue;
+    const int64_t window = (largest ? s.ints[6 + d] : 1) * (s.ints[d] - 1) + 1;
+    const int64_t padded = size + 2 * s.ints[4 + d];
+    if (2 * s.ints[4 + d] > s.ints[d] || padded < window ||
+        shape[2 + d] != (padded - window) / s.ints[2 + d] + 1) {
+      return No("pool: sizes");
+    }
+  }
+  Array result{x.dtype, shape, {}};
+  for (const Dims& at : IndicesOf(shape)) {
+    std::vector<int> under;
+    for (const int64_t row : windows[0][static_cast<size_t>(at[2])]) {
+      for (const int64_t column : windows[1][static_cast<size_t>(at[3])]) {
+        if (row >= 0 && column >= 0) {
+          under.push_back(x.nodes[Offset(x.shape, {at[0], at[1], row, column})]);
+        } else if (!largest && s.flag) {
+          under.push_back(graph_->Constant(x.dtype, 0));
+        }
+      }
+    }
+    if (under.empty()) return No("pool: a window of padding");
+    if (largest) {
+      result.nodes.push_back(Largest(x.dtype, under));
+    } else {
+      CHORUS_RETURN_IF_ERROR(
+          Append(graph_->Reduced(Reduction::kAvg, x.dtype, under, {}), &result.nodes));
     }
   }
   return result;

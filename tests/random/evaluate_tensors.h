@@ -61,6 +61,13 @@ class TensorOps {
   // kSort, kArgSort.
   absl::StatusOr<Array> Sorted(const Statement& s, const Array& x, const Value& out);
   absl::StatusOr<Array> MatMul(const Array& a, const Array& b);
+  // kConv2d, kConvTranspose2d; of a shape.
+  absl::StatusOr<Array> Convolved(const Statement& s, const Array& x, const Array& weight,
+                                  const Dims& shape);
+  // The other three.
+  absl::StatusOr<Array> Pooled(const Statement& s, const Array& x, const Dims& shape);
+  // One of some nodes, the first of the largest.
+  int Largest(DType dtype, const std::vector<int>& of);
 
   ScalarGraph* const graph_;
 };

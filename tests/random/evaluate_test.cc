@@ -83,6 +83,7 @@ bool IsSmooth(const Program& program) {
       case Op::kArgMax:
       case Op::kSort:
       case Op::kArgSort:
+      case Op::kMaxPool2d:
         return false;
       default:
         break;

@@ -26,7 +26,7 @@ Dims Without(const Dims& shape, const std::vector<int64_t>& axes, bool all, bool
 
 bool LocalOps::Add() {
   const int rank = random_->Between(0, program_->ranks() - 1);
-  switch (random_->Between(0, 16)) {
+  switch (random_->Between(0, 17)) {
     case 0:
     case 1:
       return Unary(rank);
@@ -52,6 +52,8 @@ bool LocalOps::Add() {
       return Select(rank);
     case 15:
       return Ordered(rank);
+    case 16:
+      return random_->Chance(0.5) ? Convolution(rank) : Pool(rank);
     default: {
       const int x = draft_->SomeNumbers(rank);
       const Value value = program_->value(x);
@@ -331,6 +333,88 @@ bool LocalOps::Ordered(int rank) {
   s.ints = {axis};
   if (op != Op::kCumSum) s.ints.push_back(size);
   s.flag = random_->Chance(0.5);
+  return draft_->Try(std::move(s));
+}
+
+int LocalOps::Images(int rank, int64_t channels) {
+  const int x = draft_->Existing(rank, [channels](const Value& v) {
+    return IsFloating(v.dtype) && v.shape.size() == 4 && Elements(v.shape) <= 40 &&
+           v.shape[1] % channels == 0;
+  });
+  if (x >= 0 && random_->Chance(0.6)) return x;
+  return draft_->Operand(rank, settings_->dtype,
+                         {random_->Between(0, 2), channels * random_->Between(1, 2),
+                          random_->Between(1, 4), random_->Between(1, 3)});
+}
+
+bool LocalOps::Convolution(int rank) {
+  const bool transposed = random_->Chance(0.4);
+  const int64_t groups = random_->AnyOf({1, 1, 1, 2});
+  const int x = Images(rank, groups);
+  const Value a = program_->value(x);
+  const int64_t other = groups * random_->Between(1, 2);
+  Dims weight = {transposed ? a.shape[1] : other, (transposed ? other : a.shape[1]) / groups};
+  Dims shape = {a.shape[0], other};
+  std::vector<int64_t> strides, paddings, dilations, added;
+  for (size_t d = 0; d < 2; ++d) {
+    const int64_t size = a.shape[2 + d];
+    weight.push_back(random_->Between(1, 3));
+    strides.push_back(random_->AnyOf({1, 1, 2, 3}));
+    paddings.push_back(random_->AnyOf({0, 0, 1, 2}));
+    dilations.push_back(random_->AnyOf({1, 1, 1, 2}));
+    added.push_back(random_->Between(0, static_cast<int>(strides[d]) - 1));
+    const int64_t window = dilations[d] * (weight[2 + d] - 1) + 1;
+    const int64_t room = transposed
+                             ? (size - 1) * strides[d] - 2 * paddings[d] + window + added[d] - 1
+                             : size + 2 * paddings[d] - window;
+    if (size == 0 || room < 0) return false;
+    shape.push_back(transposed ? room + 1 : room / strides[d] + 1);
+  }
+  // Of so many products.
+  if (Elements(transposed ? a.shape : shape) * Elements(weight) > 600 * groups ||
+      Elements(shape) > 60) {
+    return false;
+  }
+  const int w = draft_->Operand(rank, a.dtype, weight);
+  Statement s =
+      draft_->Of(transposed ? Op::kConvTranspose2d : Op::kConv2d, rank, {x, w}, a.dtype, shape);
+  for (const auto& pair : {strides, paddings, dilations}) {
+    s.ints.insert(s.ints.end(), pair.begin(), pair.end());
+  }
+  s.ints.push_back(groups);
+  if (transposed) s.ints.insert(s.ints.end(), added.begin(), added.end());
+  return draft_->Try(std::move(s));
+}
+
+bool LocalOps::Pool(int rank) {
+  const Op op = random_->AnyOf({Op::kMaxPool2d, Op::kAvgPool2d, Op::kAdaptiveAvgPool2d});
+  const int x = Images(rank, 1);
+  const Value a = program_->value(x);
+  if (a.shape[2] == 0 || a.shape[3] == 0) return false;
+  Dims shape = {a.shape[0], a.shape[1]};
+  if (op == Op::kAdaptiveAvgPool2d) {
+    const Dims size = {random_->Between(1, 4), random_->Between(1, 4)};
+    shape.insert(shape.end(), size.begin(), size.end());
+    Statement s = draft_->Of(op, rank, {x}, a.dtype, shape);
+    s.ints = size;
+    return draft_->Try(std::move(s));
+  }
+  std::vector<int64_t> kernel, stride, padding, dilation;
+  for (size_t d = 0; d < 2; ++d) {
+    kernel.push_back(random_->Between(1, 3));
+    stride.push_back(random_->Between(1, 3));
+    padding.push_back(random_->Between(0, static_cast<int>(kernel[d]) / 2));
+    dilation.push_back(op == Op::kMaxPool2d ? random_->AnyOf({1, 1, 2}) : 1);
+    const int64_t room = a.shape[2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1;
+    if (room < 0) return false;
+    shape.push_back(room / stride[d] + 1);
+  }
+  Statement s = draft_->Of(op, rank, {x}, a.dtype, shape);
+  for (const auto& pair : {kernel, stride, padding}) {
+    s.ints.insert(s.ints.end(), pair.begin(), pair.end());
+  }
+  if (op == Op::kMaxPool2d) s.ints.insert(s.ints.end(), dilation.begin(), dilation.end());
+  s.flag = op == Op::kAvgPool2d && random_->Chance(0.5);
   return draft_->Try(std::move(s));
 }
 

@@ -33,7 +33,11 @@ class LocalOps {
   bool Model(int rank);
   bool Indexed(int rank);
   bool Ordered(int rank);
+  bool Convolution(int rank);
+  bool Pool(int rank);
   bool Select(int rank);
+  // Images [n, channels, height, width], of a dtype that is floating: there already, or a leaf's.
+  int Images(int rank, int64_t channels);
 
   const Settings* const settings_;
   Random* const random_;

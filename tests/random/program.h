@@ -90,6 +90,14 @@ enum class Op {
   kSort,
   kArgSort,
   kCumSum,
+  // Of images. ints: stride, padding and dilation, a pair each, and groups; of the transposed one
+  // also what is added to its size; of pools the kernel, stride and padding, and of the largest the
+  // dilation; of the adaptive one its size. flag: padding counts.
+  kConv2d,
+  kConvTranspose2d,
+  kMaxPool2d,
+  kAvgPool2d,
+  kAdaptiveAvgPool2d,
   // Collectives: a call for each member, by rank in the group. Pieces along `dim` have `rows` where
   // not empty.
   kAllReduce,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "chorus/functional/conv.h"
 #include "chorus/functional/math.h"
 #include "chorus/functional/nn.h"
 #include "chorus/functional/sort.h"
@@ -428,6 +429,7 @@ class Trainer {
     return Tensors(call.out.size(), FromError(part_.session, status));
   }
 
+  static HeightWidth Pair(const Statement& s, size_t i) { return {s.ints[i], s.ints[i + 1]}; }
   static Axes AxesOf(const Statement& s) { return s.number == 1 ? Axes() : Axes(s.ints); }
 
   // TopK's way where it is not all of them.
@@ -554,6 +556,39 @@ class Trainer {
         return SortOf(s, call, x).indices;
       case Op::kCumSum:
         return CumSum(x, s.ints[0], s.flag);
+      case Op::kConv2d: {
+        Conv2dOptions options;
+        options.stride = Pair(s, 0);
+        options.padding = Pair(s, 2);
+        options.dilation = Pair(s, 4);
+        options.groups = s.ints[6];
+        return Conv2d(x, in[1], options);
+      }
+      case Op::kConvTranspose2d: {
+        ConvTranspose2dOptions options;
+        options.stride = Pair(s, 0);
+        options.padding = Pair(s, 2);
+        options.dilation = Pair(s, 4);
+        options.groups = s.ints[6];
+        options.output_padding = Pair(s, 7);
+        return ConvTranspose2d(x, in[1], options);
+      }
+      case Op::kMaxPool2d: {
+        MaxPool2dOptions options;
+        options.stride = Pair(s, 2);
+        options.padding = Pair(s, 4);
+        options.dilation = Pair(s, 6);
+        return MaxPool2d(x, Pair(s, 0), options);
+      }
+      case Op::kAvgPool2d: {
+        AvgPool2dOptions options;
+        options.stride = Pair(s, 2);
+        options.padding = Pair(s, 4);
+        options.count_padding = s.flag;
+        return AvgPool2d(x, Pair(s, 0), options);
+      }
+      case Op::kAdaptiveAvgPool2d:
+        return AdaptiveAvgPool2d(x, Pair(s, 0));
       default:
         return Tensor();
     }
