@@ -170,6 +170,11 @@ class Evaluator::Graph {
         }
         return tensors_.Split(in[0], s.dim, sizes, sizes.size());
       }
+      case Op::kDevicesLinear: {
+        // Wherever the rows are.
+        CHORUS_ASSIGN_OR_RETURN(const Array y, tensors_.Linear(in[0], in[1], in[2]));
+        return Arrays{y};
+      }
       default: {
         CHORUS_ASSIGN_OR_RETURN(const Array all, tensors_.Joined(in, s.dim));
         return Arrays{all};

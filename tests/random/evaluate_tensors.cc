@@ -435,6 +435,10 @@ absl::StatusOr<Array> TensorOps::Local(const Statement& s, const Arrays& in, con
     case Op::kAvgPool2d:
     case Op::kAdaptiveAvgPool2d:
       return Pooled(s, in[0], out.shape);
+    case Op::kLinear:
+      return Linear(in[0], in[1], in[2]);
+    case Op::kLayerNorm:
+      return LayerNorm(in[0], in[1], in[2]);
     default:
       result.shape = in[0].shape;
       for (const int n : in[0].nodes)
@@ -603,6 +607,70 @@ absl::StatusOr<Array> TensorOps::MatMul(const Array& a, const Array& b) {
       }
     }
   }
+  return result;
+}
+
+absl::StatusOr<Array> TensorOps::Linear(const Array& x, const Array& weight, const Array& bias) {
+  const Dims& of = weight.shape;
+  if (!IsFloating(x.dtype) || weight.dtype != x.dtype || bias.dtype != x.dtype || of.size() != 2 ||
+      x.shape.empty() || x.shape.back() != of[1] || bias.shape != Dims{of[0]}) {
+    return No("linear: types");
+  }
+  Array result{x.dtype, x.shape, {}};
+  result.shape.back() = of[0];
+  for (const Dims& at : IndicesOf(result.shape)) {
+    Edges sum;
+    for (int64_t k = 0; k < of[1]; ++k) {
+      Dims from = at;
+      from.back() = k;
+      const int product = graph_->Mul(x.dtype, x.nodes[Offset(x.shape, from)],
+                                      weight.nodes[Offset(of, {at.back(), k})]);
+      sum.push_back({product, 1});
+    }
+    const int shift = bias.nodes[static_cast<size_t>(at.back())];
+    CHORUS_RETURN_IF_ERROR(Append(
+        graph_->Binary(Op::kAdd, x.dtype, graph_->Linear(x.dtype, sum), shift), &result.nodes));
+  }
+  return result;
+}
+
+absl::StatusOr<Array> TensorOps::LayerNorm(const Array& x, const Array& weight, const Array& bias) {
+  constexpr double kEpsilon = 1e-5;  // the layer's
+  if (!IsFloating(x.dtype) || weight.dtype != x.dtype || bias.dtype != x.dtype || x.shape.empty() ||
+      weight.shape != Dims{x.shape.back()} || bias.shape != weight.shape) {
+    return No("layer_norm: types");
+  }
+  if (x.shape.back() == 0) return No("layer_norm: of nothing");
+  Array result = x;
+  absl::Status status;
+  const auto keep = [&status](const absl::StatusOr<int>& node) {
+    status.Update(node.status());
+    return node.ok() ? *node : 0;
+  };
+  const auto mean = [&](const std::vector<int>& of) {
+    return keep(graph_->Reduced(Reduction::kAvg, x.dtype, of, {}));
+  };
+  ForEachLine(
+      x.shape, static_cast<int64_t>(x.shape.size()) - 1, [&](const std::vector<size_t>& line) {
+        std::vector<int> row, squares;
+        for (const size_t i : line) row.push_back(x.nodes[i]);
+        const int middle = mean(row);
+        for (int& node : row) {
+          node = keep(graph_->Binary(Op::kSub, x.dtype, node, middle));
+          squares.push_back(graph_->Mul(x.dtype, node, node));
+        }
+        Statement step;
+        step.op = Op::kAddNumber;
+        step.number = kEpsilon;
+        const int shifted = keep(graph_->Unary(step, x.dtype, mean(squares)));
+        step.op = Op::kRsqrt;
+        const int scale = keep(graph_->Unary(step, x.dtype, shifted));
+        for (size_t i = 0; i < line.size(); ++i) {
+          const int y = graph_->Mul(x.dtype, graph_->Mul(x.dtype, row[i], scale), weight.nodes[i]);
+          result.nodes[line[i]] = keep(graph_->Binary(Op::kAdd, x.dtype, y, bias.nodes[i]));
+        }
+      });
+  if (!status.ok()) return status;
   return result;
 }
 

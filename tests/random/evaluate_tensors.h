@@ -49,6 +49,8 @@ class TensorOps {
   // Element by element.
   absl::StatusOr<Array> Reduced(Reduction reduction, const Arrays& of,
                                 const std::vector<double>& factors);
+  // x W^T + b, of nn::Linear.
+  absl::StatusOr<Array> Linear(const Array& x, const Array& weight, const Array& bias);
   // Its elements, as indices or counts.
   absl::StatusOr<std::vector<int64_t>> Whole(const Array& x) const;
 
@@ -61,6 +63,7 @@ class TensorOps {
   // kSort, kArgSort.
   absl::StatusOr<Array> Sorted(const Statement& s, const Array& x, const Value& out);
   absl::StatusOr<Array> MatMul(const Array& a, const Array& b);
+  absl::StatusOr<Array> LayerNorm(const Array& x, const Array& weight, const Array& bias);
   // kConv2d, kConvTranspose2d; of a shape.
   absl::StatusOr<Array> Convolved(const Statement& s, const Array& x, const Array& weight,
                                   const Dims& shape);

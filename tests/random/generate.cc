@@ -504,8 +504,8 @@ class Generator {
     const int g = SomeGroup(true);
     const std::vector<int> ranks = p_.groups[static_cast<size_t>(g)].ranks;
     Statement like;
-    like.op = random_.AnyOf(
-        {Op::kDevicesBroadcast, Op::kDevicesReduceAdd, Op::kDevicesScatter, Op::kDevicesGather});
+    like.op = random_.AnyOf({Op::kDevicesBroadcast, Op::kDevicesReduceAdd, Op::kDevicesScatter,
+                             Op::kDevicesGather, Op::kDevicesLinear});
     like.group = g;
     like.root = random_.Between(0, static_cast<int>(ranks.size()) - 1);
     Call call;
@@ -553,6 +553,16 @@ class Generator {
           piece[static_cast<size_t>(s.dim)] = sizes[p];
           result(ranks[p], piece);
         }
+      } else if (s.op == Op::kDevicesLinear) {
+        s.root = 0;
+        if (!IsFloating(type.dtype)) type.dtype = settings_.dtype;
+        const int64_t rows = random_.Between(0, 5);
+        const int64_t width = random_.Between(1, 3);
+        const int64_t units = random_.Between(1, 3);
+        for (const Dims& of : {Dims{rows, width}, Dims{units, width}, Dims{units}}) {
+          mine.in.push_back(draft_.Operand(ranks[0], type.dtype, of));
+        }
+        result(ranks[0], {rows, units});
       } else {
         if (shape.empty()) shape = {1};
         s.dim = random_.Between(0, static_cast<int>(shape.size()) - 1);

@@ -26,7 +26,7 @@ Dims Without(const Dims& shape, const std::vector<int64_t>& axes, bool all, bool
 
 bool LocalOps::Add() {
   const int rank = random_->Between(0, program_->ranks() - 1);
-  switch (random_->Between(0, 17)) {
+  switch (random_->Between(0, 18)) {
     case 0:
     case 1:
       return Unary(rank);
@@ -53,6 +53,8 @@ bool LocalOps::Add() {
     case 15:
       return Ordered(rank);
     case 16:
+      return Layer(rank);
+    case 17:
       return random_->Chance(0.5) ? Convolution(rank) : Pool(rank);
     default: {
       const int x = draft_->SomeNumbers(rank);
@@ -416,6 +418,25 @@ bool LocalOps::Pool(int rank) {
   if (op == Op::kMaxPool2d) s.ints.insert(s.ints.end(), dilation.begin(), dilation.end());
   s.flag = op == Op::kAvgPool2d && random_->Chance(0.5);
   return draft_->Try(std::move(s));
+}
+
+bool LocalOps::Layer(int rank) {
+  int x = draft_->Existing(rank, [](const Value& v) {
+    return IsFloating(v.dtype) && !v.shape.empty() && v.shape.back() > 0 && Elements(v.shape) <= 16;
+  });
+  if (x < 0) {
+    x = draft_->Operand(rank, settings_->dtype, {random_->Between(0, 3), random_->Between(1, 4)});
+  }
+  const Value a = program_->value(x);
+  const int64_t in = a.shape.back();
+  const bool linear = random_->Chance(0.5);
+  const int64_t out = linear ? random_->Between(1, 3) : in;
+  const int weight = draft_->Operand(rank, a.dtype, linear ? Dims{out, in} : Dims{in});
+  const int bias = draft_->Operand(rank, a.dtype, {out});
+  Dims shape = a.shape;
+  shape.back() = out;
+  return draft_->Try(
+      draft_->Of(linear ? Op::kLinear : Op::kLayerNorm, rank, {x, weight, bias}, a.dtype, shape));
 }
 
 bool LocalOps::Select(int rank) {

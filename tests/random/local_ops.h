@@ -35,6 +35,7 @@ class LocalOps {
   bool Ordered(int rank);
   bool Convolution(int rank);
   bool Pool(int rank);
+  bool Layer(int rank);
   bool Select(int rank);
   // Images [n, channels, height, width], of a dtype that is floating: there already, or a leaf's.
   int Images(int rank, int64_t channels);

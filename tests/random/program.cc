@@ -77,6 +77,8 @@ constexpr const char* kNames[] = {"Leaf",
                                   "MaxPool2d",
                                   "AvgPool2d",
                                   "AdaptiveAvgPool2d",
+                                  "nn::Linear",
+                                  "nn::LayerNorm",
                                   "AllReduce",
                                   "Broadcast",
                                   "Reduce",
@@ -101,6 +103,7 @@ constexpr const char* kNames[] = {"Leaf",
                                   "parallel::ReduceAdd",
                                   "parallel::Scatter",
                                   "parallel::Gather",
+                                  "nn::DataParallel(nn::Linear)",
                                   "Gradient"};
 static_assert(sizeof(kNames) / sizeof(kNames[0]) == static_cast<size_t>(Op::kCount), "a name each");
 
@@ -324,7 +327,7 @@ Analysis Analyse(const Program& program, bool directly = false) {
 
 const char* OpName(Op op) { return kNames[static_cast<size_t>(op)]; }
 bool IsCollective(Op op) { return op >= Op::kAllReduce && op <= Op::kReduceScatterRagged; }
-bool IsOfDevices(Op op) { return op >= Op::kDevicesBroadcast && op <= Op::kDevicesGather; }
+bool IsOfDevices(Op op) { return op >= Op::kDevicesBroadcast && op <= Op::kDevicesLinear; }
 bool IsLocal(Op op) { return op > Op::kLeaf && op < Op::kAllReduce; }
 bool CanCoalesce(Op op) {
   return op == Op::kAllReduce || op == Op::kBroadcast || op == Op::kReduce ||

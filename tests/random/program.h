@@ -98,6 +98,9 @@ enum class Op {
   kMaxPool2d,
   kAvgPool2d,
   kAdaptiveAvgPool2d,
+  // Layers of client/nn: of x, weight and bias.
+  kLinear,
+  kLayerNorm,  // over the last axis
   // Collectives: a call for each member, by rank in the group. Pieces along `dim` have `rows` where
   // not empty.
   kAllReduce,
@@ -128,6 +131,8 @@ enum class Op {
   kDevicesReduceAdd,
   kDevicesScatter,
   kDevicesGather,
+  // A Linear by nn::DataParallel: all that it is given, and gives, is the first device's.
+  kDevicesLinear,
   // A call for each trainer that takes part. in: roots, then a seed for each (-1: ones), then what
   // is asked for (`wanted` of them); out: a gradient for each.
   kGradient,

@@ -11,6 +11,9 @@
 #include "chorus/functional/math.h"
 #include "chorus/functional/nn.h"
 #include "chorus/functional/sort.h"
+#include "chorus/nn/data_parallel.h"
+#include "chorus/nn/layers.h"
+#include "chorus/nn/module.h"
 #include "chorus/parallel.h"
 #include "core/base/error.h"
 
@@ -589,6 +592,16 @@ class Trainer {
       }
       case Op::kAdaptiveAvgPool2d:
         return AdaptiveAvgPool2d(x, Pair(s, 0));
+      case Op::kLinear: {
+        nn::Linear layer(in[1].shape()[1], in[1].shape()[0]);
+        const nn::StateScope scope(layer, {in[1], in[2]});
+        return layer(x);
+      }
+      case Op::kLayerNorm: {
+        nn::LayerNorm layer(x.shape().back());
+        const nn::StateScope scope(layer, {in[1], in[2]});
+        return layer(x);
+      }
       default:
         return Tensor();
     }
@@ -603,6 +616,12 @@ class Trainer {
         return {parallel::ReduceAdd(in, devices, s.root)};
       case Op::kDevicesScatter:
         return parallel::Scatter(in[0], devices, s.ints, s.dim);
+      case Op::kDevicesLinear: {
+        nn::Linear layer(in[1].shape()[1], in[1].shape()[0]);
+        const nn::StateScope scope(layer, {in[1], in[2]});
+        std::vector<std::string> warnings;
+        return {nn::DataParallelCall(layer, in[0], devices, {}, &warnings)};
+      }
       default:
         return {parallel::Gather(in, devices, s.root, s.dim)};
     }
