@@ -26,7 +26,7 @@ Dims Without(const Dims& shape, const std::vector<int64_t>& axes, bool all, bool
 
 bool LocalOps::Add() {
   const int rank = random_->Between(0, program_->ranks() - 1);
-  switch (random_->Between(0, 18)) {
+  switch (random_->Between(0, 20)) {
     case 0:
     case 1:
       return Unary(rank);
@@ -55,7 +55,10 @@ bool LocalOps::Add() {
     case 16:
       return Layer(rank);
     case 17:
-      return random_->Chance(0.5) ? Convolution(rank) : Pool(rank);
+    case 18:
+      return Convolution(rank);
+    case 19:
+      return Pool(rank);
     default: {
       const int x = draft_->SomeNumbers(rank);
       const Value value = program_->value(x);
