@@ -70,7 +70,7 @@ class DataLoader {
     // How many batches may be ready or in the making, besides what has been received.
     int prefetch = 2;
     // How long Next waits for them, at most.
-    absl::Duration timeout = absl::InfiniteDuration();
+    absl::Duration timeout = absl::Minutes(10);
     std::function<absl::StatusOr<HostTensors>(const std::vector<HostTensors>& samples)> collate =
         Stack;
     // Where batches are uploaded to, by whoever makes them. Without one they stay on the host, for

@@ -16,6 +16,7 @@
 #include "absl/types/optional.h"
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
+#include "chorus/nn/batch_norm.h"
 #include "chorus/nn/init.h"
 #include "chorus/nn/layers.h"
 #include "chorus/nn/loss.h"
@@ -688,6 +689,49 @@ TEST_F(DistributedDataParallelTest, ABucketIsAskedForWhileOthersAreStillToBeComp
     // Two products and what Tanh makes of them, at the least.
     for (size_t b = 1; b < recorded.size(); ++b) EXPECT_GE(recorded[b], recorded[b - 1] + 3);
   });
+}
+
+// Collectives of the module beside those of its gradients.
+TEST_F(DistributedDataParallelTest, WithABatchOfAllRanksItIsOneRankWithAllRows) {
+  const auto make = [] {
+    return std::make_shared<Sequential>(
+        Modules{nn::Make<Linear>(3, 4), nn::Make<BatchNorm>(4), nn::Make<Linear>(4, 2)});
+  };
+  const auto keep = [](const Module& module) {
+    std::vector<Doubles> values = ValuesOf(module);
+    for (const Variable& buffer : module.buffers()) {
+      if (buffer().dtype() == DType::kF64) values.push_back(Values<double>(buffer()));
+    }
+    return values;
+  };
+  std::vector<Doubles> wanted;
+  {
+    const Session session = daemon_.Open();
+    const auto model = make();
+    ASSERT_TRUE(model->Init(session, 1, DType::kF64).ok());
+    Sgd sgd(model->parameters(), {});
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(session, 6 * i, 6, 3))).ok());
+      ASSERT_TRUE(sgd.Step().ok());
+    }
+    wanted = keep(*model);
+  }
+  for (const int64_t bytes : {int64_t{1}, int64_t{1} << 20}) {
+    OnRanks(3, [&](const World& world, int rank) {
+      Options options;
+      options.bucket_bytes = bytes;
+      const auto module = make();
+      ShareBatches(module.get(), world);
+      const auto model = Make(module, world, options);
+      ASSERT_NE(model, nullptr);
+      Sgd sgd(model->parameters(), {});
+      for (int i = 0; i < 3; ++i) {
+        ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 6 * i + 2 * rank, 2, 3))).ok());
+        ASSERT_TRUE(sgd.Step().ok());
+      }
+      ExpectNear(keep(*module), wanted, 1e-10);
+    });
+  }
 }
 
 TEST_F(DistributedDataParallelTest, InACompiledStepItIsThePartOfTheGraphThatTakesTheMean) {

@@ -1,42 +1,41 @@
-// Fashion-MNIST as batches of tensors, for lessons 7 to 9: the one place where they read data.
+// Fashion-MNIST as batches without end, for lessons 7 to 9: the one place where they read data.
 //
 // Threads: one at a time. Ownership: an Images has its images; tensors are handles.
-// Errors: Read's are ReadDataset's; batches carry theirs.
+// Errors: those of chorus/data/idx.h and chorus/data/loader.h. INVALID_ARGUMENT kBadType: files of
+//   other types, or with other numbers of images and labels; fewer images than a batch on each
+//   rank.
 #ifndef CHORUS_EXAMPLES_RESNET_IMAGES_H_
 #define CHORUS_EXAMPLES_RESNET_IMAGES_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "chorus/chorus.h"
-#include "examples/05_trainer/dataset.h"
+#include "chorus/data/loader.h"
 
 namespace resnet {
 
 class Images {
  public:
-  // `name`: "train" or "t10k".
-  static absl::StatusOr<Images> Read(const std::string& name,
+  // Of `name`, "train" or "t10k", those for one of `ranks`: batches of `size`, on its device.
+  static absl::StatusOr<Images> Open(const std::string& name, const chorus::DeviceRef& device,
+                                     int64_t size, int rank = 0, int ranks = 1,
                                      const std::string& directory = kDirectory);
 
-  int64_t count() const { return data_.count; }
-  // Batch `number`, from 0 and without end, of `size` images: images [size, 1, height, width] of
-  // u8, and labels [size]. Each epoch has an order of its own and leaves out what is less than a
-  // batch; ranks that take every n-th batch see different images. More than there are:
-  // INVALID_ARGUMENT.
-  std::vector<chorus::Tensor> Batch(const chorus::DeviceRef& device, int64_t number, int64_t size);
+  // The next images, [size, 1, height, width] of u8, and their labels, [size]. Each epoch has an
+  // order of its own, and leaves out what is less than a batch on each rank.
+  absl::StatusOr<std::vector<chorus::Tensor>> Next();
 
   static constexpr const char* kDirectory = "/usr/share/datasets/fashion-mnist";
 
  private:
-  explicit Images(trainer::Dataset data) : data_(std::move(data)) {}
+  explicit Images(std::unique_ptr<chorus::data::DataLoader> loader) : loader_(std::move(loader)) {}
 
-  trainer::Dataset data_;
-  int64_t epoch_ = -1;  // of order_
-  std::vector<int64_t> order_;
+  std::unique_ptr<chorus::data::DataLoader> loader_;
 };
 
 }  // namespace resnet

@@ -21,8 +21,11 @@ constexpr int64_t kBatch = 32, kSteps = 200, kTests = 1000;
 absl::Status Run() {
   CHORUS_ASSIGN_OR_RETURN(const chorus::Session session, chorus::Session::Open());
   CHORUS_ASSIGN_OR_RETURN(const chorus::World world, session.Join());
-  CHORUS_ASSIGN_OR_RETURN(resnet::Images images, resnet::Images::Read("train"));
-  CHORUS_ASSIGN_OR_RETURN(resnet::Images tests, resnet::Images::Read("t10k"));
+  const int rank = world.rank(), ranks = world.size();
+  CHORUS_ASSIGN_OR_RETURN(resnet::Images images,
+                          resnet::Images::Open("train", world, kBatch, rank, ranks));
+  CHORUS_ASSIGN_OR_RETURN(resnet::Images tests,
+                          resnet::Images::Open("t10k", world, kTests / ranks, rank, ranks));
   const std::shared_ptr<nn::Module> model = resnet::Resnet();
   CHORUS_RETURN_IF_ERROR(model->Init(world, /*seed=*/1));
   const auto logits = [&](const Tensor& x) {
@@ -35,22 +38,22 @@ absl::Status Run() {
   optimizer.SetSchedule(nn::WarmUp(10, nn::CosineDecay(kSteps - 10)));
   const auto loss_of = [&](const auto& in) { return nn::CrossEntropyLoss(logits(in[0]), in[1]); };
   nn::TrainStep step(model.get(), &optimizer, loss_of, {world.group()});
-  chorus::data::ProgressBar progress(world.rank() == 0 ? stdout : stderr, kSteps);
+  chorus::data::ProgressBar progress(rank == 0 ? stdout : stderr, kSteps);
   for (int64_t i = 1; i <= kSteps; ++i) {
     CHORUS_RETURN_IF_ERROR(world.Step(i));
-    const int64_t number = (i - 1) * world.size() + world.rank();
-    CHORUS_ASSIGN_OR_RETURN(const Tensor loss, step(images.Batch(world, number, kBatch)));
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> batch, images.Next());
+    CHORUS_ASSIGN_OR_RETURN(const Tensor loss, step(batch));
     CHORUS_ASSIGN_OR_RETURN(const float value, loss.Item<float>());
-    if (world.rank() == 0) progress.Show(i, value);
+    if (rank == 0) progress.Show(i, value);
   }
   const chorus::NoGrad no_grad;
   model->Eval();
-  const std::vector<Tensor> test = tests.Batch(world, world.rank(), kTests / world.size());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> test, tests.Next());
   const Tensor right = Equal(ArgMax(logits(test[0])), Cast(test[1], chorus::DType::kI64));
   const Tensor share =
       AllReduce(Mean(Cast(right, chorus::DType::kF32)), world, chorus::Reduction::kAvg);
   CHORUS_ASSIGN_OR_RETURN(const float accuracy, share.Item<float>());
-  if (world.rank() == 0) progress.Say("accuracy " + std::to_string(accuracy));
+  if (rank == 0) progress.Say("accuracy " + std::to_string(accuracy));
   return chorus::Barrier(world).Wait();
 }
 

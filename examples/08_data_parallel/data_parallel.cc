@@ -1,6 +1,7 @@
 // Lesson 8: the network of lesson 7 on four devices of one process.
 #include <cstdio>
 #include <memory>
+#include <vector>
 
 #include "chorus/chorus.h"
 #include "chorus/data/progress_bar.h"
@@ -22,7 +23,7 @@ absl::Status Run() {
   four.device_count = 4;
   CHORUS_ASSIGN_OR_RETURN(const chorus::Session session, chorus::Session::Open(four));
   CHORUS_ASSIGN_OR_RETURN(const auto devices, chorus::parallel::DeviceGroup::Create(session));
-  CHORUS_ASSIGN_OR_RETURN(resnet::Images images, resnet::Images::Read("train"));
+  CHORUS_ASSIGN_OR_RETURN(resnet::Images images, resnet::Images::Open("train", session, kBatch));
   const std::shared_ptr<nn::Module> module = resnet::Resnet();
   CHORUS_RETURN_IF_ERROR(module->Init(devices.device(0), /*seed=*/1));
   nn::DataParallel model(module, devices);
@@ -35,7 +36,8 @@ absl::Status Run() {
   nn::TrainStep step(&model, &optimizer, loss_of);
   chorus::data::ProgressBar progress(stdout, kSteps);
   for (int64_t i = 1; i <= kSteps; ++i) {
-    CHORUS_ASSIGN_OR_RETURN(const Tensor loss, step(images.Batch(session, i - 1, kBatch)));
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> batch, images.Next());
+    CHORUS_ASSIGN_OR_RETURN(const Tensor loss, step(batch));
     CHORUS_ASSIGN_OR_RETURN(const float value, loss.Item<float>());
     progress.Show(i, value);
   }

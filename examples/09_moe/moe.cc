@@ -37,7 +37,8 @@ struct Model : nn::Module {
 absl::Status Run() {
   CHORUS_ASSIGN_OR_RETURN(const chorus::Session session, chorus::Session::Open());
   CHORUS_ASSIGN_OR_RETURN(const chorus::World world, session.Join());
-  CHORUS_ASSIGN_OR_RETURN(resnet::Images images, resnet::Images::Read("train"));
+  CHORUS_ASSIGN_OR_RETURN(resnet::Images images,
+                          resnet::Images::Open("train", world, kBatch, world.rank(), world.size()));
   Model model(world);
   CHORUS_RETURN_IF_ERROR(model.Init(world, /*seed=*/1));
   nn::AdamW optimizer(model.parameters(), {});
@@ -52,7 +53,7 @@ absl::Status Run() {
   std::vector<Tensor> batch;
   for (int64_t i = 1; i <= kSteps; ++i) {
     CHORUS_RETURN_IF_ERROR(world.Step(i));
-    batch = images.Batch(world, (i - 1) * world.size() + world.rank(), kBatch);
+    CHORUS_ASSIGN_OR_RETURN(batch, images.Next());
     CHORUS_ASSIGN_OR_RETURN(const Tensor loss, step(batch));
     CHORUS_ASSIGN_OR_RETURN(const float value, AllReduce(loss, world).Item<float>());
     if (world.rank() == 0) progress.Show(i, value);
