@@ -6,19 +6,23 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "chorus/chorus.h"
+#include "chorus/functional/conv.h"
 #include "chorus/functional/math.h"
 #include "chorus/functional/nn.h"
 #include "chorus/nn/nn.h"
 #include "chorus/nn/safetensors.h"
 #include "client/testing/fake_daemon.h"
+#include "client/testing/ranks.h"
 #include "client/testing/values.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
@@ -44,8 +48,14 @@ Tensor Weights(const Tensor& like, int order) {
   for (int64_t i = 0; i < like.num_elements(); ++i) {
     weights.push_back(0.4 + 0.3 * std::sin(1.7 * static_cast<double>(i) + order));
   }
-  return FromHost(like.device(), weights, like.shape());
+  const Tensor exact = FromHost(like.device(), weights, like.shape());
+  return like.dtype() == DType::kF64 ? exact : Cast(exact, like.dtype());
 }
+
+class Parameter : public Module {
+ public:
+  Parameter() : Module("Parameter") { AddParameter("weight", {5}, init::Zeros()); }
+};
 
 class OracleTest : public ::testing::Test {
  protected:
@@ -63,17 +73,27 @@ class OracleTest : public ::testing::Test {
     const Tensor wanted = Value(name);
     ASSERT_EQ(got.shape(), wanted.shape());
     const Doubles expected = Values<double>(wanted);
-    const Doubles values = Values<double>(got);
+    const Doubles values =
+        Values<double>(got.dtype() == DType::kF64 ? got : Cast(got, DType::kF64));
+    // Of what is 0 but for rounding: by the terms that it is the sum of.
+    const double least = got.dtype() == DType::kF64 ? 1e-3 : 1e-2;
     double largest = 0;
     for (const double value : expected) largest = std::max(largest, std::abs(value));
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_NEAR(values[i], expected[i], tolerance * std::max(largest, 1e-3)) << "element " << i;
+      EXPECT_NEAR(values[i], expected[i], tolerance * std::max(largest, least)) << "element " << i;
     }
     ++compared_;
   }
 
+  // What is computed in f32 is compared with PyTorch's f64: 1e-5.
+  static double ToleranceOf(DType dtype) { return dtype == DType::kF64 ? 1e-10 : 1e-5; }
+  Tensor ValueAs(DType dtype, const std::string& name) const {
+    const Tensor value = Value(name);
+    return value.dtype() == DType::kF64 && dtype != DType::kF64 ? Cast(value, dtype) : value;
+  }
+
   // `function` of the case's inputs: its result and the gradients for what `leaves` are the tensors
-  // of, by name.
+  // of, by name; in f64 also the gradients of these.
   struct Leaf {
     std::string name;  // "in.0", "p.weight"
     Tensor tensor;
@@ -85,17 +105,18 @@ class OracleTest : public ::testing::Test {
     for (const Leaf& leaf : leaves) tensors.push_back(leaf.tensor);
     const Tensor out = function();
     ASSERT_TRUE(out.status().ok()) << out.status();
-    ExpectNear(out, name + "/out");
+    const double tolerance = ToleranceOf(out.dtype());
+    ExpectNear(out, name + "/out", tolerance);
     BackwardOptions create;
     create.create_graph = true;
     const auto first = Grad({Sum(out * Weights(out, 1))}, tensors, create);
     ASSERT_TRUE(first.ok()) << first.status();
     Tensor total = Sum(tensors[0] * 0);
     for (size_t i = 0; i < leaves.size(); ++i) {
-      ExpectNear((*first)[i], absl::StrCat(name, "/g.", leaves[i].name));
+      ExpectNear((*first)[i], absl::StrCat(name, "/g.", leaves[i].name), tolerance);
       total = total + Sum((*first)[i] * Weights((*first)[i], 2 + static_cast<int>(i)));
     }
-    if (!Has(absl::StrCat(name, "/gg.", leaves[0].name))) return;
+    if (out.dtype() != DType::kF64 || !Has(absl::StrCat(name, "/gg.", leaves[0].name))) return;
     const auto second = Grad({total}, tensors);
     ASSERT_TRUE(second.ok()) << second.status();
     for (size_t i = 0; i < leaves.size(); ++i) {
@@ -104,58 +125,84 @@ class OracleTest : public ::testing::Test {
   }
   void ExpectFunction(const std::string& name,
                       const std::function<Tensor(const Tensors& in)>& function) const {
-    Tensors in;
-    std::vector<Leaf> leaves;
-    for (int i = 0; Has(absl::StrCat(name, "/in.", i)); ++i) {
-      in.push_back(Value(absl::StrCat(name, "/in.", i)).RequireGrad());
-      leaves.push_back({absl::StrCat("in.", i), in.back()});
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      SCOPED_TRACE(dtype == DType::kF64 ? "f64" : "f32");
+      Tensors in;
+      std::vector<Leaf> leaves;
+      for (int i = 0; Has(absl::StrCat(name, "/in.", i)); ++i) {
+        in.push_back(ValueAs(dtype, absl::StrCat(name, "/in.", i)).Detach().RequireGrad());
+        leaves.push_back({absl::StrCat("in.", i), in.back()});
+      }
+      ExpectCase(
+          name, [&] { return function(in); }, leaves);
     }
-    ExpectCase(
-        name, [&] { return function(in); }, leaves);
   }
   void ExpectModule(const std::string& name, Module* module,
                     std::function<Tensor(const Tensor&)> function = nullptr) const {
-    ASSERT_TRUE(module->Init(session_, 1, DType::kF64).ok());
-    Tensor x = Value(name + "/in.0");
-    std::vector<Leaf> leaves;
-    if (x.dtype() == DType::kF64) leaves.push_back({"in.0", x.RequireGrad()});
-    for (const NamedVariable& named : module->named_variables()) {
-      named.variable.Set(Value(absl::StrCat(name, "/p.", named.name)));
-    }
-    // In the file's order.
-    for (const TensorFile::Entry& entry : file_->entries()) {
-      absl::string_view parameter = entry.name;
-      if (!absl::ConsumePrefix(&parameter, name + "/p.")) continue;
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      SCOPED_TRACE(dtype == DType::kF64 ? "f64" : "f32");
+      ASSERT_TRUE(module->Init(session_, 1, dtype).ok());
+      Tensor x = ValueAs(dtype, name + "/in.0").Detach();
+      std::vector<Leaf> leaves;
+      if (x.dtype() == dtype) leaves.push_back({"in.0", x.RequireGrad()});
+      // In PyTorch's order too, by which the script's weights go.
       for (const NamedVariable& named : module->named_variables()) {
-        if (named.name == parameter) leaves.push_back({"p." + named.name, named.variable()});
+        const std::string of_parameter = absl::StrCat(name, "/p.", named.name);
+        if (!named.variable.is_parameter()) continue;
+        named.variable.Set(ValueAs(dtype, of_parameter));
+        leaves.push_back({"p." + named.name, named.variable()});
       }
+      ExpectCase(
+          name, [&] { return function == nullptr ? (*module)(x) : function(x); }, leaves);
     }
-    SortAsScripted(name, &leaves);
-    ExpectCase(
-        name, [&] { return function == nullptr ? (*module)(x) : function(x); }, leaves);
-  }
-  // The script's weights go by its order of parameters, which names alone do not tell.
-  static void SortAsScripted(const std::string& name, std::vector<Leaf>* leaves) {
-    const std::vector<std::string> order =
-        name == "attention"
-            ? std::vector<std::string>{"in.0",         "p.query.weight", "p.query.bias",
-                                       "p.key.weight", "p.key.bias",     "p.value.weight",
-                                       "p.value.bias", "p.out.weight",   "p.out.bias"}
-            : std::vector<std::string>{"in.0", "p.weight", "p.bias"};
-    std::sort(leaves->begin(), leaves->end(), [&order](const Leaf& a, const Leaf& b) {
-      return std::find(order.begin(), order.end(), a.name) <
-             std::find(order.begin(), order.end(), b.name);
-    });
   }
 
   // Ten steps of one parameter.
-  void ExpectSteps(const std::string& name, Optimizer* optimizer) const {
+  void ExpectSteps(const std::string& name, Optimizer* optimizer, DType dtype = DType::kF64) const {
     const Variable parameter = optimizer->parameters()[0];
-    parameter.Set(Value(name + "/step.0"));
+    parameter.Set(ValueAs(dtype, name + "/step.0"));
     for (int step = 0; step < 10; ++step) {
-      ASSERT_TRUE(optimizer->Step({FromHost(session_, Numbers(5, 100 + step), {5})}).ok());
-      ExpectNear(parameter(), absl::StrCat(name, "/step.", step + 1), 1e-12);
+      const Tensor gradient = FromHost(session_, Numbers(5, 100 + step), {5});
+      ASSERT_TRUE(optimizer->Step({Cast(gradient, dtype)}).ok());
+      ExpectNear(parameter(), absl::StrCat(name, "/step.", step + 1),
+                 dtype == DType::kF64 ? 1e-12 : 1e-5);
     }
+  }
+
+  void ExpectOptimizers(DType dtype) const {
+    Parameter parameter;
+    ASSERT_TRUE(parameter.Init(session_, 1, dtype).ok());
+    const auto expect = [&](const std::string& name, Optimizer&& optimizer,
+                            Schedule schedule = nullptr) {
+      optimizer.SetSchedule(std::move(schedule));
+      ExpectSteps(name, &optimizer, dtype);
+    };
+    const std::vector<Variable> all = parameter.parameters();
+    Sgd::Options sgd;
+    expect("step_decay", Sgd(all, sgd), StepDecay(3, 0.5));
+    expect("warm_up", Sgd(all, sgd), WarmUp(4));
+    sgd.weight_decay = 0.01;
+    expect("sgd", Sgd(all, sgd));
+    sgd.momentum = 0.9;
+    expect("sgd_momentum", Sgd(all, sgd));
+    sgd.weight_decay = 0;
+    sgd.nesterov = true;
+    expect("sgd_nesterov", Sgd(all, sgd));
+    Adam::Options adam;
+    adam.learning_rate = 0.02;
+    adam.weight_decay = 0.01;
+    expect("adam", Adam(all, adam));
+    adam.weight_decay = 0;
+    adam.amsgrad = true;
+    expect("adam_amsgrad", Adam(all, adam));
+    AdamW::Options adamw;
+    adamw.learning_rate = 0.02;
+    expect("adamw", AdamW(all, adamw));
+    Adagrad::Options adagrad;
+    adagrad.learning_rate = 0.1;
+    adagrad.learning_rate_decay = 0.2;
+    adagrad.weight_decay = 0.01;
+    expect("adagrad", Adagrad(all, adagrad));
   }
 
   FakeDaemon daemon_;
@@ -176,14 +223,127 @@ TEST_F(OracleTest, Layers) {
   ExpectModule("group_norm", &group);
   Embedding embedding(5, 3, 2);
   ExpectModule("embedding", &embedding);
-  EXPECT_EQ(compared_, 3 * 7 + 5 + 2);
+  EXPECT_EQ(compared_, 3 * (7 + 4) + (5 + 3) + 2 * 2);
 }
 
 TEST_F(OracleTest, Attention) {
   MultiheadAttention attention(4, 2);
   ExpectModule("attention", &attention,
                [&](const Tensor& x) { return attention(x, CausalMask(session_, 3)); });
-  EXPECT_EQ(compared_, 1 + 2 * 9);
+  EXPECT_EQ(compared_, 2 * (1 + 9) + 9);
+}
+
+TEST_F(OracleTest, Convolutions) {
+  Conv1dOptions one;
+  one.stride = one.padding = one.dilation = one.groups = 2;
+  Conv1d conv1d(4, 6, 3, one);
+  ExpectModule("conv1d", &conv1d);
+  Conv2dOptions two;
+  two.stride = {2, 1};
+  two.padding = {1, 2};
+  two.dilation = {1, 2};
+  two.groups = 2;
+  Conv2d conv2d(4, 2, {3, 2}, two);
+  ExpectModule("conv2d", &conv2d);
+  ConvTranspose2dOptions back;
+  back.stride = {2, 3};
+  back.padding = {1, 0};
+  back.output_padding = {1, 2};
+  back.groups = 2;
+  ConvTranspose2d transposed(4, 2, {3, 2}, back);
+  ExpectModule("conv_transpose2d", &transposed);
+  EXPECT_EQ(compared_, 3 * (7 + 4));
+}
+
+TEST_F(OracleTest, Pooling) {
+  MaxPool2dOptions max;
+  max.stride = {2, 1};
+  max.padding = 1;
+  ExpectFunction("max_pool2d", [&](const Tensors& in) {
+    return chorus::MaxPool2d(in[0], {3, 2}, max);
+  });
+  AvgPool2dOptions mean;
+  mean.stride = {2, 1};
+  mean.padding = 1;
+  ExpectFunction("avg_pool2d", [&](const Tensors& in) {
+    return chorus::AvgPool2d(in[0], {3, 2}, mean);
+  });
+  mean.count_padding = false;
+  ExpectFunction("avg_pool2d_inside", [&](const Tensors& in) {
+    return chorus::AvgPool2d(in[0], {3, 2}, mean);
+  });
+  ExpectFunction("adaptive_avg_pool2d", [](const Tensors& in) {
+    return chorus::AdaptiveAvgPool2d(in[0], {3, 4});
+  });
+  EXPECT_GE(compared_, 4 * 4);
+}
+
+TEST_F(OracleTest, BatchNorms) {
+  BatchNorm norm(3);
+  ExpectModule("batch_norm", &norm);
+  EXPECT_EQ(compared_, 7 + 4);
+  for (const bool forgets : {true, false}) {
+    BatchNormOptions options;
+    if (!forgets) options.momentum = std::nullopt;
+    const std::string name = forgets ? "batch_norm_running" : "batch_norm_mean";
+    BatchNorm tracked(3, options);
+    ASSERT_TRUE(tracked.Init(session_, 1, DType::kF64).ok());
+    for (int step = 0; step < 3; ++step) {
+      tracked(Numbers(session_, {2, 3, 2, 2}, 1 + step));
+      ExpectNear(tracked.running_mean()(), absl::StrCat(name, "/mean.", step));
+      ExpectNear(tracked.running_var()(), absl::StrCat(name, "/var.", step));
+    }
+    tracked.Eval();
+    ExpectNear(tracked(Numbers(session_, {2, 3, 2, 2}, 9)), name + "/eval");
+  }
+}
+
+// PyTorch's SyncBatchNorm wants a GPU: the whole batch's BatchNorm is what ranks are compared with.
+TEST_F(OracleTest, SyncBatchNorm) {
+  const Doubles x = Values<double>(Value("batch_norm/in.0"));
+  const Doubles y = Values<double>(Value("batch_norm/out"));
+  const Doubles weight = Values<double>(Value("batch_norm/p.weight"));
+  const Doubles bias = Values<double>(Value("batch_norm/p.bias"));
+  FakeDaemon daemon;
+  const chorus::testing::Ranks ranks(2, &daemon);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const World& world = ranks.worlds[static_cast<size_t>(r)];
+      BatchNormOptions options;
+      options.ranks = world;
+      BatchNorm norm(3, options);
+      ASSERT_TRUE(norm.Init(world, 1, DType::kF64).ok());
+      norm.weight().Set(FromHost(world, weight, {3}));
+      norm.bias().Set(FromHost(world, bias, {3}));
+      // One row, and three.
+      const auto begin = r == 0 ? 0 : 12, end = r == 0 ? 12 : 48;
+      const Doubles part(x.begin() + begin, x.begin() + end);
+      EXPECT_THAT(Values<double>(norm(FromHost(world, part, {(end - begin) / 12, 3, 2, 2}))),
+                  ::testing::Pointwise(::testing::DoubleNear(1e-10),
+                                       Doubles(y.begin() + begin, y.begin() + end)));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(OracleTest, Recurrent) {
+  RnnOptions options;
+  options.layers = 2;
+  options.bidirectional = true;
+  const auto flat = [](Recurrent* layer) {
+    return [layer](const Tensor& x) {
+      const RnnResult result = (*layer)(x, Tensor());
+      Tensors parts = {Reshape(result.output, {-1}), Reshape(result.hidden, {-1})};
+      if (result.cell.defined()) parts.push_back(Reshape(result.cell, {-1}));
+      return Concat(parts, 0);
+    };
+  };
+  Lstm lstm(3, 2, options);
+  ExpectModule("lstm", &lstm, flat(&lstm));
+  Gru gru(3, 2, options);
+  ExpectModule("gru", &gru, flat(&gru));
+  EXPECT_EQ(compared_, 2 * (2 * (1 + 17) + 17));
 }
 
 TEST_F(OracleTest, Functions) {
@@ -191,7 +351,7 @@ TEST_F(OracleTest, Functions) {
   ExpectFunction("gelu_tanh", [](const Tensors& in) { return Gelu(in[0], GeluForm::kTanh); });
   ExpectFunction("silu", [](const Tensors& in) { return Silu(in[0]); });
   ExpectFunction("softmax", [](const Tensors& in) { return Softmax(in[0]); });
-  EXPECT_EQ(compared_, 4 * 3);
+  EXPECT_EQ(compared_, 4 * (3 + 2));
 }
 
 TEST_F(OracleTest, Losses) {
@@ -201,71 +361,45 @@ TEST_F(OracleTest, Losses) {
   ExpectFunction("cross_entropy",
                  [&](const Tensors& in) { return CrossEntropyLoss(in[0], labels); });
   ClassOptions options;
-  options.weights = weights;
-  ExpectFunction("nll",
-                 [&](const Tensors& in) { return NllLoss(LogSoftmax(in[0]), labels, options); });
+  // Beside inputs of another dtype.
+  const auto like = [](const Tensors& in, const Tensor& x) { return Cast(x, in[0].dtype()); };
+  const auto options_like = [&](const Tensors& in) {
+    ClassOptions cast = options;
+    cast.weights = like(in, weights);
+    return cast;
+  };
+  ExpectFunction("nll", [&](const Tensors& in) {
+    return NllLoss(LogSoftmax(in[0]), labels, options_like(in));
+  });
   options.label_smoothing = 0.3;
-  ExpectFunction("cross_entropy_all",
-                 [&](const Tensors& in) { return CrossEntropyLoss(in[0], labels, options); });
+  ExpectFunction("cross_entropy_all", [&](const Tensors& in) {
+    return CrossEntropyLoss(in[0], labels, options_like(in));
+  });
   options.reduce = Reduce::kSum;
-  ExpectFunction("cross_entropy_sum",
-                 [&](const Tensors& in) { return CrossEntropyLoss(in[0], labels, options); });
+  ExpectFunction("cross_entropy_sum", [&](const Tensors& in) {
+    return CrossEntropyLoss(in[0], labels, options_like(in));
+  });
   options.reduce = Reduce::kMean;
   options.label_smoothing = 0.2;
-  ExpectFunction("cross_entropy_soft",
-                 [&](const Tensors& in) { return CrossEntropyLoss(in[0], soft, options); });
+  ExpectFunction("cross_entropy_soft", [&](const Tensors& in) {
+    return CrossEntropyLoss(in[0], like(in, soft), options_like(in));
+  });
   ExpectFunction("mse", [](const Tensors& in) { return MseLoss(in[0], in[1]); });
   ExpectFunction("l1", [](const Tensors& in) { return L1Loss(in[0], in[1]); });
   ExpectFunction("huber", [](const Tensors& in) { return HuberLoss(in[0], in[1], 0.7); });
   const Tensor target = (FromHost(session_, Numbers(12, 5), {4, 3}) + 1) * 0.5;
-  ExpectFunction("bce",
-                 [&](const Tensors& in) { return BceWithLogitsLoss(in[0], target, weights); });
+  ExpectFunction("bce", [&](const Tensors& in) {
+    return BceWithLogitsLoss(in[0], like(in, target), like(in, weights));
+  });
   ExpectFunction("kl_div", [&](const Tensors& in) {
-    return KlDivLoss(LogSoftmax(in[0]), soft, Reduce::kSum);
+    return KlDivLoss(LogSoftmax(in[0]), like(in, soft), Reduce::kSum);
   });
   EXPECT_GE(compared_, 10 * 2);
 }
 
-class Parameter : public Module {
- public:
-  Parameter() : Module("Parameter") { AddParameter("weight", {5}, init::Zeros()); }
-};
-
 TEST_F(OracleTest, Optimizers) {
-  Parameter parameter;
-  ASSERT_TRUE(parameter.Init(session_, 1, DType::kF64).ok());
-  const auto expect = [&](const std::string& name, Optimizer&& optimizer,
-                          Schedule schedule = nullptr) {
-    optimizer.SetSchedule(std::move(schedule));
-    ExpectSteps(name, &optimizer);
-  };
-  const std::vector<Variable> all = parameter.parameters();
-  Sgd::Options sgd;
-  expect("step_decay", Sgd(all, sgd), StepDecay(3, 0.5));
-  expect("warm_up", Sgd(all, sgd), WarmUp(4));
-  sgd.weight_decay = 0.01;
-  expect("sgd", Sgd(all, sgd));
-  sgd.momentum = 0.9;
-  expect("sgd_momentum", Sgd(all, sgd));
-  sgd.weight_decay = 0;
-  sgd.nesterov = true;
-  expect("sgd_nesterov", Sgd(all, sgd));
-  Adam::Options adam;
-  adam.learning_rate = 0.02;
-  adam.weight_decay = 0.01;
-  expect("adam", Adam(all, adam));
-  adam.weight_decay = 0;
-  adam.amsgrad = true;
-  expect("adam_amsgrad", Adam(all, adam));
-  AdamW::Options adamw;
-  adamw.learning_rate = 0.02;
-  expect("adamw", AdamW(all, adamw));
-  Adagrad::Options adagrad;
-  adagrad.learning_rate = 0.1;
-  adagrad.learning_rate_decay = 0.2;
-  adagrad.weight_decay = 0.01;
-  expect("adagrad", Adagrad(all, adagrad));
-  EXPECT_EQ(compared_, 9 * 10);
+  for (const DType dtype : {DType::kF64, DType::kF32}) ExpectOptimizers(dtype);
+  EXPECT_EQ(compared_, 2 * 9 * 10);
 }
 
 TEST_F(OracleTest, ClippingAndCosine) {

@@ -62,12 +62,12 @@ def record(name, function, inputs, parameters=None):
         values[f"{name}/gg.{key}"] = torch.zeros_like(leaf) if gradient is None else gradient
 
 
-def record_module(name, module, inputs):
+def record_module(name, module, inputs, function=None):
     parameters = dict(module.named_parameters())
     with torch.no_grad():
         for i, parameter in enumerate(parameters.values()):
             parameter.copy_(numbers(parameter.shape, 10 + i))
-    record(name, module, inputs, parameters)
+    record(name, function or module, inputs, parameters)
 
 
 def layers():
@@ -82,6 +82,48 @@ def layers():
     record("gelu_tanh", lambda v: F.gelu(v, approximate="tanh"), [x.clone()])
     record("silu", F.silu, [x.clone()])
     record("softmax", lambda v: F.softmax(v, -1), [x.clone()])
+
+
+def convolutions():
+    record_module("conv1d", nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2),
+                  [numbers((2, 4, 9), 1)])
+    record_module("conv2d", nn.Conv2d(4, 2, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2),
+                                      groups=2), [numbers((2, 4, 5, 6), 1)])
+    record_module("conv_transpose2d",
+                  nn.ConvTranspose2d(4, 2, (3, 2), stride=(2, 3), padding=(1, 0),
+                                     output_padding=(1, 2), groups=2), [numbers((2, 4, 3, 2), 1)])
+    x = numbers((2, 2, 5, 6), 1)
+    record("max_pool2d", lambda v: F.max_pool2d(v, (3, 2), (2, 1), (1, 1)), [x.clone()])
+    record("avg_pool2d", lambda v: F.avg_pool2d(v, (3, 2), (2, 1), (1, 1)), [x.clone()])
+    record("avg_pool2d_inside",
+           lambda v: F.avg_pool2d(v, (3, 2), (2, 1), (1, 1), count_include_pad=False), [x.clone()])
+    record("adaptive_avg_pool2d", lambda v: F.adaptive_avg_pool2d(v, (3, 4)), [x.clone()])
+
+
+def batch_norms():
+    record_module("batch_norm", nn.BatchNorm2d(3), [numbers((4, 3, 2, 2), 1)])
+    for name, momentum in (("batch_norm_running", 0.1), ("batch_norm_mean", None)):
+        module = nn.BatchNorm2d(3, momentum=momentum)
+        for step in range(3):
+            module(numbers((2, 3, 2, 2), 1 + step))
+            values[f"{name}/mean.{step}"] = module.running_mean.clone()
+            values[f"{name}/var.{step}"] = module.running_var.clone()
+        module.eval()
+        values[f"{name}/eval"] = module(numbers((2, 3, 2, 2), 9)).detach()
+
+
+def recurrent():
+    def flat(*tensors):
+        return torch.cat([tensor.flatten() for tensor in tensors])
+
+    def lstm(x):
+        out, (hidden, cell) = long(x)
+        return flat(out, hidden, cell)
+
+    long = nn.LSTM(3, 2, 2, bidirectional=True)
+    record_module("lstm", long, [numbers((3, 2, 3), 1)], lstm)
+    gru = nn.GRU(3, 2, 2, bidirectional=True)
+    record_module("gru", gru, [numbers((3, 2, 3), 1)], lambda x: flat(*gru(x)))
 
 
 def attention():
@@ -177,6 +219,9 @@ def save(path):
 
 
 layers()
+convolutions()
+batch_norms()
+recurrent()
 attention()
 losses()
 optimizers()
