@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "chorus/functional/math.h"
 #include "chorus/math.h"
 #include "client/internal/local.h"
 #include "core/base/error.h"
@@ -504,6 +505,15 @@ std::string Module::ToString() const {
   if (frozen > 0) absl::StrAppend(&out, ", ", frozen, " of them frozen");
   absl::StrAppend(&out, "\n");
   return out;
+}
+
+std::vector<Tensor> CastParameters(const Module& module, DType dtype) {
+  std::vector<Tensor> tensors;
+  for (const Variable& variable : module.variables()) {
+    const Tensor tensor = variable.is_parameter() ? variable() : Tensor();
+    tensors.push_back(tensor.defined() ? Cast(tensor, dtype) : tensor);
+  }
+  return tensors;
 }
 
 std::ostream& operator<<(std::ostream& out, const Module& module) {

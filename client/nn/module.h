@@ -261,6 +261,11 @@ class Module : public std::enable_shared_from_this<Module> {
 
 std::ostream& operator<<(std::ostream& out, const Module& module);
 
+// For mixed precision: each parameter of the tree in `dtype`, with its history, so that its
+// gradient comes to the module's own, the master weight; undefined for buffers. By variables():
+//   Tensor y = (*model.WithTensors(CastParameters(model, DType::kBF16)))(Cast(x, DType::kBF16));
+std::vector<Tensor> CastParameters(const Module& module, DType dtype);
+
 // A module of any callable, for Sequential: "Relu".
 class Lambda : public Module {
  public:

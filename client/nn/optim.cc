@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -131,11 +132,14 @@ void Optimizer::SetState(size_t parameter, std::vector<Tensor> state, int64_t st
   entries_[parameter].steps = steps;
 }
 
-std::vector<double> Optimizer::NumbersOf(size_t parameter, int64_t steps) const {
+double Optimizer::RateAt(size_t parameter, int64_t steps) const {
   const Entry& entry = entries_[parameter];
-  double rate = entry.learning_rate == 0 ? learning_rate_ : entry.learning_rate;
-  if (schedule_ != nullptr) rate *= schedule_(steps);
-  return Numbers(rate, steps + 1);
+  const double rate = entry.learning_rate == 0 ? learning_rate_ : entry.learning_rate;
+  return schedule_ == nullptr ? rate : rate * schedule_(steps);
+}
+
+std::vector<double> Optimizer::NumbersOf(size_t parameter, int64_t steps) const {
+  return Numbers(RateAt(parameter, steps), steps + 1);
 }
 
 Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& gradient,
@@ -174,6 +178,24 @@ absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site
 
 namespace {
 
+// For formulas of numbers here and of tensors on a device.
+double Power(double base, double exponent) { return std::pow(base, exponent); }
+Tensor Power(double base, const Tensor& exponent) { return Pow(base, exponent); }
+double Root(double x) { return std::sqrt(x); }
+Tensor Root(const Tensor& x) { return Sqrt(x); }
+
+// Of the learning rate over the first correction, of 1 over the root of the second, and of the
+// rate.
+template <typename T>
+std::vector<T> AdamNumbers(const Adam::Options& options, const T& rate, const T& step) {
+  return {rate / (1 - Power(options.beta1, step)), 1 / Root(1 - Power(options.beta2, step)), rate};
+}
+
+template <typename T>
+std::vector<T> AdagradNumbers(const Adagrad::Options& options, const T& rate, const T& step) {
+  return {rate / (1 + (step - 1) * options.learning_rate_decay)};
+}
+
 Tensor Decayed(const Tensor& gradient, const Tensor& value, double weight_decay) {
   return weight_decay == 0 ? gradient : gradient + value * weight_decay;
 }
@@ -187,6 +209,9 @@ Sgd::Sgd(const std::vector<ParameterGroup>& groups, const Options& options)
 }
 
 std::vector<double> Sgd::Numbers(double learning_rate, int64_t) const { return {learning_rate}; }
+std::vector<Tensor> Sgd::Numbers(const Tensor& learning_rate, const Tensor&) const {
+  return {learning_rate};
+}
 
 Tensor Sgd::Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
                  double weight_decay, std::vector<Tensor>* state) const {
@@ -205,12 +230,11 @@ Adam::Adam(const std::vector<ParameterGroup>& groups, const Options& options)
   RefuseUnless(options.epsilon >= 0, absl::StrCat("an epsilon from 0, got ", options.epsilon));
 }
 
-// Of the learning rate over the first correction, of 1 over the root of the second, and of the
-// rate.
 std::vector<double> Adam::Numbers(double learning_rate, int64_t step) const {
-  const double t = static_cast<double>(step);
-  return {learning_rate / (1 - std::pow(options_.beta1, t)),
-          1 / std::sqrt(1 - std::pow(options_.beta2, t)), learning_rate};
+  return AdamNumbers(options_, learning_rate, static_cast<double>(step));
+}
+std::vector<Tensor> Adam::Numbers(const Tensor& learning_rate, const Tensor& step) const {
+  return AdamNumbers(options_, learning_rate, step);
 }
 
 Tensor Adam::Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
@@ -234,7 +258,10 @@ Adagrad::Adagrad(const std::vector<ParameterGroup>& groups, const Options& optio
 }
 
 std::vector<double> Adagrad::Numbers(double learning_rate, int64_t step) const {
-  return {learning_rate / (1 + static_cast<double>(step - 1) * options_.learning_rate_decay)};
+  return AdagradNumbers(options_, learning_rate, static_cast<double>(step));
+}
+std::vector<Tensor> Adagrad::Numbers(const Tensor& learning_rate, const Tensor& step) const {
+  return AdagradNumbers(options_, learning_rate, step);
 }
 
 Tensor Adagrad::Rule(const Tensor& value, const Tensor& gradient,
@@ -244,6 +271,64 @@ Tensor Adagrad::Rule(const Tensor& value, const Tensor& gradient,
   Tensor& sum = (*state)[0];
   sum = sum + g * g;
   return value - g / (Sqrt(sum) + options_.epsilon) * numbers[0];
+}
+
+// --- LossScaler ---------------------------------------------------------------------------------
+
+const LossScaler::State& LossScaler::StateOn(const DeviceRef& device) {
+  if (!state_.scale.defined()) {
+    state_ = {Scalar(device, static_cast<float>(options_.scale)), Scalar<int64_t>(device, 0),
+              Scalar<int64_t>(device, 0)};
+  }
+  return state_;
+}
+
+Tensor LossScaler::Scale(const Tensor& loss, CallSite site) {
+  const CallSiteScope lines(site);
+  if (!loss.defined() || !loss.status().ok()) return loss * 1;
+  return loss * Cast(StateOn(loss.device()).scale, loss.dtype());
+}
+
+Tensor LossScaler::Unscale(std::vector<Tensor>* gradients, const Tensor& scale) {
+  Tensor finite;
+  for (Tensor& gradient : *gradients) {
+    if (!gradient.defined()) continue;
+    gradient = gradient / Cast(scale, gradient.dtype());
+    if (gradient.num_elements() == 0) continue;
+    const Tensor all = Max(Abs(gradient)) < std::numeric_limits<double>::infinity();
+    finite = finite.defined() ? LogicalAnd(finite, all) : all;
+  }
+  return finite.defined() ? finite : Equal(scale, scale);
+}
+
+LossScaler::State LossScaler::Next(const State& state, const Tensor& finite) const {
+  const Tensor streak = state.streak + 1;
+  const Tensor grows = GreaterEqual(streak, static_cast<double>(options_.interval));
+  // A scale that would not be finite stays.
+  const Tensor grown = state.scale * options_.growth;
+  const Tensor larger =
+      Where(LogicalAnd(grows, grown < std::numeric_limits<double>::infinity()), grown, state.scale);
+  return {Where(finite, larger, state.scale * options_.backoff),
+          Where(LogicalAnd(finite, LogicalNot(grows)), streak, 0),
+          state.skipped + Cast(LogicalNot(finite), DType::kI64)};
+}
+
+absl::StatusOr<bool> LossScaler::Step(Optimizer* optimizer, CallSite site) {
+  const CallSiteScope lines(site);
+  const NoGrad no_grad;
+  std::vector<Tensor> gradients = optimizer->gradients();
+  const auto first = std::find_if(gradients.begin(), gradients.end(),
+                                  [](const Tensor& gradient) { return gradient.defined(); });
+  if (first == gradients.end()) {
+    return MakeError(Reason::kWrongState, "no parameter has a gradient: call Backward first");
+  }
+  const State before = StateOn(first->device());
+  const Tensor finite = Unscale(&gradients, before.scale);
+  CHORUS_ASSIGN_OR_RETURN(const bool steps, finite.Item<bool>());
+  if (steps) CHORUS_RETURN_IF_ERROR(optimizer->Step(gradients, site));
+  optimizer->ClearGrads();
+  state_ = Next(before, finite);
+  return steps;
 }
 
 // --- Ema ----------------------------------------------------------------------------------------

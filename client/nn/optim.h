@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "chorus/call_site.h"
 #include "chorus/math.h"
 #include "chorus/nn/module.h"
@@ -85,8 +86,14 @@ class Optimizer {
   int64_t steps(size_t parameter) const { return entries_[parameter].steps; }
   // Parameters of one rate, with as many steps behind them, have equal numbers.
   double rate_of(size_t parameter) const { return entries_[parameter].learning_rate; }
+  // Its learning rate, with the schedule, in the step after `steps` others.
+  double RateAt(size_t parameter, int64_t steps) const;
   // The numbers that the rule takes for the parameter's step after `steps` others.
   std::vector<double> NumbersOf(size_t parameter, int64_t steps) const;
+  // The same where the device alone knows which step it is: of f64 tensors, `step` from 1.
+  std::vector<Tensor> NumbersOf(const Tensor& learning_rate, const Tensor& step) const {
+    return Numbers(learning_rate, step);
+  }
   // The rule: nothing of this object changes. `state` is replaced.
   Tensor Next(size_t parameter, const Tensor& value, const Tensor& gradient,
               const std::vector<Operand>& numbers, std::vector<Tensor>* state) const;
@@ -96,6 +103,7 @@ class Optimizer {
 
   // Of which the learning rate, with the schedule, is one. `step`: from 1.
   virtual std::vector<double> Numbers(double learning_rate, int64_t step) const = 0;
+  virtual std::vector<Tensor> Numbers(const Tensor& learning_rate, const Tensor& step) const = 0;
   virtual Tensor Rule(const Tensor& value, const Tensor& gradient,
                       const std::vector<Operand>& numbers, double weight_decay,
                       std::vector<Tensor>* state) const = 0;
@@ -136,6 +144,7 @@ class Sgd : public Optimizer {
 
  protected:
   std::vector<double> Numbers(double learning_rate, int64_t step) const override;
+  std::vector<Tensor> Numbers(const Tensor& learning_rate, const Tensor& step) const override;
   Tensor Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
               double weight_decay, std::vector<Tensor>* state) const override;
 
@@ -164,6 +173,7 @@ class Adam : public Optimizer {
 
  protected:
   std::vector<double> Numbers(double learning_rate, int64_t step) const override;
+  std::vector<Tensor> Numbers(const Tensor& learning_rate, const Tensor& step) const override;
   Tensor Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
               double weight_decay, std::vector<Tensor>* state) const override;
 
@@ -202,11 +212,60 @@ class Adagrad : public Optimizer {
 
  protected:
   std::vector<double> Numbers(double learning_rate, int64_t step) const override;
+  std::vector<Tensor> Numbers(const Tensor& learning_rate, const Tensor& step) const override;
   Tensor Rule(const Tensor& value, const Tensor& gradient, const std::vector<Operand>& numbers,
               double weight_decay, std::vector<Tensor>* state) const override;
 
  private:
   const Options options_;
+};
+
+// Loss scaling (Micikevicius et al. 2018), as torch's GradScaler has it: a loss is multiplied by a
+// scale before it is differentiated, so that gradients in f16 do not vanish, and gradients are
+// divided by it. A step in which one of them is not finite is left out, and the scale becomes
+// smaller; after `interval` steps without any it becomes larger. Where gradients are an
+// AllReduce's, as in a TrainStep, all ranks leave out the same steps.
+//
+// In a TrainStep all of it happens in the step's graph: nobody reads anything. Call by call:
+//   CHORUS_RETURN_IF_ERROR(Backward(scaler.Scale(loss)));
+//   CHORUS_ASSIGN_OR_RETURN(const bool stepped, scaler.Step(&optimizer));   // waits
+// Parameters are f32 or f64 (master weights: CastParameters); f16's own gradients would vanish when
+// they are divided. The loss too, or the scale makes it overflow.
+class LossScaler {
+ public:
+  struct Options {
+    double scale = 65536;  // the first one
+    double growth = 2;
+    double backoff = 0.5;
+    int64_t interval = 2000;
+  };
+  LossScaler() : LossScaler(Options()) {}
+  explicit LossScaler(const Options& options) : options_(options) {}
+
+  Tensor Scale(const Tensor& loss, CallSite site = CallSite::Here());
+  // Divides the optimizer's gradients and steps with them, if all are finite; else parameters and
+  // state stay, bit for bit. Whether it has stepped. Gradients are gone.
+  absl::StatusOr<bool> Step(Optimizer* optimizer, CallSite site = CallSite::Here());
+
+  // What it goes on from, of no dimensions: the scale, f32; how many steps were finite since it
+  // last changed, and how many were left out, i64. For checkpoints and compiled steps.
+  struct State {
+    Tensor scale;
+    Tensor streak;
+    Tensor skipped;
+  };
+  // The first one where there is none yet.
+  const State& StateOn(const DeviceRef& device);
+  void SetState(const State& state) { state_ = state; }
+
+  // The rules, of which nothing of this object changes. Divides; gives whether all are finite, a
+  // bool of no dimensions.
+  static Tensor Unscale(std::vector<Tensor>* gradients, const Tensor& scale);
+  State Next(const State& state, const Tensor& finite) const;
+
+ private:
+  const Options options_;
+  State state_;
 };
 
 // A mean of weights that forgets: average <- decay average + (1 - decay) p, from the first p on.

@@ -13,6 +13,11 @@
 
 namespace chorus {
 namespace nn {
+namespace {
+
+constexpr int kScalerState = 3;  // tensors of LossScaler::State
+
+}  // namespace
 
 TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Options& options)
     : module_(module),
@@ -40,14 +45,17 @@ TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Opti
     if (rate == first_of_.size()) first_of_.push_back(i);
     rate_of_.push_back(rate);
   }
-  if (!parameters.empty()) numbers_ = optimizer->NumbersOf(0, 0).size();
+  if (!parameters.empty()) {
+    numbers_ = options.scaler != nullptr ? 2 : optimizer->NumbersOf(0, 0).size();
+  }
 
   CompileOptions compile;
   const int state = static_cast<int>(variables_.size());
   const int kept = static_cast<int>(parameters.size()) * optimizer->slots();
   for (const size_t variable : trained_) compile.donate.push_back(static_cast<int>(variable));
   for (int i = 0; i < kept; ++i) compile.donate.push_back(state + i);
-  const int first = state + kept + static_cast<int>(first_of_.size() * numbers_) + 1;
+  const int first = state + kept + static_cast<int>(first_of_.size() * numbers_) + 1 +
+                    (options.scaler != nullptr ? kScalerState : 0);
   for (const CompileOptions::Varying& varying : options.varying) {
     compile.varying.emplace_back(first + varying.input, varying.dim);
   }
@@ -80,11 +88,18 @@ absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs(const DeviceRef& device) {
     }
   }
   for (const size_t first : first_of_) {
-    for (const double number : optimizer_->NumbersOf(first, optimizer_->steps(first))) {
-      in.push_back(Scalar<double>(device, number));
-    }
+    const int64_t steps = optimizer_->steps(first);
+    const std::vector<double> numbers =
+        options_.scaler == nullptr
+            ? optimizer_->NumbersOf(first, steps)
+            : std::vector<double>{optimizer_->RateAt(first, steps), static_cast<double>(steps + 1)};
+    for (const double number : numbers) in.push_back(Scalar<double>(device, number));
   }
   in.push_back(Scalar<int64_t>(device, steps_));
+  if (options_.scaler != nullptr) {
+    const LossScaler::State& scaling = options_.scaler->StateOn(device);
+    in.insert(in.end(), {scaling.scale, scaling.streak, scaling.skipped});
+  }
   return in;
 }
 
@@ -108,6 +123,9 @@ absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, 
     optimizer_->SetState(i, std::vector<Tensor>(begin, begin + slots), optimizer_->steps(i) + 1);
     next += static_cast<size_t>(slots);
   }
+  if (options_.scaler != nullptr) {
+    options_.scaler->SetState({out[next], out[next + 1], out[next + 2]});
+  }
   return out[0];
 }
 
@@ -129,7 +147,17 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   const size_t numbers = next;
   next += first_of_.size() * numbers_;
   const Tensor& step = in[next++];
+  LossScaler::State scaling;
+  if (options_.scaler != nullptr) {
+    scaling = {in[next], in[next + 1], in[next + 2]};
+    next += kScalerState;
+  }
 
+  if (options_.compute != DType::kUnspecified) {
+    for (size_t i = 0; i < variables_.size(); ++i) {
+      if (variables_[i].is_parameter()) values[i] = Cast(values[i], options_.compute);
+    }
+  }
   const StateScope scope(*module_, values);
   const RandomScope random(options_.seed, step);
   Tensor loss = loss_(std::vector<Tensor>(in.begin() + static_cast<ptrdiff_t>(next), in.end()));
@@ -139,7 +167,9 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
         absl::StrCat("a training step's loss: expected one number, got ", loss.num_elements())));
   }
   if (options_.ranks.has_value()) loss = loss * (1.0 / options_.ranks->size());
-  absl::StatusOr<std::vector<Tensor>> gradients = Grad({loss}, leaves);
+  const Tensor scaled =
+      options_.scaler == nullptr ? loss : loss * Cast(scaling.scale, loss.dtype());
+  absl::StatusOr<std::vector<Tensor>> gradients = Grad({scaled}, leaves);
   if (!gradients.ok()) return fail(gradients.status());
 
   const NoGrad no_grad;
@@ -148,21 +178,50 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
     for (Tensor& gradient : *gradients) gradient = AllReduce(gradient, *options_.ranks);
     loss = AllReduce(loss, *options_.ranks);
   }
+  Tensor finite;
+  if (options_.scaler != nullptr) {
+    for (size_t i = 0; i < gradients->size(); ++i) {
+      if ((*gradients)[i].dtype() != DType::kF16) continue;
+      return fail(
+          BadType(absl::StrCat("loss scaling: expected master weights of f32 or f64 "
+                               "(Options::compute), got f16 of parameter ",
+                               i)));
+    }
+    finite = LossScaler::Unscale(&*gradients, scaling.scale);
+  }
   if (options_.on_gradients != nullptr) options_.on_gradients(&*gradients);
+  std::vector<std::vector<Tensor>> by_rate;
+  for (size_t rate = 0; rate < first_of_.size(); ++rate) {
+    const auto begin = in.begin() + static_cast<ptrdiff_t>(numbers + rate * numbers_);
+    by_rate.emplace_back(begin, begin + static_cast<ptrdiff_t>(numbers_));
+    if (options_.scaler == nullptr) continue;
+    std::vector<Tensor>& of_rate = by_rate.back();
+    of_rate = optimizer_->NumbersOf(of_rate[0], of_rate[1] - Cast(scaling.skipped, DType::kF64));
+  }
   std::vector<Tensor> changed = scope.tensors();
   for (size_t i = 0; i < trained_.size(); ++i) {
     const Tensor& value = in[trained_[i]];
     std::vector<Operand> of_rate;
-    for (size_t n = 0; n < numbers_; ++n) {
-      of_rate.emplace_back(Cast(in[numbers + rate_of_[i] * numbers_ + n], value.dtype()));
+    for (const Tensor& number : by_rate[rate_of_[i]]) {
+      of_rate.emplace_back(Cast(number, value.dtype()));
     }
+    const std::vector<Tensor> before = state[i];
     changed[trained_[i]] = optimizer_->Next(i, value, (*gradients)[i], of_rate, &state[i]);
+    if (!finite.defined()) continue;
+    changed[trained_[i]] = Where(finite, changed[trained_[i]], value);
+    for (size_t slot = 0; slot < slots; ++slot) {
+      state[i][slot] = Where(finite, state[i][slot], before[slot]);
+    }
   }
   std::vector<Tensor> out = {loss};
   for (size_t i = 0; i < variables_.size(); ++i) {
     if (changes_[i]) out.push_back(changed[i]);
   }
   for (const std::vector<Tensor>& kept : state) out.insert(out.end(), kept.begin(), kept.end());
+  if (options_.scaler != nullptr) {
+    const LossScaler::State then = options_.scaler->Next(scaling, finite);
+    out.insert(out.end(), {then.scale, then.streak, then.skipped});
+  }
   return out;
 }
 

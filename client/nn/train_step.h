@@ -51,6 +51,15 @@ class TrainStep {
     // Of layers that drop (RandomScope): with the number of the step as the offset, so every step
     // has numbers of its own. Ranks that are to drop differently take different ones.
     uint64_t seed = 0;
+    // Mixed precision: what the loss has for parameters is their copies in this dtype, bf16 or f16.
+    // The module's own are the master weights, of which the optimizer and checkpoints are; buffers
+    // stay as they are. Inputs are the caller's to Cast, and so is the loss, to f32.
+    DType compute = DType::kUnspecified;
+    // Scales the loss, and leaves out the steps whose gradients are not finite on any rank:
+    // parameters and optimizer state stay, bit for bit, and rules that count steps do not count
+    // them. Buffers are what the loss has set, as in PyTorch. Schedules and `steps` count them:
+    // only the device knows. It outlives this.
+    LossScaler* scaler = nullptr;
     // What is done to the gradients, by parameter, before the update: clipping.
     std::function<void(std::vector<Tensor>* gradients)> on_gradients;
   };
@@ -82,8 +91,9 @@ class TrainStep {
   const Loss loss_;
   const Options options_;
   // Of the compiled function, in this order: inputs are the variables, the optimizer's state by
-  // parameter, its numbers by rate, the number of the step, and the caller's; results the loss, the
-  // variables that change, and the state.
+  // parameter, its numbers by rate (with a scaler: the rate, and the count of steps), the number of
+  // the step, the scaler's state, and the caller's; results the loss, the variables that change,
+  // and both states.
   const std::vector<Variable> variables_;
   std::vector<size_t> trained_;  // by parameter of the optimizer: its index in variables_
   std::vector<bool> changes_;    // by variable: a buffer, or trained

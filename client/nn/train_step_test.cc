@@ -228,6 +228,158 @@ TEST_F(TrainStepTest, AStepThatIsRefusedChangesNothing) {
   EXPECT_NE(Values<double>(model.weight()()), before);
 }
 
+// --- Mixed precision ----------------------------------------------------------------------------
+
+// Its parameter times an input of one number: so the test chooses the gradient.
+class Times : public Module {
+ public:
+  Times() : Module("Times") { weight = AddParameter("weight", {3}, init::Ones()); }
+  Tensor Forward(const Tensor& x) override { return weight() * x; }
+  Variable weight;
+};
+
+// Adam and the scale by loops, with gradients that are not finite in steps 1 and 4 (of 0 to 7). On
+// two ranks, only one of which overflows.
+TEST_F(TrainStepTest, AStepThatOverflowsOnAnyRankIsLeftOutOnAll) {
+  const std::vector<float> factors = {0.5f, INFINITY, 0.25f, -0.5f, NAN, 1.0f, 2.0f, 1.5f};
+  Ranks ranks(2, &daemon_);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const World& world = ranks.worlds[static_cast<size_t>(r)];
+      Times model;
+      ASSERT_TRUE(model.Init(world, 1, DType::kF32).ok());
+      Adam adam(model.parameters(), Rate(0.1));
+      LossScaler::Options scaling;
+      scaling.scale = 1024;
+      scaling.interval = 2;
+      LossScaler scaler(scaling);
+      TrainStep::Options options;
+      options.ranks = world.group();
+      options.scaler = &scaler;
+      TrainStep step(
+          &model, &adam, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
+      double p = 1, m = 0, v = 0, scale = 1024;
+      int64_t t = 0, streak = 0, skipped = 0;
+      std::vector<float> kept;
+      std::vector<std::vector<float>> kept_state;
+      for (const float factor : factors) {
+        const float other = 0.5f;
+        ASSERT_TRUE(step({Scalar<float>(world, r == 1 ? factor : other)}).ok());
+        const double g = (factor + other) / 2;
+        const auto values = Values<float>(model.weight());
+        const auto all_state = adam.State();
+        ASSERT_TRUE(all_state.ok());
+        std::vector<std::vector<float>> state;
+        for (const Tensor& slot : (*all_state)[0]) state.push_back(Values<float>(slot));
+        if (std::isfinite(g)) {
+          ++t;
+          m = 0.9 * m + 0.1 * g;
+          v = 0.999 * v + 0.001 * g * g;
+          p -=
+              0.1 * (m / (1 - std::pow(0.9, t))) / (std::sqrt(v / (1 - std::pow(0.999, t))) + 1e-8);
+          if (++streak == 2) {
+            scale *= 2;
+            streak = 0;
+          }
+          EXPECT_THAT(values, Pointwise(::testing::FloatNear(1e-5f),
+                                        std::vector<float>(3, static_cast<float>(p))));
+        } else {
+          scale /= 2;
+          streak = 0;
+          ++skipped;
+          EXPECT_EQ(values, kept);  // bit for bit
+          EXPECT_EQ(state, kept_state);
+        }
+        kept = values;
+        kept_state = state;
+        EXPECT_EQ(Values<float>(scaler.StateOn(world).scale)[0], scale);
+        EXPECT_EQ(Values<int64_t>(scaler.StateOn(world).streak)[0], streak);
+        EXPECT_EQ(Values<int64_t>(scaler.StateOn(world).skipped)[0], skipped);
+      }
+      EXPECT_EQ(step.traces(), 1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(TrainStepTest, LossScalingCallByCallIsThatOfTheStep) {
+  const Session session = daemon_.Open();
+  Times eager, model;
+  ASSERT_TRUE(eager.Init(session, 1, DType::kF32).ok());
+  ASSERT_TRUE(model.Init(session, 1, DType::kF32).ok());
+  Adagrad::Options adagrad;
+  adagrad.learning_rate_decay = 0.5;
+  Adagrad eager_optimizer(eager.parameters(), adagrad), optimizer(model.parameters(), adagrad);
+  LossScaler eager_scaler, scaler;
+  TrainStep::Options options;
+  options.scaler = &scaler;
+  TrainStep step(
+      &model, &optimizer, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
+  for (const float factor : {1.0f, INFINITY, -2.0f, 3.0f}) {
+    const Tensor x = Scalar<float>(session, factor);
+    ASSERT_TRUE(Backward(eager_scaler.Scale(Sum(eager(x)))).ok());
+    const auto stepped = eager_scaler.Step(&eager_optimizer);
+    ASSERT_TRUE(stepped.ok()) << stepped.status();
+    EXPECT_EQ(*stepped, std::isfinite(factor));
+    ASSERT_TRUE(step({x}).ok());
+    EXPECT_THAT(Values<float>(model.weight()),
+                Pointwise(::testing::FloatNear(1e-6f), Values<float>(eager.weight())));
+    EXPECT_EQ(Values<float>(scaler.StateOn(session).scale),
+              Values<float>(eager_scaler.StateOn(session).scale));
+  }
+  EXPECT_EQ(eager_optimizer.steps(0), 3);
+  EXPECT_EQ(eager_scaler.Step(&eager_optimizer).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  Times half;
+  ASSERT_TRUE(half.Init(session, 1, DType::kF16).ok());
+  Sgd sgd(half.parameters(), {});
+  TrainStep refused(
+      &half, &sgd, [&](const Tensors& in) { return Sum(half(in[0])); }, options);
+  EXPECT_THAT(
+      std::string(refused({Cast(Scalar<float>(session, 1), DType::kF16)}).status().message()),
+      HasSubstr("expected master weights of f32 or f64"));
+}
+
+// bf16 has 8 bits: an update of 2^-10 of the weight is seen by the master alone, until it has
+// grown.
+TEST_F(TrainStepTest, MasterWeightsKeepWhatTheirCopiesCannot) {
+  const Session session = daemon_.Open();
+  for (const DType compute : {DType::kBF16, DType::kF16}) {
+    Times model;
+    ASSERT_TRUE(model.Init(session, 1, DType::kF32).ok());
+    Sgd::Options rate;
+    rate.learning_rate = 1.0 / 4096;
+    Sgd sgd(model.parameters(), rate);
+    TrainStep::Options options;
+    options.compute = compute;
+    TrainStep step(
+        &model, &sgd,
+        [&](const Tensors& in) {
+          EXPECT_EQ(model.weight().dtype(), compute);
+          return Sum(Cast(model(Cast(in[0], compute)), DType::kF32));
+        },
+        options);
+    for (int i = 1; i <= 20; ++i) {
+      const auto loss = step({Scalar<float>(session, 1)});
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      // Of the rounded copy; then the master goes on by what is exact in f32.
+      const auto before = static_cast<float>(1 - (i - 1) / 4096.0);
+      const Tensor copy = Cast(Scalar<float>(session, before), compute);
+      EXPECT_EQ(Values<float>(*loss)[0], 3 * Values<float>(Cast(copy, DType::kF32))[0]);
+      EXPECT_THAT(Values<float>(model.weight()),
+                  ::testing::Each(static_cast<float>(1 - i / 4096.0)));
+    }
+    EXPECT_EQ(model.weight().dtype(), DType::kF32);
+    // The same call by call.
+    const Tensor x = Cast(Scalar<float>(session, 2), compute);
+    const Tensor y = (*model.WithTensors(CastParameters(model, compute)))(x);
+    EXPECT_EQ(y.dtype(), compute);
+    ASSERT_TRUE(Backward(Sum(Cast(y, DType::kF32))).ok());
+    EXPECT_THAT(Values<float>(model.weight.grad()), ::testing::Each(2));
+  }
+}
+
 }  // namespace
 }  // namespace nn
 }  // namespace chorus
