@@ -1,8 +1,9 @@
 // Lesson 7: a residual network with batch norms learns Fashion-MNIST, on any number of ranks.
 #include <cstdio>
-#include <string>
+#include <memory>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "chorus/chorus.h"
 #include "chorus/data/progress_bar.h"
 #include "chorus/functional/math.h"
@@ -53,7 +54,9 @@ absl::Status Run() {
   const Tensor share =
       AllReduce(Mean(Cast(right, chorus::DType::kF32)), world, chorus::Reduction::kAvg);
   CHORUS_ASSIGN_OR_RETURN(const float accuracy, share.Item<float>());
-  if (rank == 0) progress.Say("accuracy " + std::to_string(accuracy));
+  if (rank == 0) {
+    progress.Say(absl::StrFormat("%.0f of 10 test images are put into their class", 10 * accuracy));
+  }
   return chorus::Barrier(world).Wait();
 }
 
