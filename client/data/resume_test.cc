@@ -52,6 +52,18 @@ std::shared_ptr<const Dataset> Noisy() {
       });
 }
 
+std::unique_ptr<DataLoader> LoaderOf(const World& world, uint64_t seed, int threads) {
+  DistributedSampler::Options sampling;
+  sampling.rank = world.rank();
+  sampling.replicas = world.size();
+  sampling.seed = seed;
+  DataLoader::Options loading;
+  loading.batch_size = kBatch;
+  loading.threads = threads;
+  loading.device = world.device();
+  return *DataLoader::Create(Noisy(), *DistributedSampler::Create(kSamples, sampling), loading);
+}
+
 // One rank's.
 struct Training {
   Training(const World& world, uint64_t seed, int threads)
@@ -64,15 +76,7 @@ struct Training {
         &model, optimizer.get(),
         [this](const std::vector<Tensor>& in) { return nn::MseLoss(model(in[0]), in[1]); },
         nn::TrainStep::Options{world.group()});
-    DistributedSampler::Options sampling;
-    sampling.rank = world.rank();
-    sampling.replicas = world.size();
-    sampling.seed = seed;
-    DataLoader::Options loading;
-    loading.batch_size = kBatch;
-    loading.threads = threads;
-    loading.device = world.device();
-    loader = *DataLoader::Create(Noisy(), *DistributedSampler::Create(kSamples, sampling), loading);
+    loader = LoaderOf(world, seed, threads);
   }
 
   // Steps until so many are done.
@@ -116,6 +120,66 @@ struct Training {
   std::vector<float> losses;
 };
 
+// The same with the optimizer's state in pieces on the ranks, call by call.
+struct ShardedTraining {
+  ShardedTraining(const World& world, uint64_t seed, int threads)
+      : model({nn::Make<nn::Linear>(3, 6), nn::ReluLayer(), nn::Make<nn::Linear>(6, 1)}),
+        loader(LoaderOf(world, seed, threads)) {
+    EXPECT_TRUE(model.Init(world, seed).ok());
+    whole = std::make_unique<nn::Adam>(model.parameters(), nn::Adam::Options());
+    optimizer = std::make_unique<nn::ShardedOptimizer>(
+        model.parameters(), world.group(), [](const std::vector<nn::ParameterGroup>& pieces) {
+          return std::make_unique<nn::Adam>(pieces, nn::Adam::Options());
+        });
+  }
+
+  absl::Status RunTo(int64_t end) {
+    while (done < end) {
+      CHORUS_ASSIGN_OR_RETURN(const Batch batch, loader->Next());
+      if (batch.empty()) {
+        loader->SetEpoch(loader->epoch() + 1);
+        continue;
+      }
+      const Tensor loss = nn::MseLoss(model(batch.tensors[0]), batch.tensors[1]);
+      CHORUS_RETURN_IF_ERROR(Backward(loss));
+      CHORUS_RETURN_IF_ERROR(optimizer->Step());
+      ++done;
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Save(const std::string& name, const Group& ranks) {
+    CHORUS_RETURN_IF_ERROR(optimizer->Gather(whole.get()));
+    nn::Progress progress = loader->state();
+    progress["step"] = absl::StrCat(done);
+    return nn::SaveShardedCheckpoint(name, ranks, model, whole.get(), progress);
+  }
+  absl::Status Load(const std::string& name) {
+    CHORUS_ASSIGN_OR_RETURN(const nn::Progress progress,
+                            nn::LoadCheckpoint(nn::ShardIndexPath(name), &model, whole.get()));
+    if (!absl::SimpleAtoi(progress.at("step"), &done)) return BadType("no step");
+    CHORUS_RETURN_IF_ERROR(optimizer->Scatter(whole.get()));
+    return loader->Restore(progress);
+  }
+  // Of the model, and of the moments of all.
+  std::vector<std::vector<float>> All() {
+    std::vector<std::vector<float>> all;
+    for (const nn::Variable& variable : model.variables()) all.push_back(Values<float>(variable()));
+    EXPECT_TRUE(optimizer->Gather(whole.get()).ok());
+    const auto state = whole->State();
+    EXPECT_TRUE(state.ok()) << state.status();
+    for (const std::vector<Tensor>& slots : *state) {
+      for (const Tensor& slot : slots) all.push_back(Values<float>(slot));
+    }
+    return all;
+  }
+
+  nn::Sequential model;
+  std::unique_ptr<nn::Adam> whole;
+  std::unique_ptr<nn::ShardedOptimizer> optimizer;
+  std::unique_ptr<DataLoader> loader;
+  int64_t done = 0;
+};
+
 class ResumeTest : public ::testing::Test {
  protected:
   ResumeTest() {
@@ -125,7 +189,7 @@ class ResumeTest : public ::testing::Test {
   ~ResumeTest() override { (void)std::system(("rm -rf " + folder_).c_str()); }
 
   // What `run` makes of each rank's training, each in a thread of its own.
-  template <typename F>
+  template <typename T = Training, typename F>
   std::vector<std::vector<std::vector<float>>> OnEach(int size, uint64_t seed, int threads,
                                                       const F& run) {
     FakeDaemon daemon;
@@ -135,7 +199,7 @@ class ResumeTest : public ::testing::Test {
     for (int r = 0; r < size; ++r) {
       runners.emplace_back([&, r] {
         const World& world = ranks.worlds[static_cast<size_t>(r)];
-        Training training(world, seed, threads);
+        T training(world, seed, threads);
         const absl::Status status = run(&training, world);
         EXPECT_TRUE(status.ok()) << "rank " << r << ": " << status;
         all[static_cast<size_t>(r)] = training.All();
@@ -189,6 +253,32 @@ TEST_F(ResumeTest, OtherRanksGoOnWithWhatIsLeftOfTheEpoch) {
     return training->RunTo(5);
   });
   for (const auto& rank : three) EXPECT_EQ(rank[1], three[0][1]);
+}
+
+TEST_F(ResumeTest, AnOptimizersStateInPiecesGoesOnToo) {
+  constexpr int64_t kCut = 4;
+  constexpr int64_t kEnd = 9;
+  const std::string name = folder_ + "/pieces";
+  const auto whole = OnEach<ShardedTraining>(
+      2, 7, /*threads=*/0,
+      [](ShardedTraining* training, const World&) { return training->RunTo(kEnd); });
+  const auto cut = OnEach<ShardedTraining>(2, 7, /*threads=*/1,
+                                           [&](ShardedTraining* training, const World& world) {
+                                             CHORUS_RETURN_IF_ERROR(training->RunTo(kCut));
+                                             return training->Save(name, world.group());
+                                           });
+  const auto resumed =
+      OnEach<ShardedTraining>(2, 99, /*threads=*/1, [&](ShardedTraining* training, const World&) {
+        CHORUS_RETURN_IF_ERROR(training->Load(name));
+        return training->RunTo(kEnd);
+      });
+  EXPECT_EQ(resumed, whole);
+  EXPECT_NE(cut[0], whole[0]);
+  // On three ranks the pieces are others, and together the same.
+  const auto three = OnEach<ShardedTraining>(
+      3, 99, /*threads=*/0,
+      [&](ShardedTraining* training, const World&) { return training->Load(name); });
+  for (const auto& rank : three) EXPECT_EQ(rank, cut[0]);
 }
 
 }  // namespace

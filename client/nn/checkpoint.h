@@ -3,8 +3,9 @@
 //
 // In one file (SaveCheckpoint), or shared out among the ranks that have the same, a file each
 // (SaveShardedCheckpoint, shards.h); who loads it may be any number of ranks, whatever saved it.
-// Ranks that each hold a part of their own (an optimizer's state by ranks, layers in shards) write
-// it by SaveShard and read the rows that they need by TensorFiles.
+// A ShardedOptimizer goes by way of one of all parameters (Gather, Scatter). Ranks that each hold a
+// part of their own (layers in shards) write it by SaveShard and read the rows that they need by
+// TensorFiles.
 //
 // Variables have their names ("encoder.2.weight"); an optimizer's state of a parameter is
 // "optimizer.NAME.SLOT". Files with the right names and types open, whoever wrote them: a module's
@@ -44,9 +45,8 @@ absl::Status SaveCheckpoint(const std::string& path, const Module& module,
 absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
                                    const Module& module, Optimizer* optimizer = nullptr,
                                    const Progress& progress = {});
-// From a file or an index, into a module that has its variables (Init), on its
-// device; `optimizer`, unless it is null, is of the same kind as when it was saved. Returns the
-// progress that was saved.
+// From a file or an index, into a module that has its variables (Init), on its device; `optimizer`,
+// unless it is null, is of the same kind as when it was saved. Returns the progress that was saved.
 absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
                                         Optimizer* optimizer = nullptr);
 
