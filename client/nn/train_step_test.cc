@@ -8,6 +8,7 @@
 
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
+#include "chorus/nn/batch_norm.h"
 #include "chorus/nn/init.h"
 #include "chorus/nn/layers.h"
 #include "chorus/nn/loss.h"
@@ -377,6 +378,44 @@ TEST_F(TrainStepTest, MasterWeightsKeepWhatTheirCopiesCannot) {
     EXPECT_EQ(y.dtype(), compute);
     ASSERT_TRUE(Backward(Sum(Cast(y, DType::kF32))).ok());
     EXPECT_THAT(Values<float>(model.weight.grad()), ::testing::Each(2));
+  }
+}
+
+TEST_F(TrainStepTest, BuffersAreNotCast) {
+  const Session session = daemon_.Open();
+  BatchNorm norm(2);
+  ASSERT_TRUE(norm.Init(session, 1, DType::kF32).ok());
+  Sgd sgd(norm.parameters(), {});
+  TrainStep::Options options;
+  options.compute = DType::kBF16;
+  TrainStep step(
+      &norm, &sgd,
+      [&](const Tensors& in) {
+        EXPECT_EQ(norm.weight()().dtype(), DType::kBF16);
+        EXPECT_EQ(norm.running_mean()().dtype(), DType::kF32);
+        return Sum(Cast(norm(Cast(in[0], DType::kBF16)), DType::kF32));
+      },
+      options);
+  ASSERT_TRUE(step({FromHost<float>(session, {1, 2, 2, 5}, {2, 2})}).ok());
+  // Of 1.5 and 3.5, of which bf16 would keep 8 bits.
+  EXPECT_THAT(Values<float>(norm.running_mean()()),
+              Pointwise(::testing::FloatNear(1e-7f), std::vector<float>{0.15f, 0.35f}));
+}
+
+TEST_F(TrainStepTest, OneGradientThatIsNotFiniteIsEnough) {
+  const Session session = daemon_.Open();
+  for (const float bad : {INFINITY, -INFINITY, NAN}) {
+    for (size_t at = 0; at < 4; ++at) {
+      std::vector<Tensor> gradients = {FromHost<float>(session, {4, 8}, {2}), Tensor(),
+                                       Zeros(session, DType::kF32, {0}),
+                                       FromHost<float>(session, {2}, {1})};
+      const bool finite = at == 1 || at == 2;
+      if (at == 0) gradients[0] = FromHost<float>(session, {4, bad}, {2});
+      if (at == 3) gradients[3] = FromHost<float>(session, {bad}, {1});
+      const Tensor all = LossScaler::Unscale(&gradients, Scalar<float>(session, 4));
+      EXPECT_EQ(Values<bool>(all)[0], finite) << bad << " at " << at;
+      EXPECT_EQ(Values<float>(gradients[0])[0], 1);
+    }
   }
 }
 
