@@ -30,6 +30,7 @@ using internal::ReformedWorld;
 // The node answers at once whatever is not a wait; longer means that it is stuck.
 constexpr absl::Duration kAnswer = absl::Seconds(60);
 constexpr size_t kKeptOutcomes = 1024;
+constexpr int kMaxUnderWay = 1024;  // as many as a node holds of one log
 
 absl::Status Late(absl::string_view what) {
   return MakeError(Reason::kTransportTimeout, absl::StrCat("no answer yet to: ", what));
@@ -89,10 +90,12 @@ class DirectLink : public Link {
     ByteWriter out;
     EncodeFrame(command, &out);
     const std::shared_ptr<Log> log = log_;
+    CHORUS_RETURN_IF_ERROR(WaitForRoom());
     loop_->Post([session = session_, frame = out.Take(), log, sequence = command.sequence](
                     node::LocalNode& node, absl::Time now) {
       node.Submit(session, frame, now, [log, sequence](node::Outcome outcome) {
         MutexLock lock(&log->mutex);
+        --log->under_way;
         log->outcomes[sequence] = Detached(outcome.status);
         if (log->outcomes.size() > kKeptOutcomes) log->outcomes.erase(log->outcomes.begin());
         log->changed.SignalAll();
@@ -287,7 +290,21 @@ class DirectLink : public Link {
     Mutex mutex;
     CondVar changed;
     std::map<Sequence, absl::Status> outcomes ABSL_GUARDED_BY(mutex);
+    int under_way ABSL_GUARDED_BY(mutex) = 0;  // commands without an outcome
   };
+
+  // As a transport does that is not read any more: a log holds so many frames, and refuses others.
+  absl::Status WaitForRoom() {
+    const absl::Time deadline = absl::Now() + kAnswer;
+    MutexLock lock(&log_->mutex);
+    while (log_->under_way >= kMaxUnderWay) {
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) return Late("room for a command");
+      log_->changed.WaitFor(&log_->mutex, left);
+    }
+    ++log_->under_way;
+    return absl::OkStatus();
+  }
 
   // Runs `f` on the node thread and returns what it does.
   template <typename T, typename F>

@@ -57,7 +57,9 @@ TEST_F(C10dSpawnTest, Broadcast) {
     const Tensor y = Broadcast(x, 1, world);
     EXPECT_THAT(Values<float>(y), Each(2));
     ASSERT_TRUE(Backward(SumOfSines(y)).ok());
-    ExpectGrad(x, rank == 1 ? 2 * std::cos(2) : 0);
+    // Theirs gives zeros to a tensor that is not looked at.
+    EXPECT_EQ(x.grad().defined(), rank == 1);
+    if (rank == 1) ExpectGrad(x, 2 * std::cos(2));
   });
 }
 
