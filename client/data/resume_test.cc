@@ -5,7 +5,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,7 +14,6 @@
 #include "chorus/chorus.h"
 #include "chorus/data/data.h"
 #include "chorus/nn/nn.h"
-#include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"
@@ -26,8 +24,7 @@ namespace chorus {
 namespace data {
 namespace {
 
-using testing::FakeDaemon;
-using testing::Ranks;
+using testing::OnRanks;
 using testing::Values;
 
 constexpr int64_t kSamples = 21;
@@ -192,20 +189,13 @@ class ResumeTest : public ::testing::Test {
   template <typename T = Training, typename F>
   std::vector<std::vector<std::vector<float>>> OnEach(int size, uint64_t seed, int threads,
                                                       const F& run) {
-    FakeDaemon daemon;
-    Ranks ranks(size, &daemon);
     std::vector<std::vector<std::vector<float>>> all(static_cast<size_t>(size));
-    std::vector<std::thread> runners;
-    for (int r = 0; r < size; ++r) {
-      runners.emplace_back([&, r] {
-        const World& world = ranks.worlds[static_cast<size_t>(r)];
-        T training(world, seed, threads);
-        const absl::Status status = run(&training, world);
-        EXPECT_TRUE(status.ok()) << "rank " << r << ": " << status;
-        all[static_cast<size_t>(r)] = training.All();
-      });
-    }
-    for (std::thread& runner : runners) runner.join();
+    OnRanks(size, [&](const World& world, int rank) {
+      T training(world, seed, threads);
+      const absl::Status status = run(&training, world);
+      EXPECT_TRUE(status.ok()) << "rank " << rank << ": " << status;
+      all[static_cast<size_t>(rank)] = training.All();
+    });
     return all;
   }
 

@@ -220,15 +220,6 @@ TEST_F(BatchNormTest, ACompiledStepKeepsItsRunningStatistics) {
 
 // --- One batch of several -----------------------------------------------------------------------
 
-// The function on each rank, in threads.
-void OnEachRank(const Ranks& ranks, const std::function<void(int rank, const World& world)>& run) {
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks.size(); ++r) {
-    threads.emplace_back([&, r] { run(r, ranks.worlds[static_cast<size_t>(r)]); });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 // Rows [begin, end) of what is laid out by rows of `width`.
 Doubles Rows(const Doubles& all, int64_t width, int64_t begin, int64_t end) {
   return Doubles(all.begin() + width * begin, all.begin() + width * end);
@@ -311,7 +302,7 @@ TEST_F(SyncBatchNormTest, RanksOfAnyNumbersOfRowsAreOneBatch) {
     Doubles mean, variance;
     const std::vector<Doubles> whole = run(session_, 0, 6, std::nullopt, &mean, &variance);
     FakeDaemon daemon;
-    OnEachRank(Ranks(4, &daemon), [&](int r, const World& world) {
+    Ranks(4, &daemon).Run([&](const World& world, int r) {
       const auto at = static_cast<size_t>(r);
       Doubles own_mean, own_variance;
       const std::vector<Doubles> part =
@@ -342,7 +333,7 @@ TEST_F(SyncBatchNormTest, ALargeMeanTakesNothingFromTheVariance) {
   }
   const Statistics batch(all, static_cast<int64_t>(all.size()), 1, 1, 0);
   FakeDaemon daemon;
-  OnEachRank(Ranks(3, &daemon), [&](int r, const World& world) {
+  Ranks(3, &daemon).Run([&](const World& world, int r) {
     const auto at = static_cast<size_t>(r);
     BatchNormOptions options;
     options.ranks = world.group();
@@ -360,7 +351,7 @@ TEST_F(SyncBatchNormTest, ALargeMeanTakesNothingFromTheVariance) {
 }
 
 TEST_F(SyncBatchNormTest, ARankThatCannotGoOnTellsTheOthers) {
-  OnEachRank(Ranks(2, &daemon_), [&](int r, const World& world) {
+  Ranks(2, &daemon_).Run([&](const World& world, int r) {
     Sequential model({std::make_shared<BatchNorm>(2)});
     ASSERT_TRUE(model.Init(world, 1, DType::kF64).ok());
     ShareBatches(&model, world);
@@ -431,7 +422,7 @@ TEST_F(SyncBatchNormTest, OneRankTrainsAsFourDo) {
   };
   const std::vector<Doubles> alone = train(nullptr, session_, 0, 8);
   FakeDaemon daemon;
-  OnEachRank(Ranks(4, &daemon), [&](int r, const World& world) {
+  Ranks(4, &daemon).Run([&](const World& world, int r) {
     const std::vector<Doubles> part = train(&world, world, 2 * r, 2 * r + 2);
     ASSERT_EQ(part.size(), alone.size());
     for (size_t i = 0; i < part.size(); ++i) EXPECT_THAT(part[i], Near(alone[i])) << i;

@@ -8,7 +8,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -36,7 +35,7 @@ namespace {
 
 using chorus::testing::FakeDaemon;
 using chorus::testing::Numbers;
-using chorus::testing::Ranks;
+using chorus::testing::OnRanks;
 using chorus::testing::Values;
 using ::testing::DoubleNear;
 using ::testing::Each;
@@ -122,16 +121,6 @@ void ExpectNear(const std::vector<Doubles>& got, const std::vector<Doubles>& wan
 
 class DistributedDataParallelTest : public ::testing::Test {
  protected:
-  // A function of each rank of a world, each in a thread.
-  static void OnRanks(int size, const std::function<void(const World& world, int rank)>& function) {
-    FakeDaemon daemon;
-    Ranks ranks(size, &daemon);
-    std::vector<std::thread> threads;
-    for (int r = 0; r < size; ++r) {
-      threads.emplace_back([&, r] { function(ranks.worlds[static_cast<size_t>(r)], r); });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
   // Made from other seeds: the first rank's count.
   static std::shared_ptr<Ddp> Make(const std::shared_ptr<Module>& module, const World& world,
                                    const Options& options = {}) {

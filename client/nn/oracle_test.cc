@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -304,27 +303,20 @@ TEST_F(OracleTest, SyncBatchNorm) {
   const Doubles y = Values<double>(Value("batch_norm/out"));
   const Doubles weight = Values<double>(Value("batch_norm/p.weight"));
   const Doubles bias = Values<double>(Value("batch_norm/p.bias"));
-  FakeDaemon daemon;
-  const chorus::testing::Ranks ranks(2, &daemon);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 2; ++r) {
-    threads.emplace_back([&, r] {
-      const World& world = ranks.worlds[static_cast<size_t>(r)];
-      BatchNormOptions options;
-      options.ranks = world;
-      BatchNorm norm(3, options);
-      ASSERT_TRUE(norm.Init(world, 1, DType::kF64).ok());
-      norm.weight().Set(FromHost(world, weight, {3}));
-      norm.bias().Set(FromHost(world, bias, {3}));
-      // One row, and three.
-      const auto begin = r == 0 ? 0 : 12, end = r == 0 ? 12 : 48;
-      const Doubles part(x.begin() + begin, x.begin() + end);
-      EXPECT_THAT(Values<double>(norm(FromHost(world, part, {(end - begin) / 12, 3, 2, 2}))),
-                  ::testing::Pointwise(::testing::DoubleNear(1e-10),
-                                       Doubles(y.begin() + begin, y.begin() + end)));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  chorus::testing::OnRanks(2, [&](const World& world, int rank) {
+    BatchNormOptions options;
+    options.ranks = world;
+    BatchNorm norm(3, options);
+    ASSERT_TRUE(norm.Init(world, 1, DType::kF64).ok());
+    norm.weight().Set(FromHost(world, weight, {3}));
+    norm.bias().Set(FromHost(world, bias, {3}));
+    // One row, and three.
+    const auto begin = rank == 0 ? 0 : 12, end = rank == 0 ? 12 : 48;
+    const Doubles part(x.begin() + begin, x.begin() + end);
+    EXPECT_THAT(Values<double>(norm(FromHost(world, part, {(end - begin) / 12, 3, 2, 2}))),
+                ::testing::Pointwise(::testing::DoubleNear(1e-10),
+                                     Doubles(y.begin() + begin, y.begin() + end)));
+  });
 }
 
 TEST_F(OracleTest, Recurrent) {

@@ -1,9 +1,7 @@
 #include "chorus/nn/sharded_optimizer.h"
 
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,7 +10,6 @@
 #include "chorus/nn/distributed_data_parallel.h"
 #include "chorus/nn/layers.h"
 #include "chorus/nn/optim.h"
-#include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"
@@ -23,24 +20,12 @@ namespace chorus {
 namespace nn {
 namespace {
 
-using chorus::testing::FakeDaemon;
 using chorus::testing::Numbers;
-using chorus::testing::Ranks;
+using chorus::testing::OnRanks;
 using chorus::testing::Values;
 using ::testing::HasSubstr;
 
 using Doubles = std::vector<double>;
-
-// A function of each rank of a world, each in a thread.
-void OnRanks(int size, const std::function<void(const World& world, int rank)>& function) {
-  FakeDaemon daemon;
-  Ranks ranks(size, &daemon);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] { function(ranks.worlds[static_cast<size_t>(r)], r); });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
 
 // 3 * 5 + 5 + 5 * 2 + 2 elements, which no two to four ranks share evenly.
 std::shared_ptr<Module> Net() {

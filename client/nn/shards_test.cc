@@ -10,7 +10,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -368,11 +367,8 @@ struct Model {
 template <typename F>
 std::vector<absl::Status> OnEach(const Ranks& ranks, const F& call) {
   std::vector<absl::Status> statuses(static_cast<size_t>(ranks.size()));
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < statuses.size(); ++r) {
-    threads.emplace_back([&, r] { statuses[r] = call(ranks.worlds[r]); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  ranks.Run(
+      [&](const World& world, int rank) { statuses[static_cast<size_t>(rank)] = call(world); });
   return statuses;
 }
 

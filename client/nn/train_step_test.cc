@@ -3,7 +3,6 @@
 #include <cmath>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "chorus/chorus.h"
@@ -131,33 +130,27 @@ TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
     for (const Variable& variable : model.parameters()) alone.push_back(Values<double>(variable()));
   }
   Ranks ranks(2, &daemon_);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 2; ++r) {
-    threads.emplace_back([&, r] {
-      const World& world = ranks.worlds[static_cast<size_t>(r)];
-      Linear model(3, 2);
-      // The second one's are the first one's after all.
-      ASSERT_TRUE(model.Init(world, 1 + static_cast<uint64_t>(r), DType::kF64).ok());
-      Adam adam(model.parameters(), Rate(0.1));
-      TrainStep::Options options;
-      options.ranks = world.group();
-      TrainStep step(
-          &model, &adam, [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); }, options);
-      for (size_t i = 0; i < 4; ++i) {
-        const Doubles some(rows.begin() + 6 * r, rows.begin() + 6 * r + 6);
-        const Doubles theirs(labels.begin() + 4 * r, labels.begin() + 4 * r + 4);
-        const auto loss =
-            step({FromHost<double>(world, some, {2, 3}), FromHost<double>(world, theirs, {2, 2})});
-        ASSERT_TRUE(loss.ok()) << loss.status();
-        EXPECT_THAT(Values<double>(*loss), Pointwise(DoubleNear(1e-12), Doubles{alone_loss[i]}));
-      }
-      for (size_t i = 0; i < alone.size(); ++i) {
-        EXPECT_THAT(Values<double>(model.parameters()[i]()),
-                    Pointwise(DoubleNear(1e-12), alone[i]));
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  ranks.Run([&](const World& world, int r) {
+    Linear model(3, 2);
+    // The second one's are the first one's after all.
+    ASSERT_TRUE(model.Init(world, 1 + static_cast<uint64_t>(r), DType::kF64).ok());
+    Adam adam(model.parameters(), Rate(0.1));
+    TrainStep::Options options;
+    options.ranks = world.group();
+    TrainStep step(
+        &model, &adam, [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); }, options);
+    for (size_t i = 0; i < 4; ++i) {
+      const Doubles some(rows.begin() + 6 * r, rows.begin() + 6 * r + 6);
+      const Doubles theirs(labels.begin() + 4 * r, labels.begin() + 4 * r + 4);
+      const auto loss =
+          step({FromHost<double>(world, some, {2, 3}), FromHost<double>(world, theirs, {2, 2})});
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      EXPECT_THAT(Values<double>(*loss), Pointwise(DoubleNear(1e-12), Doubles{alone_loss[i]}));
+    }
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_THAT(Values<double>(model.parameters()[i]()), Pointwise(DoubleNear(1e-12), alone[i]));
+    }
+  });
 }
 
 TEST_F(TrainStepTest, WhatIsFrozenStaysAndWhatIsUnusedHasGradientZero) {
@@ -244,64 +237,58 @@ class Times : public Module {
 TEST_F(TrainStepTest, AStepThatOverflowsOnAnyRankIsLeftOutOnAll) {
   const std::vector<float> factors = {0.5f, INFINITY, 0.25f, -0.5f, NAN, 1.0f, 2.0f, 1.5f};
   Ranks ranks(2, &daemon_);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 2; ++r) {
-    threads.emplace_back([&, r] {
-      const World& world = ranks.worlds[static_cast<size_t>(r)];
-      Times model;
-      ASSERT_TRUE(model.Init(world, 1, DType::kF32).ok());
-      Adam adam(model.parameters(), Rate(0.1));
-      LossScaler::Options scaling;
-      scaling.scale = 1024;
-      scaling.interval = 2;
-      LossScaler scaler(scaling);
-      TrainStep::Options options;
-      options.ranks = world.group();
-      options.scaler = &scaler;
-      TrainStep step(
-          &model, &adam, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
-      double p = 1, m = 0, v = 0, scale = 1024;
-      int64_t t = 0, streak = 0, skipped = 0;
-      std::vector<float> kept;
-      std::vector<std::vector<float>> kept_state;
-      for (const float factor : factors) {
-        const float other = 0.5f;
-        ASSERT_TRUE(step({Scalar<float>(world, r == 1 ? factor : other)}).ok());
-        const double g = (factor + other) / 2;
-        const auto values = Values<float>(model.weight());
-        const auto all_state = adam.State();
-        ASSERT_TRUE(all_state.ok());
-        std::vector<std::vector<float>> state;
-        for (const Tensor& slot : (*all_state)[0]) state.push_back(Values<float>(slot));
-        if (std::isfinite(g)) {
-          ++t;
-          m = 0.9 * m + 0.1 * g;
-          v = 0.999 * v + 0.001 * g * g;
-          p -=
-              0.1 * (m / (1 - std::pow(0.9, t))) / (std::sqrt(v / (1 - std::pow(0.999, t))) + 1e-8);
-          if (++streak == 2) {
-            scale *= 2;
-            streak = 0;
-          }
-          EXPECT_THAT(values, Pointwise(::testing::FloatNear(1e-5f),
-                                        std::vector<float>(3, static_cast<float>(p))));
-        } else {
-          scale /= 2;
+  ranks.Run([&](const World& world, int r) {
+    Times model;
+    ASSERT_TRUE(model.Init(world, 1, DType::kF32).ok());
+    Adam adam(model.parameters(), Rate(0.1));
+    LossScaler::Options scaling;
+    scaling.scale = 1024;
+    scaling.interval = 2;
+    LossScaler scaler(scaling);
+    TrainStep::Options options;
+    options.ranks = world.group();
+    options.scaler = &scaler;
+    TrainStep step(
+        &model, &adam, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
+    double p = 1, m = 0, v = 0, scale = 1024;
+    int64_t t = 0, streak = 0, skipped = 0;
+    std::vector<float> kept;
+    std::vector<std::vector<float>> kept_state;
+    for (const float factor : factors) {
+      const float other = 0.5f;
+      ASSERT_TRUE(step({Scalar<float>(world, r == 1 ? factor : other)}).ok());
+      const double g = (factor + other) / 2;
+      const auto values = Values<float>(model.weight());
+      const auto all_state = adam.State();
+      ASSERT_TRUE(all_state.ok());
+      std::vector<std::vector<float>> state;
+      for (const Tensor& slot : (*all_state)[0]) state.push_back(Values<float>(slot));
+      if (std::isfinite(g)) {
+        ++t;
+        m = 0.9 * m + 0.1 * g;
+        v = 0.999 * v + 0.001 * g * g;
+        p -= 0.1 * (m / (1 - std::pow(0.9, t))) / (std::sqrt(v / (1 - std::pow(0.999, t))) + 1e-8);
+        if (++streak == 2) {
+          scale *= 2;
           streak = 0;
-          ++skipped;
-          EXPECT_EQ(values, kept);  // bit for bit
-          EXPECT_EQ(state, kept_state);
         }
-        kept = values;
-        kept_state = state;
-        EXPECT_EQ(Values<float>(scaler.StateOn(world).scale)[0], scale);
-        EXPECT_EQ(Values<int64_t>(scaler.StateOn(world).streak)[0], streak);
-        EXPECT_EQ(Values<int64_t>(scaler.StateOn(world).skipped)[0], skipped);
+        EXPECT_THAT(values, Pointwise(::testing::FloatNear(1e-5f),
+                                      std::vector<float>(3, static_cast<float>(p))));
+      } else {
+        scale /= 2;
+        streak = 0;
+        ++skipped;
+        EXPECT_EQ(values, kept);  // bit for bit
+        EXPECT_EQ(state, kept_state);
       }
-      EXPECT_EQ(step.traces(), 1);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      kept = values;
+      kept_state = state;
+      EXPECT_EQ(Values<float>(scaler.StateOn(world).scale)[0], scale);
+      EXPECT_EQ(Values<int64_t>(scaler.StateOn(world).streak)[0], streak);
+      EXPECT_EQ(Values<int64_t>(scaler.StateOn(world).skipped)[0], skipped);
+    }
+    EXPECT_EQ(step.traces(), 1);
+  });
 }
 
 TEST_F(TrainStepTest, LossScalingCallByCallIsThatOfTheStep) {

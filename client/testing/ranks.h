@@ -1,11 +1,14 @@
-// Several ranks of one world in one thread.
+// Several ranks of one world, in one thread or in one each.
 //
-// Threads: one. Ownership: a world is its caller's; Ranks has its sessions. Errors: fail the test.
+// Threads: one; Run has others, and waits for them. Ownership: a world is its caller's; Ranks has
+// its sessions. Errors: fail the test.
 #ifndef CHORUS_CLIENT_TESTING_RANKS_H_
 #define CHORUS_CLIENT_TESTING_RANKS_H_
 
 #include <chrono>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "chorus/chorus.h"
@@ -47,10 +50,24 @@ struct Ranks {
     }
   }
   int size() const { return static_cast<int>(worlds.size()); }
+  // The function of each rank, each in a thread of its own.
+  void Run(const std::function<void(const World& world, int rank)>& function) const {
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size(); ++r) {
+      threads.emplace_back([&, r] { function(worlds[static_cast<size_t>(r)], r); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
 
   std::vector<Session> sessions;
   std::vector<World> worlds;
 };
+
+// Ranks of a world of their own.
+inline void OnRanks(int size, const std::function<void(const World& world, int rank)>& function) {
+  FakeDaemon daemon;
+  Ranks(size, &daemon).Run(function);
+}
 
 }  // namespace testing
 }  // namespace chorus
