@@ -440,7 +440,7 @@ absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr
   CHORUS_ASSIGN_OR_RETURN(
       kept->bytes, link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_));
   const char* const bytes = kept->bytes.get();
-  return std::shared_ptr<const char>(std::move(kept), bytes);
+  return std::shared_ptr<const char>(kept, bytes);
 }
 
 // --- Ends ---------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@
 namespace resnet {
 namespace {
 
-using chorus::Tensor;
 using chorus::conformance::Job;
 using chorus::conformance::Values;
 using ::testing::HasSubstr;
