@@ -19,7 +19,6 @@
 namespace chorus {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

@@ -180,7 +180,7 @@ class RingLink : public RpcLink {
                        record.offset, " of an arena of ", arena->bytes()));
     }
     const char* const data = arena->data() + record.offset;
-    return std::shared_ptr<const char>(std::move(arena), data);
+    return std::shared_ptr<const char>(arena, data);
   }
   // Where the daemon has asked: arenas that it has no more keep their memory as long as they are
   // mapped here, and their names may come to stand for others. What a caller still holds stays

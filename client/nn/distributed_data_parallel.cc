@@ -18,7 +18,6 @@
 #include "client/internal/tape.h"
 #include "core/base/error.h"
 #include "core/base/mix_bits.h"
-#include "core/tensor/type.h"
 
 namespace chorus {
 namespace nn {

@@ -16,7 +16,6 @@ namespace chorus::node {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 class BackgroundTest : public ::testing::Test {
  protected:
