@@ -25,12 +25,14 @@ namespace {
 
 using internal::Gate;
 using internal::GateRequest;
-using internal::GateUses;
 using internal::kUnused;
 using internal::MemberOf;
 using internal::SourceOf;
 using internal::WithSource;
 using parallel::Nest;
+
+// This rank's.
+DeviceRef DeviceOf(const Group& group) { return internal::WorldFrom(MemberOf(group)).device(); }
 
 absl::Status FirstError(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) CHORUS_RETURN_IF_ERROR(tensor.status());
@@ -200,7 +202,7 @@ absl::StatusOr<std::shared_ptr<DistributedDataParallel>> DistributedDataParallel
 
 absl::Status DistributedDataParallel::Start(CallSite site) {
   const NoGrad no_grad;
-  const DeviceRef device = internal::WorldFrom(MemberOf(group_)).device();
+  const DeviceRef device = DeviceOf(group_);
   std::vector<Tensor> values;
   for (size_t i = 0; i < variables_.size(); ++i) {
     const Tensor tensor = variables_[i].variable();
@@ -231,7 +233,7 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
 }
 
 absl::Status DistributedDataParallel::CompareModules(CallSite site) const {
-  const DeviceRef device = internal::WorldFrom(MemberOf(group_)).device();
+  const DeviceRef device = DeviceOf(group_);
   std::vector<std::string> lines;
   for (const NamedVariable& named : variables_) lines.push_back(TextOf(named));
   const std::string text = absl::StrJoin(lines, "\n");
@@ -297,7 +299,7 @@ absl::Status DistributedDataParallel::OrderBuckets(CallSite site) {
   };
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return last_use(a) > last_use(b); });
-  const DeviceRef device = internal::WorldFrom(MemberOf(group_)).device();
+  const DeviceRef device = DeviceOf(group_);
   CHORUS_ASSIGN_OR_RETURN(
       const std::vector<int64_t> first,
       Broadcast(FromHost(device, order, {static_cast<int64_t>(order.size())}, site), 0, group_,
@@ -391,7 +393,7 @@ absl::StatusOr<std::vector<bool>> DistributedDataParallel::UsedAnywhere(
                                   names(changed, true), " at one step and not at another"));
   }
   const NoGrad no_grad;
-  const DeviceRef device = internal::WorldFrom(MemberOf(group_)).device();
+  const DeviceRef device = DeviceOf(group_);
   CHORUS_ASSIGN_OR_RETURN(
       const std::vector<bool> anywhere,
       AllReduce(FromHost(device, used_here, {static_cast<int64_t>(used_here.size())}, site), group_,
@@ -481,7 +483,7 @@ double DistributedDataParallel::Join::scale() const {
 }
 
 absl::Status DistributedDataParallel::Join::Exchange(bool here, CallSite site) {
-  const DeviceRef device = internal::WorldFrom(MemberOf(model_->group_)).device();
+  const DeviceRef device = DeviceOf(model_->group_);
   CHORUS_ASSIGN_OR_RETURN(here_,
                           GatherNumbers<int32_t>({here ? 1 : 0}, model_->group_, device, site));
   const int left = live();
