@@ -270,12 +270,7 @@ absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fi
   return Gather(*results);
 }
 
-Tensor DataParallel::Forward(const Tensor& x) {
-  const absl::StatusOr<Nest> result = Call({Nest(x)}, {});
-  if (!result.ok()) return FromError(x.device(), result.status());
-  if (result->kind() == Nest::Kind::kTensor) return result->tensor();
-  return Refuse(x, "its module does not give one tensor: use Call");
-}
+Tensor DataParallel::Forward(const Tensor& x) { return ForwardByCall(x); }
 
 std::string DataParallel::description() const {
   std::vector<int> slots;

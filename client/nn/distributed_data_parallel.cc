@@ -442,12 +442,7 @@ absl::StatusOr<Nest> DistributedDataParallel::Call(const Nest::Items& inputs,
   return gated->CallAt(site, inputs, keywords);
 }
 
-Tensor DistributedDataParallel::Forward(const Tensor& x) {
-  const absl::StatusOr<Nest> result = Call({Nest(x)}, {});
-  if (!result.ok()) return FromError(x.device(), result.status());
-  if (result->kind() == Nest::Kind::kTensor) return result->tensor();
-  return Refuse(x, "its module does not give one tensor: use Call");
-}
+Tensor DistributedDataParallel::Forward(const Tensor& x) { return ForwardByCall(x); }
 
 std::string DistributedDataParallel::description() const {
   return absl::StrCat("rank=", group_.rank(), " of ", group_.size(), ", buckets=", buckets_.size());

@@ -262,6 +262,13 @@ CallSite Module::site() const {
   return innermost_site.line == 0 ? CallSite::Here() : innermost_site;
 }
 
+Tensor Module::ForwardByCall(const Tensor& x) {
+  const absl::StatusOr<parallel::Nest> result = Call({parallel::Nest(x)}, {});
+  if (!result.ok()) return FromError(x.device(), result.status());
+  if (result->kind() == parallel::Nest::Kind::kTensor) return result->tensor();
+  return Refuse(x, "its module does not give one tensor: use Call");
+}
+
 Tensor Module::Refuse(const Tensor& x, const std::string& why) const {
   return Failed(x, BadType(absl::StrCat(label(), ": ", why)), site());
 }

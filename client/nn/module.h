@@ -223,6 +223,9 @@ class Module : public std::enable_shared_from_this<Module> {
   // A variable of another module: tied.
   void Tie(const std::string& name, const Variable& variable);
 
+  // Call with x alone, where it gives one tensor: the Forward of modules around another one.
+  Tensor ForwardByCall(const Tensor& x);
+
   // The line of the call that is under way, for layers of which it says more than their own:
   //   const CallSiteScope lines(site());
   CallSite site() const;
