@@ -1,5 +1,7 @@
 #include "chorus/nn/batch_norm.h"
 
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,7 @@
 #include "chorus/nn/init.h"
 #include "chorus/parallel.h"
 #include "client/internal/local.h"
+#include "client/nn/normalize.h"
 #include "client/nn/replicas.h"
 
 namespace chorus {
@@ -18,12 +21,6 @@ namespace nn {
 
 using internal::IsUsable;
 using internal::TypeText;
-
-namespace {
-
-Tensor AsType(const Tensor& x, DType dtype) { return x.dtype() == dtype ? x : Cast(x, dtype); }
-
-}  // namespace
 
 BatchNorm::BatchNorm(int64_t channels, const BatchNormOptions& options)
     : Module("BatchNorm"), channels_(channels), options_(options) {
@@ -92,11 +89,13 @@ Tensor BatchNorm::GatherRows(const Tensor& row) const {
 
 // By each one's mean, sum of squares about it, and count: no difference of large numbers (Chan,
 // Golub and LeVeque 1979). The count is no number of the program, for a batch may vary.
-BatchNorm::Statistics BatchNorm::OfAll(const Tensor& x, const std::vector<int64_t>& others) const {
+BatchNorm::Statistics BatchNorm::OfAll(const Tensor& x) const {
+  std::vector<int64_t> others;
   Tensor count = Full(x.device(), DType::kI64, {}, 1);
-  for (const int64_t axis : others) {
-    const int64_t size = x.shape()[static_cast<size_t>(axis)];
-    count = count * Sum(Full(x.device(), DType::kI64, {size}, 1));
+  for (size_t axis = 0; axis < x.shape().size(); ++axis) {
+    if (axis == 1) continue;
+    others.push_back(static_cast<int64_t>(axis));
+    count = count * Sum(Full(x.device(), DType::kI64, {x.shape()[axis]}, 1));
   }
   count = Cast(count, x.dtype());
   const Tensor own = Sum(x, others, /*keep_dims=*/true) / ClampMin(count, 1);
@@ -128,47 +127,45 @@ Tensor BatchNorm::Forward(const Tensor& x) {
   if (x.shape().size() < 2 || x.shape()[1] != channels_) {
     return Tell(Refuse(x, absl::StrCat("expected [n, ", channels_, ", ...], got ", TypeText(x))));
   }
-  const bool is_half = x.dtype() == DType::kF16 || x.dtype() == DType::kBF16;
-  const DType dtype = is_half ? DType::kF32 : x.dtype();
+  const DType dtype = NormType(x.dtype());
   const Tensor values = AsType(x, dtype);
-  Shape per_channel(x.shape().size() - 1, 1);
-  per_channel[0] = channels_;
-  Tensor centered;
+  const auto parameter = [dtype](const Variable& variable) {
+    return variable.defined() ? AsType(variable(), dtype) : Tensor();
+  };
+  if (training() && !shares()) {
+    const int64_t count = std::accumulate(x.shape().begin() + 2, x.shape().end(), x.shape()[0],
+                                          std::multiplies<int64_t>());
+    if (count < 2) {
+      return Refuse(x, absl::StrCat("expected two values of a channel at least, in training, got ",
+                                    TypeText(x)));
+    }
+    const Norm norm = {{1, 2}, {1, 2}, options_.epsilon};
+    const Tensor moments = Moments(values, norm);
+    const auto n = static_cast<double>(count);
+    Track(Reshape(Slice(moments, 0, 0, 1), {channels_}),
+          Reshape(Slice(moments, 0, 1, 2), {channels_}) * (n / (n - 1)));
+    return AsType(Normalize(values, moments, norm, parameter(weight_), parameter(bias_)),
+                  x.dtype());
+  }
+  Tensor mean;
   Tensor variance;
   if (training()) {
-    std::vector<int64_t> others = {0};
-    int64_t count = x.shape()[0];
-    for (size_t d = 2; d < x.shape().size(); ++d) {
-      others.push_back(static_cast<int64_t>(d));
-      count *= x.shape()[d];
-    }
-    if (shares()) {
-      const Statistics all = OfAll(values, others);
-      if (!IsUsable(all.mean)) return all.mean;
-      centered = values - Reshape(all.mean, per_channel);
-      variance = Reshape(all.variance, per_channel);
-      Track(all.mean, all.unbiased);
-    } else {
-      if (count < 2) {
-        return Refuse(x,
-                      absl::StrCat("expected two values of a channel at least, in training, got ",
-                                   TypeText(x)));
-      }
-      const Tensor mean = Mean(values, others, /*keep_dims=*/true);
-      centered = values - mean;
-      variance = Mean(centered * centered, others, /*keep_dims=*/true);
-      const double n = static_cast<double>(count);
-      Track(Reshape(mean, {channels_}), Reshape(variance, {channels_}) * (n / (n - 1)));
-    }
+    const Statistics all = OfAll(values);
+    if (!IsUsable(all.mean)) return all.mean;
+    mean = all.mean;
+    variance = all.variance;
+    Track(mean, all.unbiased);
   } else {
-    centered = values - Reshape(AsType(running_mean_(), dtype), per_channel);
-    variance = Reshape(AsType(running_var_(), dtype), per_channel);
+    mean = AsType(running_mean_(), dtype);
+    variance = AsType(running_var_(), dtype);
   }
-  const Tensor y = centered * Rsqrt(variance + options_.epsilon);
-  if (!weight_.defined()) return AsType(y, x.dtype());
-  return AsType(y * Reshape(AsType(weight_(), dtype), per_channel) +
-                    Reshape(AsType(bias_(), dtype), per_channel),
-                x.dtype());
+  Shape per_channel(x.shape().size() - 1, 1);
+  per_channel[0] = channels_;
+  Tensor scale = Rsqrt(variance + options_.epsilon);
+  if (weight_.defined()) scale = scale * parameter(weight_);
+  Tensor y = (values - Reshape(mean, per_channel)) * Reshape(scale, per_channel);
+  if (bias_.defined()) y = y + Reshape(parameter(bias_), per_channel);
+  return AsType(y, x.dtype());
 }
 
 std::string BatchNorm::description() const {

@@ -72,7 +72,7 @@ class BatchNorm : public Module {
     Tensor variance;
     Tensor unbiased;
   };
-  Statistics OfAll(const Tensor& x, const std::vector<int64_t>& others) const;
+  Statistics OfAll(const Tensor& x) const;
   // `refused`, of which those who wait have been told.
   Tensor Tell(const Tensor& refused) const;
 

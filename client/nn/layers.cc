@@ -14,6 +14,7 @@
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
 #include "client/internal/local.h"
+#include "client/nn/normalize.h"
 #include "core/base/mix_bits.h"
 
 namespace chorus {
@@ -23,16 +24,10 @@ namespace {
 using internal::IsUsable;
 using internal::TypeText;
 
-// The last `count` axes of x.
-std::vector<int64_t> LastAxes(int64_t count) {
-  std::vector<int64_t> axes;
-  for (int64_t i = -count; i < 0; ++i) axes.push_back(i);
-  return axes;
-}
-
-Tensor NormalizeOver(const Tensor& x, const std::vector<int64_t>& axes, double epsilon) {
-  const Tensor centered = x - Mean(x, axes, /*keep_dims=*/true);
-  return centered * Rsqrt(Mean(centered * centered, axes, /*keep_dims=*/true) + epsilon);
+// Over the last `dims` dimensions.
+Norm LayerNormOver(const Tensor& x, int64_t dims, double epsilon) {
+  const auto rank = static_cast<int64_t>(x.shape().size());
+  return {{0, rank - dims}, {rank - dims, rank}, epsilon};
 }
 
 // a b^T, without a copy of b^T.
@@ -64,7 +59,8 @@ Tensor Silu(const Tensor& x, CallSite site) {
 
 Tensor LayerNormalize(const Tensor& x, int64_t dims, double epsilon, CallSite site) {
   const CallSiteScope lines(site);
-  return NormalizeOver(x, LastAxes(dims), epsilon);
+  if (!IsUsable(x)) return x * 1;
+  return NormalizeRows(x, LayerNormOver(x, dims, epsilon));
 }
 
 Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const RandomNumber& offset,
@@ -205,16 +201,15 @@ LayerNorm::LayerNorm(const Shape& shape, double epsilon, bool affine)
 
 Tensor LayerNorm::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (IsUsable(x)) {
-    const bool fits = x.shape().size() >= shape_.size() &&
-                      std::equal(shape_.rbegin(), shape_.rend(), x.shape().rbegin());
-    if (!fits) {
-      return Refuse(
-          x, absl::StrCat("expected [..., ", absl::StrJoin(shape_, ", "), "], got ", TypeText(x)));
-    }
+  if (!IsUsable(x)) return x * 1;
+  const bool fits = x.shape().size() >= shape_.size() &&
+                    std::equal(shape_.rbegin(), shape_.rend(), x.shape().rbegin());
+  if (!fits) {
+    return Refuse(
+        x, absl::StrCat("expected [..., ", absl::StrJoin(shape_, ", "), "], got ", TypeText(x)));
   }
-  const Tensor y = LayerNormalize(x, static_cast<int64_t>(shape_.size()), epsilon_);
-  return weight_.defined() ? y * weight_() + bias_() : y;
+  const Norm norm = LayerNormOver(x, static_cast<int64_t>(shape_.size()), epsilon_);
+  return weight_.defined() ? NormalizeRows(x, norm, weight_(), bias_()) : NormalizeRows(x, norm);
 }
 
 std::string LayerNorm::description() const {
@@ -228,10 +223,13 @@ RmsNorm::RmsNorm(int64_t width, double epsilon)
 
 Tensor RmsNorm::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (IsUsable(x) && (x.shape().empty() || x.shape().back() != width_)) {
+  if (!IsUsable(x)) return x * 1;
+  if (x.shape().empty() || x.shape().back() != width_) {
     return Refuse(x, absl::StrCat("expected [..., ", width_, "], got ", TypeText(x)));
   }
-  return x * Rsqrt(Mean(x * x, {-1}, /*keep_dims=*/true) + epsilon_) * weight_();
+  Norm norm = LayerNormOver(x, 1, epsilon_);
+  norm.center = false;
+  return NormalizeRows(x, norm, weight_());
 }
 
 std::string RmsNorm::description() const { return absl::StrCat(width_, ", epsilon=", epsilon_); }
@@ -256,14 +254,12 @@ Tensor GroupNorm::Forward(const Tensor& x) {
   Shape grouped = x.shape();
   grouped[1] = channels_ / groups_;
   grouped.insert(grouped.begin() + 1, groups_);
-  const Tensor y =
-      Reshape(NormalizeOver(Reshape(x, grouped), LastAxes(static_cast<int64_t>(grouped.size()) - 2),
-                            epsilon_),
-              x.shape());
-  if (!weight_.defined()) return y;
-  Shape per_channel(x.shape().size() - 1, 1);
-  per_channel[0] = channels_;
-  return y * Reshape(weight_(), per_channel) + Reshape(bias_(), per_channel);
+  const Norm norm = {{0, 2}, {1, 3}, epsilon_};
+  const auto in_groups = [this](const Variable& parameter) {
+    return parameter.defined() ? Reshape(parameter(), {groups_, channels_ / groups_}) : Tensor();
+  };
+  return Reshape(NormalizeRows(Reshape(x, grouped), norm, in_groups(weight_), in_groups(bias_)),
+                 x.shape());
 }
 
 std::string GroupNorm::description() const {

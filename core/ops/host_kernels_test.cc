@@ -257,11 +257,61 @@ void AppendPoolCases(std::vector<Case>* cases) {
   }
 }
 
+// Normalisation, with what has moments and what has weights of its own.
+void AppendNormCases(std::vector<Case>* cases) {
+  struct Sizes {
+    Ints x, rows, weights;
+  };
+  const std::vector<Sizes> all = {
+      // Batch norms, of planes and of single elements, few and more than stand side by side.
+      {{3, 5, 7, 4}, {1, 2}, {1, 2}},
+      {{2, 3, 9000}, {1, 2}, {1, 2}},
+      {{9, 5}, {1, 2}, {1, 2}},
+      {{9, 131}, {1, 2}, {1, 2}},
+      // Layer norms over one dimension, two, all, one element.
+      {{6, 131}, {0, 1}, {1, 2}},
+      {{4, 3, 5, 2}, {0, 2}, {2, 4}},
+      {{37}, {0, 0}, {0, 1}},
+      {{70, 1}, {0, 1}, {1, 2}},
+      {{200, 3}, {0, 1}, {1, 2}},
+      // Group and instance norms.
+      {{2, 3, 4, 5, 2}, {0, 2}, {1, 3}},
+      {{2, 3, 4, 1}, {0, 2}, {1, 3}},
+      {{3, 4, 6}, {0, 2}, {1, 2}},
+      // Weights of more dimensions than rows have, of fewer, and one for all.
+      {{2, 3, 4, 5}, {1, 2}, {1, 4}},
+      {{2, 3, 4, 5}, {1, 3}, {2, 3}},
+      {{5, 6, 3}, {0, 1}, {2, 3}},
+      {{70, 4, 3}, {2, 3}, {1, 2}},
+      {{4, 80}, {1, 2}, {0, 1}},
+      {{4, 6}, {0, 1}, {2, 2}},
+      // Nothing.
+      {{0, 3, 4}, {1, 2}, {1, 2}},
+      {{2, 0, 4}, {1, 2}, {1, 2}},
+      {{2, 3, 0}, {0, 1}, {1, 2}},
+      {{2, 3, 0}, {1, 2}, {1, 2}},
+  };
+  for (const Sizes& s : all) {
+    for (const int64_t center : {0, 1}) {
+      Ints moments(s.x.begin() + s.rows[0], s.x.begin() + s.rows[1]);
+      moments.insert(moments.begin(), 2);
+      const Ints weights(s.x.begin() + s.weights[0], s.x.begin() + s.weights[1]);
+      cases->push_back({"moments", {s.x}, {{"center", center}, {"rows", s.rows}}});
+      const Attributes attributes = {
+          {"center", center}, {"epsilon", 0.25}, {"rows", s.rows}, {"weights", s.weights}};
+      cases->push_back({"normalize", {s.x, moments, weights, weights}, attributes});
+      cases->push_back({"normalize_grad", {s.x, moments, weights, s.x}, attributes});
+      cases->push_back({"normalize_weight_grad", {s.x, moments, s.x}, attributes});
+    }
+  }
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   AppendRowCases(&cases);
   AppendConvolutionCases(&cases);
   AppendPoolCases(&cases);
+  AppendNormCases(&cases);
   for (const Ints& sizes : {Ints{}, Ints{0}, Ints{1}, Ints{7}, Ints{16}, Ints{1031}, Ints{3, 5}}) {
     for (const char* op :
          {"abs", "ceil", "copy", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "neg",
@@ -560,6 +610,11 @@ std::vector<Value> InputsOf(const Case& c, DType dtype, std::mt19937_64* random)
                      : divisor && !IsFloating(dtype) ? testing::RandomWhole(type, 1, 9, random)
                      : IsFloating(dtype)             ? testing::RandomNormal(type, random)
                                                      : testing::RandomWhole(type, -9, 9, random));
+    if (i == 1 && c.op.rfind("normalize", 0) == 0) {
+      std::vector<double> moments = testing::ToDoubles(inputs.back());
+      for (double& moment : moments) moment = std::abs(moment);
+      inputs.back() = testing::FromDoubles(type, moments);
+    }
   }
   return inputs;
 }

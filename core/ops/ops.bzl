@@ -23,6 +23,7 @@ OPS = {
     "gather": [],
     "index": ["host"],
     "matmul": ["host"],
+    "norm": ["host"],
     "pool": ["host"],
     "random": ["host"],
     "reduction": ["host"],

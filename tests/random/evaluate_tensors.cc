@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "core/base/error.h"
@@ -438,7 +439,9 @@ absl::StatusOr<Array> TensorOps::Local(const Statement& s, const Arrays& in, con
     case Op::kLinear:
       return Linear(in[0], in[1], in[2]);
     case Op::kLayerNorm:
-      return LayerNorm(in[0], in[1], in[2]);
+    case Op::kGroupNorm:
+    case Op::kBatchNorm:
+      return Normalized(s, in[0], in[1], in[2]);
     default:
       result.shape = in[0].shape;
       for (const int n : in[0].nodes)
@@ -634,13 +637,30 @@ absl::StatusOr<Array> TensorOps::Linear(const Array& x, const Array& weight, con
   return result;
 }
 
-absl::StatusOr<Array> TensorOps::LayerNorm(const Array& x, const Array& weight, const Array& bias) {
-  constexpr double kEpsilon = 1e-5;  // the layer's
-  if (!IsFloating(x.dtype) || weight.dtype != x.dtype || bias.dtype != x.dtype || x.shape.empty() ||
-      weight.shape != Dims{x.shape.back()} || bias.shape != weight.shape) {
-    return No("layer_norm: types");
+absl::StatusOr<Array> TensorOps::Normalized(const Statement& s, const Array& x, const Array& weight,
+                                            const Array& bias) {
+  constexpr double kEpsilon = 1e-5;  // the layers'
+  const bool over_last = s.op == Op::kLayerNorm;
+  if (!IsFloating(x.dtype) || weight.dtype != x.dtype || bias.dtype != x.dtype ||
+      x.shape.size() < (over_last ? 1 : 2)) {
+    return No("norm: types");
   }
-  if (x.shape.back() == 0) return No("layer_norm: of nothing");
+  // How many elements of x, one behind the other, have one weight.
+  const int64_t weights = over_last ? x.shape.back() : x.shape[1];
+  const int64_t plane = over_last ? 1 : Elements(Dims(x.shape.begin() + 2, x.shape.end()));
+  if (weight.shape != Dims{weights} || bias.shape != weight.shape) return No("norm: weights");
+  if (Elements(x.shape) == 0) return No("norm: of nothing");
+  const auto weight_of = [&](size_t i) {
+    return static_cast<size_t>(static_cast<int64_t>(i) / plane % weights);
+  };
+  const int64_t of_row = over_last ? weights : plane * weights / (s.ints.empty() ? 1 : s.ints[0]);
+  std::map<size_t, std::vector<size_t>> rows;
+  for (size_t i = 0; i < x.nodes.size(); ++i) {
+    const size_t row = s.op == Op::kBatchNorm ? weight_of(i) : i / static_cast<size_t>(of_row);
+    rows[row].push_back(i);
+  }
+  if (s.op == Op::kBatchNorm && rows.begin()->second.size() < 2) return No("batch_norm: of one");
+
   Array result = x;
   absl::Status status;
   const auto keep = [&status](const absl::StatusOr<int>& node) {
@@ -650,26 +670,26 @@ absl::StatusOr<Array> TensorOps::LayerNorm(const Array& x, const Array& weight, 
   const auto mean = [&](const std::vector<int>& of) {
     return keep(graph_->Reduced(Reduction::kAvg, x.dtype, of, {}));
   };
-  ForEachLine(
-      x.shape, static_cast<int64_t>(x.shape.size()) - 1, [&](const std::vector<size_t>& line) {
-        std::vector<int> row, squares;
-        for (const size_t i : line) row.push_back(x.nodes[i]);
-        const int middle = mean(row);
-        for (int& node : row) {
-          node = keep(graph_->Binary(Op::kSub, x.dtype, node, middle));
-          squares.push_back(graph_->Mul(x.dtype, node, node));
-        }
-        Statement step;
-        step.op = Op::kAddNumber;
-        step.number = kEpsilon;
-        const int shifted = keep(graph_->Unary(step, x.dtype, mean(squares)));
-        step.op = Op::kRsqrt;
-        const int scale = keep(graph_->Unary(step, x.dtype, shifted));
-        for (size_t i = 0; i < line.size(); ++i) {
-          const int y = graph_->Mul(x.dtype, graph_->Mul(x.dtype, row[i], scale), weight.nodes[i]);
-          result.nodes[line[i]] = keep(graph_->Binary(Op::kAdd, x.dtype, y, bias.nodes[i]));
-        }
-      });
+  for (const auto& [number, elements] : rows) {
+    std::vector<int> row, squares;
+    for (const size_t i : elements) row.push_back(x.nodes[i]);
+    const int middle = mean(row);
+    for (int& node : row) {
+      node = keep(graph_->Binary(Op::kSub, x.dtype, node, middle));
+      squares.push_back(graph_->Mul(x.dtype, node, node));
+    }
+    Statement step;
+    step.op = Op::kAddNumber;
+    step.number = kEpsilon;
+    const int shifted = keep(graph_->Unary(step, x.dtype, mean(squares)));
+    step.op = Op::kRsqrt;
+    const int scale = keep(graph_->Unary(step, x.dtype, shifted));
+    for (size_t i = 0; i < elements.size(); ++i) {
+      const size_t w = weight_of(elements[i]);
+      const int y = graph_->Mul(x.dtype, graph_->Mul(x.dtype, row[i], scale), weight.nodes[w]);
+      result.nodes[elements[i]] = keep(graph_->Binary(Op::kAdd, x.dtype, y, bias.nodes[w]));
+    }
+  }
   if (!status.ok()) return status;
   return result;
 }

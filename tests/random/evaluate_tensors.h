@@ -63,7 +63,9 @@ class TensorOps {
   // kSort, kArgSort.
   absl::StatusOr<Array> Sorted(const Statement& s, const Array& x, const Value& out);
   absl::StatusOr<Array> MatMul(const Array& a, const Array& b);
-  absl::StatusOr<Array> LayerNorm(const Array& x, const Array& weight, const Array& bias);
+  // kLayerNorm, kGroupNorm, kBatchNorm.
+  absl::StatusOr<Array> Normalized(const Statement& s, const Array& x, const Array& weight,
+                                   const Array& bias);
   // kConv2d, kConvTranspose2d; of a shape.
   absl::StatusOr<Array> Convolved(const Statement& s, const Array& x, const Array& weight,
                                   const Dims& shape);

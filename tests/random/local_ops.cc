@@ -53,7 +53,7 @@ bool LocalOps::Add() {
     case 15:
       return Ordered(rank);
     case 16:
-      return Layer(rank);
+      return random_->Chance(0.5) ? Layer(rank) : NormOfChannels(rank);
     case 17:
     case 18:
       return Convolution(rank);
@@ -440,6 +440,27 @@ bool LocalOps::Layer(int rank) {
   shape.back() = out;
   return draft_->Try(
       draft_->Of(linear ? Op::kLinear : Op::kLayerNorm, rank, {x, weight, bias}, a.dtype, shape));
+}
+
+bool LocalOps::NormOfChannels(int rank) {
+  int x = draft_->Existing(rank, [](const Value& v) {
+    return IsFloating(v.dtype) && v.shape.size() >= 2 && v.shape[1] > 0 &&
+           Elements(v.shape) >= 2 * v.shape[1] && Elements(v.shape) <= 24;
+  });
+  if (x < 0) {
+    x = draft_->Operand(
+        rank, settings_->dtype,
+        {random_->Between(2, 3), random_->AnyOf({1, 2, 4}), random_->Between(1, 2)});
+  }
+  const Value a = program_->value(x);
+  const int64_t channels = a.shape[1];
+  const int weight = draft_->Operand(rank, a.dtype, {channels});
+  const int bias = draft_->Operand(rank, a.dtype, {channels});
+  const bool batch = random_->Chance(0.6);
+  Statement s = draft_->Of(batch ? Op::kBatchNorm : Op::kGroupNorm, rank, {x, weight, bias},
+                           a.dtype, a.shape);
+  if (!batch) s.ints = {channels % 2 == 0 ? random_->AnyOf({1, 2}) : 1};
+  return draft_->Try(std::move(s));
 }
 
 bool LocalOps::Select(int rank) {

@@ -36,6 +36,8 @@ class LocalOps {
   bool Convolution(int rank);
   bool Pool(int rank);
   bool Layer(int rank);
+  // A GroupNorm or a BatchNorm.
+  bool NormOfChannels(int rank);
   bool Select(int rank);
   // Images [n, channels, height, width], of a dtype that is floating: there already, or a leaf's.
   int Images(int rank, int64_t channels);

@@ -101,6 +101,8 @@ enum class Op {
   // Layers of client/nn: of x, weight and bias.
   kLinear,
   kLayerNorm,  // over the last axis
+  kGroupNorm,  // ints: the groups
+  kBatchNorm,
   // Collectives: a call for each member, by rank in the group. Pieces along `dim` have `rows` where
   // not empty.
   kAllReduce,

@@ -11,6 +11,7 @@
 #include "chorus/functional/math.h"
 #include "chorus/functional/nn.h"
 #include "chorus/functional/sort.h"
+#include "chorus/nn/batch_norm.h"
 #include "chorus/nn/data_parallel.h"
 #include "chorus/nn/layers.h"
 #include "chorus/nn/module.h"
@@ -600,6 +601,18 @@ class Trainer {
       case Op::kLayerNorm: {
         nn::LayerNorm layer(x.shape().back());
         const nn::StateScope scope(layer, {in[1], in[2]});
+        return layer(x);
+      }
+      case Op::kGroupNorm: {
+        nn::GroupNorm layer(s.ints[0], x.shape()[1]);
+        const nn::StateScope scope(layer, {in[1], in[2]});
+        return layer(x);
+      }
+      case Op::kBatchNorm: {
+        nn::BatchNorm layer(x.shape()[1]);
+        const Tensor zeros = Zeros(x.device(), x.dtype(), {x.shape()[1]});
+        const nn::StateScope scope(
+            layer, {in[1], in[2], zeros, zeros, Zeros(x.device(), DType::kI64, {})});
         return layer(x);
       }
       default:

@@ -151,6 +151,10 @@ class Local {
     if (op == "softmax") return Softmax(/*log=*/false);
     if (op == "log_softmax") return Softmax(/*log=*/true);
     if (op == "center" || op == "center_grad" || op == "softmax_grad") return Center();
+    if (op == "moments") return Moments();
+    if (op == "normalize") return Normalize();
+    if (op == "normalize_grad") return NormalizeGrad();
+    if (op == "normalize_weight_grad") return NormalizeWeightGrad();
     if (op == "cross_entropy") return CrossEntropy(/*gradient=*/false);
     if (op == "cross_entropy_grad") return CrossEntropy(/*gradient=*/true);
     if (op == "one_hot") return OneHot();
@@ -400,6 +404,90 @@ class Local {
       }
       out_[Position(type_, i)] = static_cast<T>(node_.op == "softmax_grad" ? w * sum : sum);
     });
+    return true;
+  }
+
+  // The indices that an element of x has in the dimensions of that attribute.
+  Index Within(const Index& i, absl::string_view name) const {
+    const Index range = IntsAttribute(node_.attributes, name);
+    return Index(i.begin() + range[0], i.begin() + range[1]);
+  }
+  Wide X(const Index& i) const { return in_[0][Position(node_.input(0), i)]; }
+  // From each row to what the elements' f give, and how many there are.
+  template <typename F>
+  std::map<Index, std::pair<Wide, Wide>> SumRows(const F& f) const {
+    std::map<Index, std::pair<Wide, Wide>> rows;
+    ForEach(node_.input(0), [&](const Index& i) {
+      auto& row = rows[Within(i, "rows")];
+      row.first += f(i);
+      row.second += 1;
+    });
+    return rows;
+  }
+  bool Moments() {
+    const bool center = IntAttribute(node_.attributes, "center", 1) != 0;
+    const auto means = SumRows([&](const Index& i) { return center ? X(i) : Wide{0}; });
+    const auto mean_of = [&](const Index& row) {
+      return means.at(row).first / means.at(row).second;
+    };
+    const auto squares = SumRows([&](const Index& i) {
+      const Wide apart = X(i) - mean_of(Within(i, "rows"));
+      return apart * apart;
+    });
+    ForEach(type_, [&](const Index& o) {
+      const Index row(o.begin() + 1, o.end());
+      const auto at = squares.find(row);
+      const Wide variance = at == squares.end() ? std::numeric_limits<Wide>::quiet_NaN()
+                                                : at->second.first / at->second.second;
+      const Wide mean = at == squares.end() && center ? variance
+                        : at == squares.end()         ? Wide{0}
+                                                      : mean_of(row);
+      out_[Position(type_, o)] = static_cast<T>(o[0] == 0 ? mean : variance);
+    });
+    return true;
+  }
+
+  Wide Moment(const Index& i, int64_t which) const {
+    Index at = Within(i, "rows");
+    at.insert(at.begin(), which);
+    return in_[1][Position(node_.input(1), at)];
+  }
+  Wide Scale(const Index& i) const {
+    const Wide epsilon = absl::get<double>(*FindAttribute(node_.attributes, "epsilon"));
+    return 1 / std::sqrt(Moment(i, 1) + epsilon);
+  }
+  Wide Z(const Index& i) const { return (X(i) - Moment(i, 0)) * Scale(i); }
+  Wide OfWeight(int n, const Index& i) const {
+    return in_[n][Position(node_.input(n), Within(i, "weights"))];
+  }
+  bool Normalize() {
+    ForEach(type_, [&](const Index& i) {
+      out_[Position(type_, i)] = static_cast<T>(OfWeight(2, i) * Z(i) + OfWeight(3, i));
+    });
+    return true;
+  }
+  bool NormalizeGrad() {
+    const auto u = [&](const Index& i) {
+      return OfWeight(2, i) * static_cast<Wide>(in_[3][Position(type_, i)]);
+    };
+    const bool center = IntAttribute(node_.attributes, "center", 1) != 0;
+    const auto sums = SumRows([&](const Index& i) { return center ? u(i) : Wide{0}; });
+    const auto products = SumRows([&](const Index& i) { return u(i) * Z(i); });
+    ForEach(type_, [&](const Index& i) {
+      const auto& [sum, size] = sums.at(Within(i, "rows"));
+      const Wide product = products.at(Within(i, "rows")).first;
+      out_[Position(type_, i)] =
+          static_cast<T>(Scale(i) * (u(i) - sum / size - Z(i) * product / size));
+    });
+    return true;
+  }
+  bool NormalizeWeightGrad() {
+    std::vector<Wide> sums(out_.size(), 0);
+    ForEach(node_.input(0), [&](const Index& i) {
+      sums[static_cast<size_t>(Position(type_, Within(i, "weights")))] +=
+          Z(i) * static_cast<Wide>(in_[2][Position(node_.input(2), i)]);
+    });
+    for (size_t i = 0; i < sums.size(); ++i) out_[i] = static_cast<T>(sums[i]);
     return true;
   }
 
