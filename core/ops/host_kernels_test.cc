@@ -1147,6 +1147,19 @@ TEST(HostKernelsTest, LibrariesComputeInTheThreadsThatCallThem) {
   }
 }
 
+// A sum of many numbers in f32 would lose a digit or two of them.
+TEST(HostKernelsTest, MomentsOfLongRowsKeepTheirDigits) {
+  const int64_t size = 1 << 20;
+  const Value x = testing::FromDoubles(WithDType(DType::kF32, {1, size}),
+                                       std::vector<double>(static_cast<size_t>(size), 0.1));
+  const Kernel means("moments", {x}, {{"rows", Ints{0, 1}}});
+  const std::vector<double> moments = testing::ToDoubles(means.Run({1}));
+  EXPECT_NEAR(moments[0], 0.1, 1e-6);
+  EXPECT_NEAR(moments[1], 0, 1e-12);
+  const Kernel squares("moments", {x}, {{"center", int64_t{0}}, {"rows", Ints{0, 1}}});
+  EXPECT_NEAR(testing::ToDoubles(squares.Run({1}))[1], 0.01, 1e-7);
+}
+
 TEST(HostKernelsTest, SoftmaxOfInfinitiesAndNan) {
   const double inf = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
