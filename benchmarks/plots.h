@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "benchmarks/interleave.h"
-#include "tools/plot/plot.h"
+#include "chorus/data/plot.h"
 
 namespace chorus {
 namespace bench {

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_format.h"
+#include "core/base/file.h"
 
 namespace chorus {
 namespace data {
@@ -35,7 +37,27 @@ double ProgressBar::steps_per_second(int64_t step, absl::Time now) const {
   return seconds > 0 ? static_cast<double>(step - done_) / seconds : 0;
 }
 
+void ProgressBar::Keep(int64_t step, double loss) {
+  constexpr size_t kMost = 4096;
+  if (given_++ % keep_every_ != 0) return;
+  if (losses_.x.size() == kMost) {
+    for (std::vector<double>* of : {&losses_.x, &losses_.y}) {
+      for (size_t i = 0; i < kMost / 2; ++i) (*of)[i] = (*of)[2 * i];
+      of->resize(kMost / 2);
+    }
+    keep_every_ *= 2;
+  }
+  losses_.x.push_back(static_cast<double>(step));
+  losses_.y.push_back(loss);
+}
+
+absl::Status ProgressBar::WritePlot(const std::string& path) const {
+  const std::string svg = plot::Svg({{"training", {"step"}, {"loss"}, {losses_}}});
+  return ReplaceFile(path, {svg});
+}
+
 void ProgressBar::Show(int64_t step, double loss, absl::Time now) {
+  Keep(step, loss);
   const absl::Duration pause = terminal_ ? absl::Milliseconds(100) : absl::Seconds(1);
   if (now - shown_ < pause && step < steps_) return;
   shown_ = now;

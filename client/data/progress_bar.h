@@ -1,8 +1,8 @@
 // How far a training is, its loss, its speed and the time that is left: a bar that stays on its
 // line of a terminal, or plain lines elsewhere.
 //
-// Threads: one. Ownership: the file is the caller's, and outlives it. Errors: none: what cannot be
-//   written is not shown.
+// Threads: one. Ownership: the file is the caller's, and outlives it. Errors: what cannot be shown
+//   is not; WritePlot's are those of core/base/file.h.
 #ifndef CHORUS_CLIENT_DATA_PROGRESS_BAR_H_
 #define CHORUS_CLIENT_DATA_PROGRESS_BAR_H_
 
@@ -10,7 +10,9 @@
 #include <cstdio>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "chorus/data/plot.h"
 #include "core/base/clock.h"
 
 namespace chorus {
@@ -31,10 +33,15 @@ class ProgressBar {
   void Show(int64_t step, double loss, absl::Time now = SteadyNow());
   // A line of its own.
   void Say(const std::string& line);
+  // The losses that Show was given, as an SVG file, in the place of what is there. Of a long
+  // training every second one, or fourth, and so on: a few thousand.
+  absl::Status WritePlot(const std::string& path) const;
   // Since it was made.
   double steps_per_second(int64_t step, absl::Time now = SteadyNow()) const;
 
  private:
+  void Keep(int64_t step, double loss);
+
   std::FILE* const out_;
   const bool terminal_;
   const int64_t steps_;
@@ -42,6 +49,9 @@ class ProgressBar {
   const absl::Time start_;
   absl::Time shown_ = absl::InfinitePast();
   bool open_ = false;  // the cursor stands behind the bar
+  plot::Curve losses_{"loss", {}, {}};
+  int64_t given_ = 0;
+  int64_t keep_every_ = 1;  // of those that were given
 };
 
 // What stands there at step `step` of `steps`: "####......".

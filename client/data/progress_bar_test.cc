@@ -1,10 +1,12 @@
 #include "chorus/data/progress_bar.h"
 
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
 #include "absl/time/time.h"
 #include "core/base/clock.h"
+#include "core/base/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -50,6 +52,37 @@ TEST(ProgressBarTest, AResumedTrainingsSpeedIsOfItsOwnSteps) {
               bar.Show(110, 0.5, start + absl::Seconds(10));
             }),
             "step 110/200 loss 0.5000 1.0 steps/s 1:30 left\n");
+}
+
+// What WritePlot writes after `count` losses, and what it is to be of every so many of them.
+void ExpectPlotOfEvery(int64_t every, int64_t count) {
+  const std::string path = ::testing::TempDir() + "/losses.svg";
+  plot::Curve losses{"loss", {}, {}};
+  Written([&](std::FILE* file) {
+    ProgressBar bar(file, count, 0, absl::UnixEpoch());
+    for (int64_t i = 0; i < count; ++i) {
+      const double loss = 1 / (1 + static_cast<double>(i % 7));
+      bar.Show(i + 1, loss, absl::UnixEpoch());
+      if (i % every != 0) continue;
+      losses.x.push_back(static_cast<double>(i + 1));
+      losses.y.push_back(loss);
+    }
+    ASSERT_TRUE(bar.WritePlot(path).ok());
+  });
+  const auto written = MapFile(path);
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ(std::string(written->bytes), plot::Svg({{"training", {"step"}, {"loss"}, {losses}}}));
+}
+
+TEST(ProgressBarTest, PlotsTheLosses) {
+  ExpectPlotOfEvery(1, 3);
+  ExpectPlotOfEvery(1, 4096);
+  ExpectPlotOfEvery(2, 4097);
+  ExpectPlotOfEvery(4, 10000);
+  Written([](std::FILE* file) {
+    const ProgressBar bar(file, 1);
+    EXPECT_FALSE(bar.WritePlot("/no/such/directory/losses.svg").ok());
+  });
 }
 
 TEST(ProgressBarTest, BarsAndTimes) {

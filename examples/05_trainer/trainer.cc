@@ -19,13 +19,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "chorus/chorus.h"
+#include "chorus/data/plot.h"
 #include "chorus/data/progress_bar.h"
 #include "chorus/data/sampler.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "examples/05_trainer/dataset.h"
 #include "examples/05_trainer/model.h"
-#include "tools/plot/plot.h"
 
 ABSL_FLAG(int, rank, -1, "This trainer's rank; -1: from the environment (RANK).");
 ABSL_FLAG(int, ranks, -1, "How many there are; -1: from the environment (WORLD_SIZE).");

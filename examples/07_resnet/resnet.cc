@@ -1,8 +1,11 @@
 // Lesson 7: a residual network with batch norms learns Fashion-MNIST, on any number of ranks.
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
 #include "absl/strings/str_format.h"
 #include "chorus/chorus.h"
 #include "chorus/data/progress_bar.h"
@@ -12,6 +15,8 @@
 #include "core/base/error.h"
 #include "examples/07_resnet/images.h"
 #include "examples/07_resnet/model.h"
+
+ABSL_FLAG(std::string, plot, "", "An SVG file for the losses; empty: none.");
 
 namespace {
 
@@ -47,6 +52,8 @@ absl::Status Run() {
     CHORUS_ASSIGN_OR_RETURN(const float value, loss.Item<float>());
     if (rank == 0) progress.Show(i, value);
   }
+  const std::string plot = absl::GetFlag(FLAGS_plot);
+  if (rank == 0 && !plot.empty()) CHORUS_RETURN_IF_ERROR(progress.WritePlot(plot));
   const chorus::NoGrad no_grad;
   model->Eval();
   CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> test, tests.Next());
@@ -62,7 +69,8 @@ absl::Status Run() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
   const absl::Status status = Run();
   std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;

@@ -1,8 +1,11 @@
 // Lesson 8: the network of lesson 7 on four devices of one process.
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
 #include "chorus/chorus.h"
 #include "chorus/data/progress_bar.h"
 #include "chorus/functional/math.h"
@@ -11,6 +14,8 @@
 #include "core/base/error.h"
 #include "examples/07_resnet/images.h"
 #include "examples/07_resnet/model.h"
+
+ABSL_FLAG(std::string, plot, "", "An SVG file for the losses; empty: none.");
 
 namespace {
 
@@ -41,12 +46,15 @@ absl::Status Run() {
     CHORUS_ASSIGN_OR_RETURN(const float value, loss.Item<float>());
     progress.Show(i, value);
   }
+  const std::string plot = absl::GetFlag(FLAGS_plot);
+  if (!plot.empty()) CHORUS_RETURN_IF_ERROR(progress.WritePlot(plot));
   return absl::OkStatus();
 }
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
   const absl::Status status = Run();
   std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;

@@ -1,8 +1,11 @@
 // Lesson 9: a mixture of experts, one on each rank, learns Fashion-MNIST.
 #include <cstdio>
 #include <iostream>
+#include <string>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
 #include "chorus/chorus.h"
 #include "chorus/data/progress_bar.h"
 #include "chorus/functional/math.h"
@@ -11,6 +14,8 @@
 #include "core/base/error.h"
 #include "examples/07_resnet/images.h"
 #include "examples/09_moe/layer.h"
+
+ABSL_FLAG(std::string, plot, "", "An SVG file for the losses; empty: none.");
 
 namespace {
 
@@ -58,6 +63,8 @@ absl::Status Run() {
     CHORUS_ASSIGN_OR_RETURN(const float value, AllReduce(loss, world).Item<float>());
     if (world.rank() == 0) progress.Show(i, value);
   }
+  const std::string plot = absl::GetFlag(FLAGS_plot);
+  if (world.rank() == 0 && !plot.empty()) CHORUS_RETURN_IF_ERROR(progress.WritePlot(plot));
   // Who has learned what: of the last batch, by class, the images that go to each expert.
   const chorus::NoGrad no_grad;
   const Tensor expert = OneHot(model.experts.ExpertOf(model.Embed(batch[0])), world.size());
@@ -69,7 +76,8 @@ absl::Status Run() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
   const absl::Status status = Run();
   std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;

@@ -37,9 +37,8 @@ struct Sizes {
     double sum = 0;
     for (const float value : dx) sum += static_cast<double>(value);
     if (std::abs(mean[0] - 3) > 1 || std::abs(sum) > 1) state.SkipWithError("wrong result");
-    state.counters["GB/s"] = benchmark::Counter(
-        static_cast<double>(size() * sizeof(float)) * 1e-9,
-        benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["GB/s"] = benchmark::Counter(static_cast<double>(size() * sizeof(float)) * 1e-9,
+                                                benchmark::Counter::kIsIterationInvariantRate);
   }
 
   const bool batch;

@@ -1,8 +1,8 @@
 // Curves as an SVG file and as lines of text, for what a training or a benchmark shows of itself.
 //
 // Threads: pure functions. Ownership: copies. Errors: none.
-#ifndef CHORUS_TOOLS_PLOT_PLOT_H_
-#define CHORUS_TOOLS_PLOT_PLOT_H_
+#ifndef CHORUS_CLIENT_DATA_PLOT_H_
+#define CHORUS_CLIENT_DATA_PLOT_H_
 
 #include <functional>
 #include <string>
@@ -43,4 +43,4 @@ std::string Text(const Curve& curve, int columns, int rows);
 }  // namespace plot
 }  // namespace chorus
 
-#endif  // CHORUS_TOOLS_PLOT_PLOT_H_
+#endif  // CHORUS_CLIENT_DATA_PLOT_H_

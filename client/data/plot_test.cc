@@ -1,4 +1,4 @@
-#include "tools/plot/plot.h"
+#include "chorus/data/plot.h"
 
 #include <limits>
 #include <string>
