@@ -1,6 +1,7 @@
 #include "chorus/nn/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "chorus/collectives.h"
 #include "chorus/nn/safetensors.h"
 #include "chorus/nn/shards.h"
@@ -20,6 +22,22 @@ namespace {
 
 constexpr char kOptimizer[] = "optimizer.";
 constexpr char kSteps[] = "optimizer.steps.";  // in the metadata
+constexpr char kScale[] = "scaler.scale";
+constexpr char kStreak[] = "scaler.streak";
+constexpr char kSkipped[] = "scaler.skipped";
+
+absl::Status BadScaler(const Progress& progress, const std::string& name, const std::string& what) {
+  const auto at = progress.find(name);
+  return BadType(absl::StrCat("\"", name, "\": expected ", what, ", got ",
+                              at == progress.end() ? "none" : absl::StrCat("'", at->second, "'")));
+}
+
+absl::StatusOr<int64_t> CountOf(const Progress& progress, const std::string& name) {
+  const auto at = progress.find(name);
+  int64_t count = 0;
+  if (at != progress.end() && absl::SimpleAtoi(at->second, &count) && count >= 0) return count;
+  return BadScaler(progress, name, "a count");
+}
 
 // Of the optimizer's parameters, by index.
 absl::StatusOr<std::vector<std::string>> NamesOf(const Module& module, const Optimizer& optimizer) {
@@ -177,6 +195,32 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
     if (!absl::StartsWith(word.first, kSteps)) progress.insert(word);
   }
   return progress;
+}
+
+absl::Status SaveScaler(const DeviceRef& device, LossScaler* scaler, Progress* progress) {
+  const LossScaler::State& state = scaler->StateOn(device);
+  CHORUS_ASSIGN_OR_RETURN(const float scale, state.scale.Item<float>());
+  CHORUS_ASSIGN_OR_RETURN(const int64_t streak, state.streak.Item<int64_t>());
+  CHORUS_ASSIGN_OR_RETURN(const int64_t skipped, state.skipped.Item<int64_t>());
+  // All digits that an f32 has.
+  (*progress)[kScale] = absl::StrFormat("%.9g", scale);
+  (*progress)[kStreak] = absl::StrCat(streak);
+  (*progress)[kSkipped] = absl::StrCat(skipped);
+  return absl::OkStatus();
+}
+
+absl::Status LoadScaler(const Progress& progress, const DeviceRef& device, LossScaler* scaler) {
+  const auto at = progress.find(kScale);
+  float scale = 0;
+  if (at == progress.end() || !absl::SimpleAtof(at->second, &scale) || !(scale > 0) ||
+      !std::isfinite(scale)) {
+    return BadScaler(progress, kScale, "a scale above 0");
+  }
+  CHORUS_ASSIGN_OR_RETURN(const int64_t streak, CountOf(progress, kStreak));
+  CHORUS_ASSIGN_OR_RETURN(const int64_t skipped, CountOf(progress, kSkipped));
+  scaler->SetState(
+      {Scalar(device, scale), Scalar<int64_t>(device, streak), Scalar<int64_t>(device, skipped)});
+  return absl::OkStatus();
 }
 
 }  // namespace nn

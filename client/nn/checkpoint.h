@@ -50,6 +50,12 @@ absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
 absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
                                         Optimizer* optimizer = nullptr);
 
+// A LossScaler's state beside what else the caller goes on from: "scaler.scale", "scaler.streak"
+// and "scaler.skipped". The first one waits for it.
+absl::Status SaveScaler(const DeviceRef& device, LossScaler* scaler, Progress* progress);
+// INVALID_ARGUMENT kBadType: one of them is missing, or cannot be.
+absl::Status LoadScaler(const Progress& progress, const DeviceRef& device, LossScaler* scaler);
+
 }  // namespace nn
 }  // namespace chorus
 

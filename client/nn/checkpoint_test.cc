@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -210,13 +211,14 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesTheOldFile) {
 }
 
 struct Training {
-  explicit Training(const Session& session)
+  explicit Training(const Session& session, LossScaler* scaler = nullptr)
       : model({Make<Linear>(4, 8), GeluLayer(), Make<Dropout>(0.25), Make<Linear>(8, 2)}) {
     EXPECT_TRUE(model.Init(session, 1).ok());
     optimizer = std::make_unique<Adam>(model.parameters(), Adam::Options());
-    step = std::make_unique<TrainStep>(&model, optimizer.get(), [this](const Tensors& in) {
-      return MseLoss(model(in[0]), in[1]);
-    });
+    TrainStep::Options options;
+    options.scaler = scaler;
+    const auto loss = [this](const Tensors& in) { return MseLoss(model(in[0]), in[1]); };
+    step = std::make_unique<TrainStep>(&model, optimizer.get(), loss, options);
   }
   void Run(const Session& session, int from, int to) {
     for (int i = from; i < to; ++i) {
@@ -255,6 +257,65 @@ TEST_F(CheckpointTest, AResumedTrainingIsTheOneThatWasNeverInterrupted) {
   // The model alone.
   Training third(session_);
   EXPECT_TRUE(LoadCheckpoint(path_, &third.model).ok());
+}
+
+// Of a scale that is too large at first, and grows again soon.
+TEST_F(CheckpointTest, AScalerGoesOnAsWell) {
+  LossScaler::Options options;
+  options.scale = 0x1p127;
+  options.interval = 2;
+  LossScaler of_whole(options), of_first(options), of_second(options);
+  Training whole(session_, &of_whole);
+  whole.Run(session_, 0, 12);
+  Training first(session_, &of_first);
+  first.Run(session_, 0, 7);
+  Progress progress;
+  ASSERT_TRUE(SaveScaler(session_, &of_first, &progress).ok());
+  EXPECT_NE(progress.at("scaler.skipped"), "0");
+  ASSERT_TRUE(SaveCheckpoint(path_, first.model, first.optimizer.get(), progress).ok());
+
+  Training second(session_, &of_second);
+  const auto loaded = LoadCheckpoint(path_, &second.model, second.optimizer.get());
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(*loaded, progress);
+  ASSERT_TRUE(LoadScaler(*loaded, session_, &of_second).ok());
+  second.step->SetSteps(7);
+  second.Run(session_, 7, 12);
+  const std::vector<Variable> expected = whole.model.variables();
+  const std::vector<Variable> got = second.model.variables();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(Values<float>(got[i]()), Values<float>(expected[i]()));
+  }
+  Progress of_both[2];
+  ASSERT_TRUE(SaveScaler(session_, &of_whole, &of_both[0]).ok());
+  ASSERT_TRUE(SaveScaler(session_, &of_second, &of_both[1]).ok());
+  EXPECT_EQ(of_both[1], of_both[0]);
+  EXPECT_NE(of_both[0], progress);
+}
+
+TEST_F(CheckpointTest, AScalersStateThatCannotBeIsRefused) {
+  const Progress good = {
+      {"scaler.scale", "65536"}, {"scaler.streak", "3"}, {"scaler.skipped", "1"}};
+  LossScaler scaler;
+  ASSERT_TRUE(LoadScaler(good, session_, &scaler).ok());
+  for (const auto& [name, values] : std::map<std::string, std::vector<std::string>>{
+           {"scaler.scale", {"", "x", "0", "-1", "inf", "nan", "1e99"}},
+           {"scaler.streak", {"", "-1", "1.5"}},
+           {"scaler.skipped", {"", "-1", "99999999999999999999"}}}) {
+    for (const std::string& value : values) {
+      Progress bad = good;
+      bad[name] = value;
+      const absl::Status status = LoadScaler(bad, session_, &scaler);
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType) << name << " " << value;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("\"" + name + "\": expected "));
+      EXPECT_THAT(std::string(status.message()), HasSubstr("got '" + value + "'"));
+    }
+    Progress missing = good;
+    missing.erase(name);
+    EXPECT_THAT(std::string(LoadScaler(missing, session_, &scaler).message()),
+                HasSubstr("got none"));
+  }
+  EXPECT_EQ(Values<float>(scaler.StateOn(session_).scale), std::vector<float>{65536});
 }
 
 TEST_F(CheckpointTest, AnotherModelsFileIsRefusedAndChangesNothing) {
