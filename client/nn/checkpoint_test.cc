@@ -290,6 +290,8 @@ TEST_F(CheckpointTest, AScalerGoesOnAsWell) {
   ASSERT_TRUE(SaveScaler(session_, &of_whole, &of_both[0]).ok());
   ASSERT_TRUE(SaveScaler(session_, &of_second, &of_both[1]).ok());
   EXPECT_EQ(of_both[1], of_both[0]);
+  EXPECT_EQ(Values<float>(of_second.StateOn(session_).scale),
+            Values<float>(of_whole.StateOn(session_).scale));
   EXPECT_NE(of_both[0], progress);
 }
 

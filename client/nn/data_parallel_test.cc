@@ -313,7 +313,7 @@ TEST_F(DataParallelPyTest, Rnn) {
     RnnOptions options;
     options.batch_first = true;
     options.bidirectional = true;
-    return Make<Lstm>(0, 300, 64, options);
+    return Make<Lstm>(0, 300, 1024, options);
   };
   const auto model = make();
   DataParallel model_dp(make(), both_);
@@ -324,7 +324,7 @@ TEST_F(DataParallelPyTest, Rnn) {
   };
   {
     const NoGrad no_grad;
-    EXPECT_EQ(output(model_dp, Randn({2, 4, 300})).shape(), Shape({2, 4, 128}));
+    EXPECT_EQ(output(model_dp, Randn({2, 4, 300})).shape(), Shape({2, 4, 2048}));
   }
   for (Module* const module :
        {static_cast<Module*>(model.get()), static_cast<Module*>(&model_dp)}) {

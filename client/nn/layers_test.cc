@@ -131,6 +131,35 @@ TEST_F(LayersTest, NormsNormalise) {
   EXPECT_FALSE(GroupNorm(2, 3).Init(session_, 1).ok());
 }
 
+// Computed in f32, whether the parameters are of the half type or of f32.
+TEST_F(LayersTest, NormsRoundHalfTypesOnce) {
+  LayerNorm layer(6);
+  RmsNorm rms(6);
+  GroupNorm group(2, 6);
+  for (Module* const norm :
+       {static_cast<Module*>(&layer), static_cast<Module*>(&rms), static_cast<Module*>(&group)}) {
+    for (const DType half : {DType::kF16, DType::kBF16}) {
+      const Tensor x = Cast(Numbers({3, 6}), half);
+      ASSERT_TRUE(norm->Init(session_, 1).ok());
+      const Tensor expected = Cast((*norm)(Cast(x, DType::kF32)), half);
+      for (const DType parameters : {DType::kF32, half}) {
+        ASSERT_TRUE(norm->Init(session_, 1, parameters).ok());
+        const Tensor y = (*norm)(x);
+        EXPECT_EQ(y.dtype(), half) << y.status();
+        EXPECT_EQ(Values<double>(Cast(y, DType::kF64)),
+                  Values<double>(Cast(expected, DType::kF64)));
+      }
+    }
+  }
+  // No other types meet.
+  ASSERT_TRUE(layer.Init(session_, 1).ok());
+  EXPECT_THAT(std::string(layer(Numbers({2, 6})).status().message()),
+              HasSubstr("normalize: expected f64[6] as input 2, got f32[6]"));
+  EXPECT_THAT(std::string(LayerNormalize(Numbers({2, 6}), 3, 1e-5).status().message()),
+              HasSubstr("moments: expected the first axis and the end of a range within the 2 "
+                        "dimensions of f64[2,6] as 'rows', got [0,-1]"));
+}
+
 TEST_F(LayersTest, NormsHaveGradients) {
   LayerNorm layer(Shape{2, 3});
   ExpectLayerGradients(&layer, Numbers({2, 2, 3}));
