@@ -40,7 +40,8 @@ absl::StatusOr<BufferRef> ArenaSet::Allocate(int64_t bytes) {
   }
   const SizeClass size_class = SizeClass::Of(bytes);
   Buffer* buffer = free_[size_class.index];
-  if (buffer != nullptr) {
+  const bool cuts = buffer == nullptr;
+  if (!cuts) {
     free_[size_class.index] = buffer->next_free_;
     buffer->next_free_ = nullptr;
   } else {
@@ -51,7 +52,9 @@ absl::StatusOr<BufferRef> ArenaSet::Allocate(int64_t bytes) {
   buffer->state_ = Buffer::State::kResult;
   ++static_cast<Block*>(buffer->owner_)->live;
   ++live_;
-  return BufferRef(buffer, BufferRef::Adopt());
+  BufferRef allocated(buffer, BufferRef::Adopt());
+  if (cuts) PrepareSpare();
+  return allocated;
 }
 
 absl::StatusOr<Buffer*> ArenaSet::Grow(int size_class, int64_t class_bytes) {
@@ -75,18 +78,19 @@ absl::StatusOr<Buffer*> ArenaSet::Grow(int size_class, int64_t class_bytes) {
     }
     current_ = *added;
   }
-  Buffer* const buffer = Cut(current_, size_class, class_bytes);
-  // The next arena is made while this one is in use, so that it has been touched when its turn
-  // comes. Without a thread that would only be early, and a full budget is not for guesses.
-  if (options_.helpers.thread != nullptr && spare_ == nullptr &&
-      current_->used > current_->arena->bytes() / 2) {
-    const int64_t next = NextArenaBytes();
-    if (next <= (budget_->limit() - budget_->used()) / 2) {
-      absl::StatusOr<Block*> spare = AddBlock(next, true);
-      if (spare.ok()) spare_ = *spare;
-    }
+  return Cut(current_, size_class, class_bytes);
+}
+
+// Whoever asks a full budget makes sets trim: what has been cut counts as in use by now.
+void ArenaSet::PrepareSpare() {
+  if (options_.helpers.thread == nullptr || spare_ != nullptr || current_ == nullptr ||
+      current_->used <= current_->arena->bytes() / 2) {
+    return;
   }
-  return buffer;
+  const int64_t next = NextArenaBytes();
+  if (next > (budget_->limit() - budget_->used()) / 2) return;
+  absl::StatusOr<Block*> spare = AddBlock(next, true);
+  if (spare.ok()) spare_ = *spare;
 }
 
 int64_t ArenaSet::NextArenaBytes() const {

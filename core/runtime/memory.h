@@ -78,6 +78,9 @@ class ArenaSet final : private BufferHome {
   absl::StatusOr<Block*> AddBlock(int64_t bytes, bool shared);
   Buffer* Cut(Block* block, int size_class, int64_t class_bytes);
   absl::StatusOr<Buffer*> Grow(int size_class, int64_t class_bytes);
+  // The next arena is made while the current one is in use, so that it has been touched when its
+  // turn comes. Without a thread that would only be early, and a full budget is not for guesses.
+  void PrepareSpare();
 
   const BudgetRef budget_;
   const ArenaSetOptions options_;

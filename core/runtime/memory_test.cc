@@ -157,6 +157,33 @@ TEST(ArenaSetTest, MemoryKeptForReuseGoesToWhoNeedsIt) {
   EXPECT_STREQ(kept->host(), "kept");
 }
 
+// The next arena is asked for while the first one has a single buffer, which has just been cut, and
+// somebody else has the memory: what is given back then is not the arena of that buffer.
+TEST(ArenaSetTest, ABufferIsInUseWhenTheNextArenaIsAskedFor) {
+  constexpr int64_t kArena = 256 << 10;
+  const BudgetRef node = Budget::OfNode(kMiB);
+  const BudgetRef tenant = Budget::Within(node, "tenant", node->limits());
+  MemoryThread thread;
+  ArenaSetOptions options;
+  options.first_arena_bytes = kArena;
+  options.helpers.thread = &thread;
+  const ArenaSet::Ptr set = ArenaSet::Create(tenant, options);
+  const auto others = node->Charge(Domain::kHost, Resource::kResultBytes, kMiB - kArena - 4096);
+  ASSERT_TRUE(others.ok()) << others.status();
+  {
+    const auto first = set->Allocate(kArena / 4);
+    const auto second = set->Allocate(kArena / 4);
+    ASSERT_TRUE(first.ok() && second.ok());
+  }
+  const auto third = set->Allocate(kArena / 8);  // of another class: none waits for it
+  ASSERT_TRUE(third.ok()) << third.status();
+  EXPECT_EQ(set->live_buffers(), 1);
+  EXPECT_EQ(set->arena_bytes(), kArena);
+  ASSERT_NE(set->Find((*third)->arena()), nullptr);
+  thread.Drain();
+  memset((*third)->host(), 1, static_cast<size_t>((*third)->bytes()));
+}
+
 TEST(ArenaSetTest, TrimKeepsWhatIsInUse) {
   const BudgetRef budget = Budget::OfNode(64 * kMiB);
   const ArenaSet::Ptr set = ArenaSet::Create(budget);
