@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "chorus/v1/log.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
@@ -42,6 +44,11 @@ absl::StatusOr<Report> Messages(const RawSession& session, Kept* kept) {
   struct Call {
     grpc::ClientContext context;
     v1::WaitResponse response;
+    absl::Notification done;
+    ~Call() {
+      context.TryCancel();
+      done.WaitForNotification();
+    }
   };
   Report report;
   const std::shared_ptr<v1::Log::Stub> log = v1::Log::NewStub(session.channel);
@@ -53,7 +60,8 @@ absl::StatusOr<Report> Messages(const RawSession& session, Kept* kept) {
   for (; report.done < 600; ++report.done) {
     const auto call = std::make_shared<Call>();
     kept->push_back(call);
-    log->async()->Wait(&call->context, &request, &call->response, [](const grpc::Status&) {});
+    log->async()->Wait(&call->context, &request, &call->response,
+                       [raw = call.get()](const grpc::Status&) { raw->done.Notify(); });
   }
   // When this is answered the daemon has had them all: it is one connection.
   request = v1::WaitRequest();
@@ -119,10 +127,12 @@ absl::StatusOr<Report> Streams(const RawSession& session, Kept* kept) {
 class UnreadStream : public UnreadCall<v1::CommandsRequest, v1::CommandsResponse> {
  public:
   // `written`: by all such streams.
-  UnreadStream(v1::Log::Stub* log, const v1::CommandsRequest& request, std::atomic<int>* written)
+  UnreadStream(v1::Log::Stub* log, const v1::CommandsRequest& request,
+               std::shared_ptr<std::atomic<int>> written)
       : UnreadCall(request, [log](grpc::ClientContext* context,
                                   auto* reactor) { log->async()->Commands(context, reactor); }),
-        all_written_(written) {}
+        all_written_(std::move(written)) {}
+  ~UnreadStream() override { End(); }
 
   void OnWriteDone(bool ok) override {
     if (!ok) return;
@@ -133,7 +143,7 @@ class UnreadStream : public UnreadCall<v1::CommandsRequest, v1::CommandsResponse
  private:
   static constexpr int kWrites = 1100;
 
-  std::atomic<int>* const all_written_;
+  const std::shared_ptr<std::atomic<int>> all_written_;
   int written_ = 0;
 };
 
@@ -145,9 +155,8 @@ absl::StatusOr<Report> Unread(const RawSession& session, Kept* kept) {
   request.set_session(session.session);
   request.mutable_command()->set_sequence(1);
   const auto written = std::make_shared<std::atomic<int>>(0);
-  kept->push_back(written);
   for (; report.done < 48; ++report.done) {
-    auto stream = std::make_shared<UnreadStream>(log.get(), request, written.get());
+    auto stream = std::make_shared<UnreadStream>(log.get(), request, written);
     stream->Start();
     kept->push_back(std::move(stream));
   }

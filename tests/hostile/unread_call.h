@@ -23,10 +23,7 @@ class UnreadCall : public grpc::ClientBidiReactor<Request, Response> {
     RawSession::SetDeadline(&context_);
     prepare(&context_, this);
   }
-  ~UnreadCall() override {
-    context_.TryCancel();
-    done_.WaitForNotification();
-  }
+  ~UnreadCall() override { End(); }
 
   void Start() {
     this->StartWrite(&request_);
@@ -35,6 +32,11 @@ class UnreadCall : public grpc::ClientBidiReactor<Request, Response> {
   void OnDone(const grpc::Status&) override { done_.Notify(); }
 
  protected:
+  // Nothing reacts any more. Who derives and reacts calls it first in its destructor.
+  void End() {
+    context_.TryCancel();
+    done_.WaitForNotification();
+  }
   void WriteAgain() { this->StartWrite(&request_); }
 
  private:
