@@ -5,23 +5,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 
 namespace chorus {
 namespace {
 
 absl::StatusOr<std::vector<TensorType>> InferCumSum(const NodeView& node) {
-  const TensorType& x = node.input(0);
-  const int64_t axis = IntAttribute(node.attributes, "axis");
-  if (axis < 0 || axis >= static_cast<int64_t>(x.dims.size())) {
-    return ShapeError(
-        node, absl::StrCat("an axis within the ", x.dims.size(), " dimensions of ", x.ToString()),
-        absl::StrCat(axis));
-  }
-  const int64_t reverse = IntAttribute(node.attributes, "reverse");
-  if (reverse != 0 && reverse != 1) {
-    return ShapeError(node, "0 or 1 as 'reverse'", absl::StrCat(reverse));
-  }
-  return std::vector<TensorType>{x};
+  CHORUS_RETURN_IF_ERROR(CheckedAxis(node).status());
+  CHORUS_RETURN_IF_ERROR(CheckedFlag(node, "reverse").status());
+  return std::vector<TensorType>{node.input(0)};
 }
 
 absl::StatusOr<InputGradients> CumSumGradient(GradientContext& c) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 #include "core/ops/indices.h"
 
 namespace chorus {
@@ -114,12 +115,9 @@ Types InferArg(const NodeView& node) {
     return ShapeError(node, absl::StrCat("at least one element along axis ", axis),
                       type.ToString());
   }
-  const int64_t keep_dims = IntAttribute(node.attributes, "keep_dims");
-  if (keep_dims != 0 && keep_dims != 1) {
-    return ShapeError(node, "0 or 1 as 'keep_dims'", absl::StrCat(keep_dims));
-  }
+  CHORUS_ASSIGN_OR_RETURN(const bool keep_dims, CheckedFlag(node, "keep_dims"));
   type.dtype = DType::kI64;
-  if (keep_dims == 1) {
+  if (keep_dims) {
     type.dims[axis] = Dim(1);
   } else {
     type.dims.erase(type.dims.begin() + axis);

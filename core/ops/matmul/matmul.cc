@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 
 namespace chorus {
 namespace {
@@ -20,14 +21,8 @@ absl::StatusOr<std::vector<TensorType>> InferMatmul(const NodeView& node) {
                       got());
   }
   if (a.dtype != b.dtype) return ShapeError(node, "inputs of one dtype", got());
-  for (const absl::string_view flag : {"transpose_a", "transpose_b"}) {
-    const int64_t value = IntAttribute(node.attributes, flag);
-    if (value != 0 && value != 1) {
-      return ShapeError(node, absl::StrCat("0 or 1 as '", flag, "'"), absl::StrCat(value));
-    }
-  }
-  const size_t ta = IntAttribute(node.attributes, "transpose_a") != 0 ? 1 : 0;
-  const size_t tb = IntAttribute(node.attributes, "transpose_b") != 0 ? 1 : 0;
+  CHORUS_ASSIGN_OR_RETURN(const size_t ta, CheckedFlag(node, "transpose_a"));
+  CHORUS_ASSIGN_OR_RETURN(const size_t tb, CheckedFlag(node, "transpose_b"));
   if (a.dims[batch + 1 - ta] != b.dims[batch + tb]) {
     return ShapeError(node,
                       absl::StrCat("as many columns on the left as rows on the right (transpose_a=",

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 
 namespace chorus {
 namespace {
@@ -292,11 +293,7 @@ absl::StatusOr<NormSizes> SizesOfNorm(const NodeView& node) {
   s.rows = Product(x, rows.begin, rows.end);
   s.run = Product(x, rows.end, x.dims.size());
   s.size = x.num_elements();
-  const int64_t center = IntAttribute(node.attributes, "center", 1);
-  if (center != 0 && center != 1) {
-    return ShapeError(node, "0 or 1 as 'center'", absl::StrCat(center));
-  }
-  s.center = center == 1;
+  CHORUS_ASSIGN_OR_RETURN(s.center, CheckedFlag(node, "center", /*otherwise=*/true));
   const AttributeValue* const epsilon = FindAttribute(node.attributes, "epsilon");
   if (epsilon == nullptr) return s;
   if (!absl::holds_alternative<double>(*epsilon) || !(absl::get<double>(*epsilon) >= 0)) {

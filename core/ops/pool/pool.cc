@@ -7,18 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 
 namespace chorus {
 namespace {
 
 using Types = absl::StatusOr<std::vector<TensorType>>;
 using Gradients = absl::StatusOr<InputGradients>;
-
-absl::Status CheckFlag(const NodeView& node) {
-  const int64_t value = IntAttribute(node.attributes, "count_padding");
-  if (value == 0 || value == 1) return absl::OkStatus();
-  return ShapeError(node, "0 or 1 as 'count_padding'", absl::StrCat(value));
-}
 
 // With the sizes of y in the place of those of x.
 TensorType TypeOfY(TensorType x, const PoolSizes& sizes) {
@@ -27,13 +22,13 @@ TensorType TypeOfY(TensorType x, const PoolSizes& sizes) {
 }
 
 Types InferAvgPool(const NodeView& node) {
-  CHORUS_RETURN_IF_ERROR(CheckFlag(node));
+  CHORUS_RETURN_IF_ERROR(CheckedFlag(node, "count_padding").status());
   CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, node.input(0)));
   return std::vector<TensorType>{TypeOfY(node.input(0), sizes)};
 }
 
 Types InferAvgPoolGrad(const NodeView& node) {
-  CHORUS_RETURN_IF_ERROR(CheckFlag(node));
+  CHORUS_RETURN_IF_ERROR(CheckedFlag(node, "count_padding").status());
   CHORUS_ASSIGN_OR_RETURN(const auto size, PairAttribute(node, "size", 1, 1));
   TensorType x = node.input(0);
   if (x.dims.size() == 4) {

@@ -4,23 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 
 namespace chorus {
 namespace {
 
 using Types = absl::StatusOr<std::vector<TensorType>>;
-
-absl::StatusOr<size_t> CheckedAxis(const NodeView& node) {
-  const int64_t axis = IntAttribute(node.attributes, "axis");
-  const size_t rank = node.input(0).dims.size();
-  if (axis < 0 || axis >= static_cast<int64_t>(rank)) {
-    return ShapeError(
-        node,
-        absl::StrCat("an axis within the ", rank, " dimensions of ", node.input(0).ToString()),
-        absl::StrCat(axis));
-  }
-  return static_cast<size_t>(axis);
-}
 
 Types InferSlice(const NodeView& node) {
   CHORUS_ASSIGN_OR_RETURN(const size_t axis, CheckedAxis(node));

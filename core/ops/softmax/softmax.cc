@@ -5,19 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 
 namespace chorus {
 namespace {
 
 absl::StatusOr<std::vector<TensorType>> InferSoftmax(const NodeView& node) {
-  const TensorType& x = node.input(0);
-  const int64_t axis = IntAttribute(node.attributes, "axis");
-  if (axis < 0 || axis >= static_cast<int64_t>(x.dims.size())) {
-    return ShapeError(
-        node, absl::StrCat("an axis within the ", x.dims.size(), " dimensions of ", x.ToString()),
-        absl::StrCat(axis));
-  }
-  return std::vector<TensorType>{x};
+  CHORUS_RETURN_IF_ERROR(CheckedAxis(node).status());
+  return std::vector<TensorType>{node.input(0)};
 }
 
 absl::StatusOr<std::vector<TensorType>> InferCenter(const NodeView& node) {

@@ -4,23 +4,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 
 namespace chorus {
 namespace {
 
 absl::StatusOr<std::vector<TensorType>> InferArgSort(const NodeView& node) {
   TensorType type = node.input(0);
-  const int64_t axis = IntAttribute(node.attributes, "axis");
-  if (axis < 0 || axis >= static_cast<int64_t>(type.dims.size())) {
-    return ShapeError(
-        node,
-        absl::StrCat("an axis within the ", type.dims.size(), " dimensions of ", type.ToString()),
-        absl::StrCat(axis));
-  }
-  const int64_t descending = IntAttribute(node.attributes, "descending");
-  if (descending != 0 && descending != 1) {
-    return ShapeError(node, "0 or 1 as 'descending'", absl::StrCat(descending));
-  }
+  CHORUS_ASSIGN_OR_RETURN(const size_t axis, CheckedAxis(node));
+  CHORUS_RETURN_IF_ERROR(CheckedFlag(node, "descending").status());
   if (FindAttribute(node.attributes, "k") != nullptr) {
     const int64_t k = IntAttribute(node.attributes, "k");
     if (k < 0 || k > type.dims[axis].size) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
+#include "core/ops/checked_attributes.h"
 
 namespace chorus {
 namespace {
@@ -44,12 +45,9 @@ Types InferReduction(const NodeView& node) {
           absl::StrCat("[", absl::StrJoin(axes, ","), "]"));
     }
   }
-  const int64_t keep_dims = IntAttribute(node.attributes, "keep_dims");
-  if (keep_dims != 0 && keep_dims != 1) {
-    return ShapeError(node, "0 or 1 as 'keep_dims'", absl::StrCat(keep_dims));
-  }
+  CHORUS_ASSIGN_OR_RETURN(const bool keep_dims, CheckedFlag(node, "keep_dims"));
   return std::vector<TensorType>{
-      ReducedType(input, ReducedAxes(node.attributes, input.dims.size()), keep_dims == 1)};
+      ReducedType(input, ReducedAxes(node.attributes, input.dims.size()), keep_dims)};
 }
 
 absl::Status CheckFloating(const NodeView& node) {
