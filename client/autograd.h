@@ -39,7 +39,8 @@ struct BackwardOptions {
   bool retain_graph = false;
   // Record the gradients, so that they can be differentiated. All of them, constants too, have for
   // history the collectives in which the call took part: a caller that differentiates one takes
-  // part in these, with zeros where nothing comes in.
+  // part in these, with zeros where nothing comes in. What Backward leaves in a leaf's grad() then
+  // keeps the leaf, and the leaf it: nothing of it goes before ClearGrad(). Grad leaves nothing.
   bool create_graph = false;
 };
 absl::Status Backward(const Tensor& root, const BackwardOptions& options = {},

@@ -41,6 +41,7 @@ Tensor Moments(const Tensor& x, const Norm& norm) {
 Tensor Normalize(const Tensor& x, const Tensor& moments, const Norm& norm, const Tensor& weight,
                  const Tensor& bias) {
   if (!IsUsable(x)) return x * 1;
+  if (!IsUsable(moments)) return moments;  // the dimensions may be none of x's
   std::vector<OpAttribute> attributes = MomentsAttributes(norm);
   attributes.push_back({"epsilon", norm.epsilon});
   attributes.push_back({"weights", norm.weights});
