@@ -50,11 +50,13 @@ int Main(int argc, char** argv) {
     return 2;
   }
   std::unique_ptr<Attacker> attacker;
-  while (again) {
-    (void)Once(argv[1], argv[2], &attacker);
-    if (attacker == nullptr) continue;
-    attacker->CloseSessions();
-    attacker.reset();
+  if (again) {
+    while (true) {  // until it is killed
+      (void)Once(argv[1], argv[2], &attacker);
+      if (attacker == nullptr) continue;
+      attacker->CloseSessions();
+      attacker.reset();
+    }
   }
   const absl::StatusOr<Report> report = Once(argv[1], argv[2], &attacker);
   if (!report.ok()) {
