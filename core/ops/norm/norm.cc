@@ -1,7 +1,5 @@
 #include "core/ops/norm/norm.h"
 
-#include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 

@@ -51,20 +51,13 @@ Numbers<T, EachNumber::value> At(const T* numbers, EachNumber) {
   return Numbers<T, EachNumber::value>(numbers);
 }
 
-// Calls f(bool_constant, bool_constant).
+// Calls f(true_type) or f(false_type).
 template <typename F>
-void WithConstants(bool a, bool b, const F& f) {
-  const auto with_a = [&](auto constant) {
-    if (b) {
-      f(constant, std::true_type());
-    } else {
-      f(constant, std::false_type());
-    }
-  };
-  if (a) {
-    with_a(std::true_type());
+void WithConstant(bool value, const F& f) {
+  if (value) {
+    f(std::true_type());
   } else {
-    with_a(std::false_type());
+    f(std::false_type());
   }
 }
 
@@ -121,11 +114,7 @@ class RowKernel : public HostKernel {
   void ForEachRun(int64_t first, int64_t count, const F& f) const {
     for (int64_t a = 0; a < s_.before && s_.size > 0; ++a) {
       const Part part = {(a * s_.rows + first) * s_.run, count * s_.run, 0, 0};
-      if (s_.run == 1) {
-        f(part, std::true_type());
-      } else {
-        f(part, std::false_type());
-      }
+      WithConstant(s_.run == 1, [&](auto each_row) { f(part, each_row); });
     }
   }
   // f(part, EachRow, EachWeight).
@@ -137,14 +126,10 @@ class RowKernel : public HostKernel {
         const int64_t weight = begin / s_.stretch % s_.weights;
         const int64_t row = each_row ? at : 0;
         const int64_t left = run.size - at;
-        Part part = {begin, 0, row, weight};
-        if (s_.stretch == 1) {
-          part.size = std::min(left, s_.weights - weight);
-          f(part, each_row, std::true_type());
-        } else {
-          part.size = std::min(left, s_.stretch - begin % s_.stretch);
-          f(part, each_row, std::false_type());
-        }
+        const int64_t most =
+            s_.stretch == 1 ? s_.weights - weight : s_.stretch - begin % s_.stretch;
+        const Part part = {begin, std::min(left, most), row, weight};
+        WithConstant(s_.stretch == 1, [&](auto each_weight) { f(part, each_row, each_weight); });
         at += part.size;
       }
     });
@@ -186,9 +171,10 @@ class Moments : public RowKernel<T> {
     const T* const x = static_cast<const T*>(buffers.inputs[0]);
     T* const means = static_cast<T*>(buffers.outputs[0]) + first;
     T centers[kLanes] = {};
-    if (s_.center)
+    if (s_.center) {
       Mean(
           first, count, centers, [x](int64_t i, T) { return x[i]; }, centers);
+    }
     Mean(
         first, count, means + s_.rows,
         [x](int64_t i, T center) { return (x[i] - center) * (x[i] - center); }, centers);
@@ -379,8 +365,9 @@ class NormalizeWeightGrad : public HostKernel {
       const int64_t weight = begin / s_.stretch % s_.weights;
       const int64_t most = s_.run == 1 ? s_.rows - row : s_.run - begin % s_.run;
       const Part part = {begin, std::min(end - begin, most), row, weight};
-      WithConstants(s_.run == 1, s_.stretch == 1,
-                    [&](auto each_row, auto each_weight) { f(part, each_row, each_weight); });
+      WithConstant(s_.run == 1, [&](auto each_row) {
+        WithConstant(s_.stretch == 1, [&](auto each_weight) { f(part, each_row, each_weight); });
+      });
       begin += part.size;
     }
   }
