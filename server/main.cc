@@ -38,6 +38,7 @@
 #include "core/transport/attach/protocol.h"
 #include "glog/logging.h"
 #include "server/daemon.h"
+#include "server/heap.h"
 #include "server/listen_address.h"
 #include "server/log_writer.h"
 #include "server/memory_limit.h"
@@ -372,7 +373,8 @@ void Print(const std::string& line) {
 }
 
 int Main() {
-  // Every thread inherits the mask, so the signals come to sigwait alone.
+  BoundHeaps();
+  // Every thread inherits the mask, so the signals come to sigtimedwait alone.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -401,9 +403,13 @@ int Main() {
   LOG(INFO) << line;
   Print(line);
 
+  HeapTrimmer heaps;
   int signal_number = 0;
   for (;;) {
-    sigwait(&signals, &signal_number);
+    constexpr timespec kTurn{0, 200'000'000};
+    signal_number = sigtimedwait(&signals, nullptr, &kTurn);
+    heaps.Turn();
+    if (signal_number < 0) continue;
     if (signal_number != SIGHUP) break;
     // The terminal that it was started from is gone, or somebody expects that it reads its flags
     // again: neither ends the jobs of this node.

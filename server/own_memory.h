@@ -7,6 +7,8 @@
 // calls, whoever's they are. So the quota has room for all that calls and streams may bring, and no
 // one user comes that far.
 //
+// What malloc keeps of it when it is freed comes on top, as little as heap.h leaves.
+//
 // Measured with gRPC 1.51: docs/protocol.md, "What a client may make gRPC hold".
 //
 // Threads: constants. Ownership: none. Errors: none.

@@ -169,8 +169,9 @@ class Stream {
 };
 
 // Failure: after Abort, or after a call failed, the communicator is broken: calls that wait for a
-//   peer end with the abort's status, later ones fail with its code and reason; only destruction is
-//   useful. The streams stay usable.
+//   peer end with the abort's or the failed call's status, and later ones are refused with it:
+//   which of the two it is for a call is a race. Only destruction is useful. The streams stay
+//   usable.
 class Communicator {
  public:
   virtual ~Communicator() = default;

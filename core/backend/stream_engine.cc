@@ -607,13 +607,7 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
 absl::Status StreamEngine::EnqueueCall(Group* group, int member, const CollectiveCall& call,
                                        StreamState* stream) {
   MutexLock lock(&mutex_);
-  if (!group->broken.ok()) {
-    // For the reason that broke it: what the caller can do about it is the same.
-    Error error = ErrorOf(group->broken);
-    error.message =
-        absl::StrCat("communicator ", group->id, " is broken, open another: ", error.message);
-    return ToStatus(error);
-  }
+  if (!group->broken.ok()) return Detached(group->broken);
   Meeting* meeting = Join(group, member, call);
   meeting->parts[member].stream = stream;
   const CollectiveWork::Common common = CommonOf(call, member);
