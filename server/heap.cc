@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/base/unique_fd.h"
 
@@ -30,16 +31,19 @@ void BoundHeaps() {
   mallopt(M_ARENA_MAX, kMaxHeaps);
 }
 
-HeapTrimmer::HeapTrimmer() : least_(AnonymousBytes()) {}
+HeapTrimmer::HeapTrimmer() : least_(AnonymousBytes()), last_(least_) {}
 
-void HeapTrimmer::Turn() {
-  const int64_t now = AnonymousBytes();
-  if (now <= least_ + kGrowthBytes) {
-    least_ = std::min(least_, now);
-    return;
+absl::Duration HeapTrimmer::Turn() {
+  int64_t now = AnonymousBytes();
+  // A turn wakes a processor, which an idle daemon should not do often.
+  const bool moves = std::abs(now - last_) >= kGrowthBytes / 16;
+  if (now > least_ + kGrowthBytes) {
+    malloc_trim(0);
+    least_ = now = AnonymousBytes();
   }
-  malloc_trim(0);
-  least_ = AnonymousBytes();
+  least_ = std::min(least_, now);
+  last_ = now;
+  return moves ? absl::Milliseconds(100) : absl::Seconds(1);
 }
 
 }  // namespace chorus

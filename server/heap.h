@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "absl/time/time.h"
+
 namespace chorus {
 
 // Heaps, and what the end of each may keep. A block of that size or more is the system's at once.
@@ -36,11 +38,12 @@ class HeapTrimmer {
   static constexpr int64_t kGrowthBytes = int64_t{16} << 20;
 
   HeapTrimmer();
-  // To be called a few times a second.
-  void Turn();
+  // After how long to be called again: sooner while memory comes and goes.
+  absl::Duration Turn();
 
  private:
   int64_t least_;  // bytes, since the last trim
+  int64_t last_;   // bytes
 };
 
 }  // namespace chorus

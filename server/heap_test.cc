@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
@@ -68,6 +69,14 @@ TEST_F(HeapTest, WhatIsFreeBelowAUsedBlockIsGivenBack) {
   EXPECT_GE(AnonymousBytes(), before + 25 * kMiB);
   heaps.Turn();
   EXPECT_LE(AnonymousBytes(), before + kSlack);
+}
+
+TEST_F(HeapTest, LooksOftenOnlyWhileMemoryComesAndGoes) {
+  HeapTrimmer heaps;
+  const absl::Duration idle = heaps.Turn();
+  std::vector<Block> used = Small(4 * kMiB);
+  EXPECT_LT(heaps.Turn(), idle);
+  EXPECT_EQ(heaps.Turn(), idle);
 }
 
 // Less than would be trimmed, but more than may lie at a heap's end since before.

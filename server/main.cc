@@ -406,9 +406,8 @@ int Main() {
   HeapTrimmer heaps;
   int signal_number = 0;
   for (;;) {
-    constexpr timespec kTurn{0, 200'000'000};
-    signal_number = sigtimedwait(&signals, nullptr, &kTurn);
-    heaps.Turn();
+    const timespec turn = absl::ToTimespec(heaps.Turn());
+    signal_number = sigtimedwait(&signals, nullptr, &turn);
     if (signal_number < 0) continue;
     if (signal_number != SIGHUP) break;
     // The terminal that it was started from is gone, or somebody expects that it reads its flags
