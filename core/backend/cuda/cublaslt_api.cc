@@ -1,0 +1,40 @@
+#include "core/backend/cuda/cublaslt_api.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/backend/cuda/fill_table.h"
+#include "core/backend/cuda/shared_library.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace cuda {
+
+absl::StatusOr<BlasApi> LoadBlasApi(const std::vector<std::string>& folders) {
+  std::vector<std::string> last = PythonLibraryFolders({"cu13", "cublas"});
+  last.push_back("/usr/local/cuda/lib64");
+  CHORUS_ASSIGN_OR_RETURN(
+      const SharedLibrary library,
+      SharedLibrary::Open({"libcublasLt.so.13", "libcublasLt.so.12"}, folders, last));
+  BlasApi api;
+  std::vector<const char*> missing;
+#define CHORUS_CUBLASLT_FILL(name, symbol, result, parameters) \
+  FillField(library, #symbol, &api.name, &missing);
+  CHORUS_CUBLASLT_FUNCTIONS(CHORUS_CUBLASLT_FILL)
+#undef CHORUS_CUBLASLT_FILL
+  api.path = library.path();
+  if (missing.empty()) return api;
+  return MakeError(Reason::kWrongState,
+                   absl::StrCat(library.path(), " lacks ", absl::StrJoin(missing, ", ")));
+}
+
+const std::vector<const char*>& BlasSymbols() {
+  static const auto& symbols = *new std::vector<const char*>{
+#define CHORUS_CUBLASLT_SYMBOL(name, symbol, result, parameters) #symbol,
+      CHORUS_CUBLASLT_FUNCTIONS(CHORUS_CUBLASLT_SYMBOL)
+#undef CHORUS_CUBLASLT_SYMBOL
+  };
+  return symbols;
+}
+
+}  // namespace cuda
+}  // namespace chorus

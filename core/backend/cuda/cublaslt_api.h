@@ -1,0 +1,103 @@
+// cuBLASLt as a table of functions, with declarations of our own (core/backend/cuda/cuda_api.h says
+// why).
+//
+// Threads: a table does not change once it is filled; a handle may be used by any thread.
+// Ownership: handles and descriptors are cuBLASLt's. Errors: said at each function of our own.
+#ifndef CHORUS_CORE_BACKEND_CUDA_CUBLASLT_API_H_
+#define CHORUS_CORE_BACKEND_CUDA_CUBLASLT_API_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/backend/cuda/cuda_api.h"
+
+namespace chorus {
+namespace cuda {
+
+// cublasStatus_t, cudaDataType, cublasComputeType_t.
+enum class BlasStatus : int { kSuccess = 0 };
+enum class BlasType : int { kF32 = 0, kF64 = 1, kF16 = 2, kBF16 = 14 };
+// kF32 is plain single precision: TF32 is a compute type of its own, which is not used.
+enum class BlasCompute : int { kF32 = 68, kF64 = 70 };
+// cublasLtMatmulPreferenceAttributes_t.
+enum class BlasPreference : int {
+  kMaxWorkspaceBytes = 1,  // uint64_t
+  kMinAlignmentA = 5,      // uint32_t, bytes
+  kMinAlignmentB = 6,
+  kMinAlignmentC = 7,
+  kMinAlignmentD = 8,
+};
+// cublasLtMatmulAlgoConfigAttributes_t.
+enum class BlasAlgorithmAttribute : int { kId = 0, kTile = 1, kSplitK = 2 };
+
+using BlasHandle = struct BlasHandleStruct*;
+using BlasMatmul = struct BlasMatmulStruct*;
+using BlasLayout = struct BlasLayoutStruct*;
+using BlasChoice = struct BlasChoiceStruct*;
+
+// cublasLtMatmulAlgo_t: may be stored and used again with the same version of the library.
+struct BlasAlgorithm {
+  uint64_t data[8] = {};
+};
+
+// cublasLtMatmulHeuristicResult_t.
+struct BlasHeuristic {
+  BlasAlgorithm algorithm;
+  size_t workspace_bytes = 0;
+  BlasStatus state = BlasStatus::kSuccess;
+  float waves = 0;
+  int reserved[4] = {};
+};
+
+// X(name in the table, symbol, what it returns, parameters).
+// clang-format off
+#define CHORUS_CUBLASLT_FUNCTIONS(X)                                                               \
+  X(GetVersion, cublasLtGetVersion, size_t, ())                                                    \
+  X(GetStatusName, cublasLtGetStatusName, const char*, (BlasStatus status))                        \
+  X(Create, cublasLtCreate, BlasStatus, (BlasHandle* handle))                                      \
+  X(Destroy, cublasLtDestroy, BlasStatus, (BlasHandle handle))                                     \
+  X(MatmulDescCreate, cublasLtMatmulDescCreate, BlasStatus,                                        \
+    (BlasMatmul* matmul, BlasCompute compute, BlasType scale))                                     \
+  X(MatmulDescDestroy, cublasLtMatmulDescDestroy, BlasStatus, (BlasMatmul matmul))                 \
+  X(MatrixLayoutCreate, cublasLtMatrixLayoutCreate, BlasStatus,                                    \
+    (BlasLayout* layout, BlasType type, uint64_t rows, uint64_t columns, int64_t stride))          \
+  X(MatrixLayoutDestroy, cublasLtMatrixLayoutDestroy, BlasStatus, (BlasLayout layout))             \
+  X(MatmulPreferenceCreate, cublasLtMatmulPreferenceCreate, BlasStatus, (BlasChoice* choice))      \
+  X(MatmulPreferenceDestroy, cublasLtMatmulPreferenceDestroy, BlasStatus, (BlasChoice choice))     \
+  X(MatmulPreferenceSetAttribute, cublasLtMatmulPreferenceSetAttribute, BlasStatus,                \
+    (BlasChoice choice, BlasPreference attribute, const void* value, size_t bytes))                \
+  X(MatmulAlgoGetHeuristic, cublasLtMatmulAlgoGetHeuristic, BlasStatus,                            \
+    (BlasHandle handle, BlasMatmul matmul, BlasLayout a, BlasLayout b, BlasLayout c, BlasLayout d, \
+     BlasChoice choice, int wanted, BlasHeuristic* results, int* count))                           \
+  X(MatmulAlgoConfigGetAttribute, cublasLtMatmulAlgoConfigGetAttribute, BlasStatus,                \
+    (const BlasAlgorithm* algorithm, BlasAlgorithmAttribute attribute, void* value, size_t bytes,  \
+     size_t* written))                                                                             \
+  X(Matmul, cublasLtMatmul, BlasStatus,                                                            \
+    (BlasHandle handle, BlasMatmul matmul, const void* alpha, const void* a, BlasLayout a_layout,  \
+     const void* b, BlasLayout b_layout, const void* beta, const void* c, BlasLayout c_layout,     \
+     void* d, BlasLayout d_layout, const BlasAlgorithm* algorithm, void* workspace,                \
+     size_t workspace_bytes, Stream stream))
+// clang-format on
+
+struct BlasApi {
+#define CHORUS_CUBLASLT_FIELD(name, symbol, result, parameters) result(*name) parameters = nullptr;
+  CHORUS_CUBLASLT_FUNCTIONS(CHORUS_CUBLASLT_FIELD)
+#undef CHORUS_CUBLASLT_FIELD
+  std::string path;  // of the library
+};
+
+// From `folders`, where the system's loader looks, Python's packages and the toolkit's usual place:
+// libcublasLt.so.13, or 12, which has the same functions. FAILED_PRECONDITION kWrongState: there is
+// none, or it lacks a function.
+absl::StatusOr<BlasApi> LoadBlasApi(const std::vector<std::string>& folders);
+
+// The symbols of the table, in its order.
+const std::vector<const char*>& BlasSymbols();
+
+}  // namespace cuda
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BACKEND_CUDA_CUBLASLT_API_H_

@@ -1,0 +1,326 @@
+// Our own declarations against the toolkit's headers, wherever there is a toolkit: each mismatch is
+// an error of the compiler. And each symbol against the libraries themselves.
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "core/backend/cuda/cublaslt_api.h"
+#include "core/backend/cuda/cuda_api.h"
+#include "core/backend/cuda/nccl_api.h"
+#include "gtest/gtest.h"
+
+#if CHORUS_HAVE_CUDA_TOOLKIT
+#include <cublasLt.h>
+#include <cuda.h>
+#include <nccl.h>
+#endif
+
+namespace chorus {
+namespace cuda {
+namespace {
+
+#if CHORUS_HAVE_CUDA_TOOLKIT
+
+// --- Which of their types ours stands for ---
+
+template <typename Ours>
+struct Theirs {};
+#define CHORUS_STANDS_FOR(ours, theirs) \
+  template <>                           \
+  struct Theirs<ours> {                 \
+    using Type = theirs;                \
+  }
+CHORUS_STANDS_FOR(ContextStruct, CUctx_st);
+CHORUS_STANDS_FOR(ModuleStruct, CUmod_st);
+CHORUS_STANDS_FOR(FunctionStruct, CUfunc_st);
+CHORUS_STANDS_FOR(KernelStruct, CUkern_st);
+CHORUS_STANDS_FOR(StreamStruct, CUstream_st);
+CHORUS_STANDS_FOR(EventStruct, CUevent_st);
+CHORUS_STANDS_FOR(GraphStruct, CUgraph_st);
+CHORUS_STANDS_FOR(GraphNodeStruct, CUgraphNode_st);
+CHORUS_STANDS_FOR(GraphExecStruct, CUgraphExec_st);
+CHORUS_STANDS_FOR(Location, CUmemLocation);
+CHORUS_STANDS_FOR(AllocationProperties, CUmemAllocationProp);
+CHORUS_STANDS_FOR(AccessDescription, CUmemAccessDesc);
+CHORUS_STANDS_FOR(KernelNodeParams, CUDA_KERNEL_NODE_PARAMS);
+CHORUS_STANDS_FOR(ExecUpdateResultInfo, CUgraphExecUpdateResultInfo);
+CHORUS_STANDS_FOR(EdgeData, CUgraphEdgeData);
+CHORUS_STANDS_FOR(Result, CUresult);
+CHORUS_STANDS_FOR(DeviceAttribute, CUdevice_attribute);
+CHORUS_STANDS_FOR(FunctionAttribute, CUfunction_attribute);
+CHORUS_STANDS_FOR(AllocationType, CUmemAllocationType);
+CHORUS_STANDS_FOR(HandleType, CUmemAllocationHandleType);
+CHORUS_STANDS_FOR(LocationType, CUmemLocationType);
+CHORUS_STANDS_FOR(Access, CUmemAccess_flags);
+CHORUS_STANDS_FOR(Granularity, CUmemAllocationGranularity_flags);
+CHORUS_STANDS_FOR(CaptureMode, CUstreamCaptureMode);
+CHORUS_STANDS_FOR(UpdateResult, CUgraphExecUpdateResult);
+CHORUS_STANDS_FOR(NcclResult, ncclResult_t);
+CHORUS_STANDS_FOR(NcclType, ncclDataType_t);
+CHORUS_STANDS_FOR(NcclReduction, ncclRedOp_t);
+CHORUS_STANDS_FOR(NcclCommStruct, ncclComm);
+CHORUS_STANDS_FOR(NcclId, ncclUniqueId);
+CHORUS_STANDS_FOR(NcclConfig, ncclConfig_t);
+CHORUS_STANDS_FOR(BlasStatus, cublasStatus_t);
+CHORUS_STANDS_FOR(BlasType, cudaDataType);
+CHORUS_STANDS_FOR(BlasCompute, cublasComputeType_t);
+CHORUS_STANDS_FOR(BlasPreference, cublasLtMatmulPreferenceAttributes_t);
+CHORUS_STANDS_FOR(BlasAlgorithmAttribute, cublasLtMatmulAlgoConfigAttributes_t);
+CHORUS_STANDS_FOR(BlasHandleStruct, cublasLtContext);
+CHORUS_STANDS_FOR(BlasMatmulStruct, cublasLtMatmulDescOpaque_t);
+CHORUS_STANDS_FOR(BlasLayoutStruct, cublasLtMatrixLayoutOpaque_t);
+CHORUS_STANDS_FOR(BlasChoiceStruct, cublasLtMatmulPreferenceOpaque_t);
+CHORUS_STANDS_FOR(BlasAlgorithm, cublasLtMatmulAlgo_t);
+CHORUS_STANDS_FOR(BlasHeuristic, cublasLtMatmulHeuristicResult_t);
+#undef CHORUS_STANDS_FOR
+
+// --- Whether a type of ours is passed as theirs is ---
+
+template <typename Ours, typename Their, typename = void>
+struct Alike : std::is_same<Ours, Their> {};
+// Numbers: as wide; of the same sign, where what is called could tell.
+template <typename Ours, typename Their>
+struct Alike<Ours, Their, std::enable_if_t<std::is_integral_v<Ours>>>
+    : std::bool_constant<std::is_integral_v<Their> && sizeof(Ours) == sizeof(Their) &&
+                         std::is_signed_v<Ours> == std::is_signed_v<Their>> {};
+template <typename Ours, typename Their>
+struct Alike<Ours, Their, std::enable_if_t<std::is_enum_v<Ours> || std::is_class_v<Ours>>>
+    : std::is_same<typename Theirs<Ours>::Type, Their> {};
+template <typename Ours, typename Their>
+struct Alike<Ours*, Their*, std::enable_if_t<!std::is_function_v<Ours>>>
+    : std::bool_constant<std::is_const_v<Ours> == std::is_const_v<Their> &&
+                         Alike<std::remove_const_t<Ours>, std::remove_const_t<Their>>::value> {};
+template <typename Ours, typename Their, typename... OurArguments, typename... TheirArguments>
+struct Alike<Ours (*)(OurArguments...), Their (*)(TheirArguments...),
+             std::enable_if_t<sizeof...(OurArguments) == sizeof...(TheirArguments)>>
+    : std::conjunction<Alike<Ours, Their>, Alike<OurArguments, TheirArguments>...> {};
+
+// A pointer to nothing known stands for a pointer to nothing known only.
+static_assert(!Alike<void*, int*>::value && !Alike<int*, const int*>::value);
+static_assert(!Alike<Stream, CUevent>::value && Alike<Stream, CUstream>::value);
+static_assert(!Alike<int, size_t>::value && Alike<uint64_t, unsigned long long>::value);
+static_assert(!Alike<void (*)(int), void (*)(int, int)>::value);
+
+#define CHORUS_SAME_SIGNATURE(name, symbol, parameters) \
+  static_assert(Alike<decltype(Api::name), decltype(&::symbol)>::value, #symbol);
+CHORUS_CUDA_FUNCTIONS(CHORUS_SAME_SIGNATURE)
+#undef CHORUS_SAME_SIGNATURE
+#define CHORUS_SAME_SIGNATURE(name, symbol, result, parameters) \
+  static_assert(Alike<decltype(NcclApi::name), decltype(&::symbol)>::value, #symbol);
+CHORUS_NCCL_FUNCTIONS(CHORUS_SAME_SIGNATURE)
+#undef CHORUS_SAME_SIGNATURE
+#define CHORUS_SAME_SIGNATURE(name, symbol, result, parameters) \
+  static_assert(Alike<decltype(BlasApi::name), decltype(&::symbol)>::value, #symbol);
+CHORUS_CUBLASLT_FUNCTIONS(CHORUS_SAME_SIGNATURE)
+#undef CHORUS_SAME_SIGNATURE
+
+// --- Numbers ---
+
+#define CHORUS_SAME_NUMBER(ours, theirs) \
+  static_assert(static_cast<long long>(ours) == static_cast<long long>(theirs), #theirs)
+CHORUS_SAME_NUMBER(Result::kSuccess, CUDA_SUCCESS);
+CHORUS_SAME_NUMBER(Result::kInvalidValue, CUDA_ERROR_INVALID_VALUE);
+CHORUS_SAME_NUMBER(Result::kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY);
+CHORUS_SAME_NUMBER(Result::kDeinitialized, CUDA_ERROR_DEINITIALIZED);
+CHORUS_SAME_NUMBER(Result::kNoDevice, CUDA_ERROR_NO_DEVICE);
+CHORUS_SAME_NUMBER(Result::kNotReady, CUDA_ERROR_NOT_READY);
+CHORUS_SAME_NUMBER(Result::kIllegalAddress, CUDA_ERROR_ILLEGAL_ADDRESS);
+CHORUS_SAME_NUMBER(Result::kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED);
+CHORUS_SAME_NUMBER(Result::kNotSupported, CUDA_ERROR_NOT_SUPPORTED);
+CHORUS_SAME_NUMBER(Result::kUnknown, CUDA_ERROR_UNKNOWN);
+CHORUS_SAME_NUMBER(DeviceAttribute::kMultiprocessorCount, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+CHORUS_SAME_NUMBER(DeviceAttribute::kL2CacheBytes, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+CHORUS_SAME_NUMBER(DeviceAttribute::kAsyncEngineCount, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT);
+CHORUS_SAME_NUMBER(DeviceAttribute::kCapabilityMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+CHORUS_SAME_NUMBER(DeviceAttribute::kCapabilityMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+CHORUS_SAME_NUMBER(DeviceAttribute::kHostRegisterSupported,
+                   CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED);
+CHORUS_SAME_NUMBER(DeviceAttribute::kVirtualMemorySupported,
+                   CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+CHORUS_SAME_NUMBER(DeviceAttribute::kFileDescriptorHandlesSupported,
+                   CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+CHORUS_SAME_NUMBER(DeviceAttribute::kReadOnlyHostRegisterSupported,
+                   CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
+CHORUS_SAME_NUMBER(FunctionAttribute::kSharedBytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+CHORUS_SAME_NUMBER(FunctionAttribute::kLocalBytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+CHORUS_SAME_NUMBER(FunctionAttribute::kRegisters, CU_FUNC_ATTRIBUTE_NUM_REGS);
+CHORUS_SAME_NUMBER(FunctionAttribute::kBinaryVersion, CU_FUNC_ATTRIBUTE_BINARY_VERSION);
+CHORUS_SAME_NUMBER(AllocationType::kPinned, CU_MEM_ALLOCATION_TYPE_PINNED);
+CHORUS_SAME_NUMBER(HandleType::kNone, CU_MEM_HANDLE_TYPE_NONE);
+CHORUS_SAME_NUMBER(HandleType::kFileDescriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+CHORUS_SAME_NUMBER(LocationType::kDevice, CU_MEM_LOCATION_TYPE_DEVICE);
+CHORUS_SAME_NUMBER(Access::kNone, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+CHORUS_SAME_NUMBER(Access::kRead, CU_MEM_ACCESS_FLAGS_PROT_READ);
+CHORUS_SAME_NUMBER(Access::kReadWrite, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+CHORUS_SAME_NUMBER(Granularity::kMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+CHORUS_SAME_NUMBER(Granularity::kRecommended, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+CHORUS_SAME_NUMBER(CaptureMode::kGlobal, CU_STREAM_CAPTURE_MODE_GLOBAL);
+CHORUS_SAME_NUMBER(CaptureMode::kThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+CHORUS_SAME_NUMBER(CaptureMode::kRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
+CHORUS_SAME_NUMBER(UpdateResult::kSuccess, CU_GRAPH_EXEC_UPDATE_SUCCESS);
+CHORUS_SAME_NUMBER(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
+CHORUS_SAME_NUMBER(kEventDefault, CU_EVENT_DEFAULT);
+CHORUS_SAME_NUMBER(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
+CHORUS_SAME_NUMBER(kHostAllocPortable, CU_MEMHOSTALLOC_PORTABLE);
+CHORUS_SAME_NUMBER(kHostAllocDeviceMap, CU_MEMHOSTALLOC_DEVICEMAP);
+CHORUS_SAME_NUMBER(kHostRegisterPortable, CU_MEMHOSTREGISTER_PORTABLE);
+CHORUS_SAME_NUMBER(kHostRegisterDeviceMap, CU_MEMHOSTREGISTER_DEVICEMAP);
+CHORUS_SAME_NUMBER(kHostRegisterReadOnly, CU_MEMHOSTREGISTER_READ_ONLY);
+CHORUS_SAME_NUMBER(kWriteValueDefault, CU_STREAM_WRITE_VALUE_DEFAULT);
+CHORUS_SAME_NUMBER(kWaitValueGreaterOrEqual, CU_STREAM_WAIT_VALUE_GEQ);
+CHORUS_SAME_NUMBER(NcclResult::kSuccess, ncclSuccess);
+CHORUS_SAME_NUMBER(NcclResult::kInProgress, ncclInProgress);
+CHORUS_SAME_NUMBER(NcclType::kFloat32, ncclFloat32);
+CHORUS_SAME_NUMBER(NcclReduction::kSum, ncclSum);
+CHORUS_SAME_NUMBER(BlasStatus::kSuccess, CUBLAS_STATUS_SUCCESS);
+CHORUS_SAME_NUMBER(BlasType::kF32, CUDA_R_32F);
+CHORUS_SAME_NUMBER(BlasType::kF64, CUDA_R_64F);
+CHORUS_SAME_NUMBER(BlasType::kF16, CUDA_R_16F);
+CHORUS_SAME_NUMBER(BlasType::kBF16, CUDA_R_16BF);
+CHORUS_SAME_NUMBER(BlasCompute::kF32, CUBLAS_COMPUTE_32F);
+CHORUS_SAME_NUMBER(BlasCompute::kF64, CUBLAS_COMPUTE_64F);
+CHORUS_SAME_NUMBER(BlasPreference::kMaxWorkspaceBytes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+CHORUS_SAME_NUMBER(BlasPreference::kMinAlignmentA, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
+CHORUS_SAME_NUMBER(BlasPreference::kMinAlignmentB, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
+CHORUS_SAME_NUMBER(BlasPreference::kMinAlignmentC, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
+CHORUS_SAME_NUMBER(BlasPreference::kMinAlignmentD, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kId, CUBLASLT_ALGO_CONFIG_ID);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kTile, CUBLASLT_ALGO_CONFIG_TILE_ID);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kSplitK, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+#undef CHORUS_SAME_NUMBER
+
+// --- Layouts ---
+
+#define CHORUS_SAME_SIZE(ours) static_assert(sizeof(ours) == sizeof(Theirs<ours>::Type), #ours)
+#define CHORUS_SAME_FIELD(ours, our_field, their_field)                                   \
+  static_assert(offsetof(ours, our_field) == offsetof(Theirs<ours>::Type, their_field) && \
+                    sizeof(ours::our_field) == sizeof(Theirs<ours>::Type::their_field),   \
+                #ours "::" #our_field)
+CHORUS_SAME_SIZE(Location);
+CHORUS_SAME_FIELD(Location, type, type);
+CHORUS_SAME_FIELD(Location, id, id);
+CHORUS_SAME_SIZE(AllocationProperties);
+CHORUS_SAME_FIELD(AllocationProperties, type, type);
+CHORUS_SAME_FIELD(AllocationProperties, requested_handles, requestedHandleTypes);
+CHORUS_SAME_FIELD(AllocationProperties, location, location);
+CHORUS_SAME_FIELD(AllocationProperties, windows_only, win32HandleMetaData);
+CHORUS_SAME_FIELD(AllocationProperties, flags, allocFlags);
+CHORUS_SAME_FIELD(AllocationProperties, flags.compression_type, allocFlags.compressionType);
+CHORUS_SAME_FIELD(AllocationProperties, flags.gpu_direct_rdma_capable,
+                  allocFlags.gpuDirectRDMACapable);
+CHORUS_SAME_FIELD(AllocationProperties, flags.usage, allocFlags.usage);
+CHORUS_SAME_SIZE(AccessDescription);
+CHORUS_SAME_FIELD(AccessDescription, location, location);
+CHORUS_SAME_FIELD(AccessDescription, access, flags);
+CHORUS_SAME_SIZE(KernelNodeParams);
+CHORUS_SAME_FIELD(KernelNodeParams, function, func);
+CHORUS_SAME_FIELD(KernelNodeParams, grid_x, gridDimX);
+CHORUS_SAME_FIELD(KernelNodeParams, grid_y, gridDimY);
+CHORUS_SAME_FIELD(KernelNodeParams, grid_z, gridDimZ);
+CHORUS_SAME_FIELD(KernelNodeParams, block_x, blockDimX);
+CHORUS_SAME_FIELD(KernelNodeParams, block_y, blockDimY);
+CHORUS_SAME_FIELD(KernelNodeParams, block_z, blockDimZ);
+CHORUS_SAME_FIELD(KernelNodeParams, shared_bytes, sharedMemBytes);
+CHORUS_SAME_FIELD(KernelNodeParams, kernel_params, kernelParams);
+CHORUS_SAME_FIELD(KernelNodeParams, extra, extra);
+CHORUS_SAME_FIELD(KernelNodeParams, kernel, kern);
+CHORUS_SAME_FIELD(KernelNodeParams, context, ctx);
+CHORUS_SAME_SIZE(ExecUpdateResultInfo);
+CHORUS_SAME_FIELD(ExecUpdateResultInfo, result, result);
+CHORUS_SAME_FIELD(ExecUpdateResultInfo, error_node, errorNode);
+CHORUS_SAME_FIELD(ExecUpdateResultInfo, error_from_node, errorFromNode);
+CHORUS_SAME_SIZE(EdgeData);
+CHORUS_SAME_FIELD(EdgeData, from_port, from_port);
+CHORUS_SAME_FIELD(EdgeData, to_port, to_port);
+CHORUS_SAME_FIELD(EdgeData, type, type);
+CHORUS_SAME_FIELD(EdgeData, reserved, reserved);
+CHORUS_SAME_SIZE(NcclId);
+CHORUS_SAME_SIZE(NcclConfig);
+CHORUS_SAME_FIELD(NcclConfig, size, size);
+CHORUS_SAME_FIELD(NcclConfig, magic, magic);
+CHORUS_SAME_FIELD(NcclConfig, version, version);
+CHORUS_SAME_FIELD(NcclConfig, blocking, blocking);
+CHORUS_SAME_FIELD(NcclConfig, cga_cluster_size, cgaClusterSize);
+CHORUS_SAME_FIELD(NcclConfig, min_ctas, minCTAs);
+CHORUS_SAME_FIELD(NcclConfig, max_ctas, maxCTAs);
+CHORUS_SAME_FIELD(NcclConfig, net_name, netName);
+CHORUS_SAME_FIELD(NcclConfig, split_share, splitShare);
+CHORUS_SAME_FIELD(NcclConfig, traffic_class, trafficClass);
+CHORUS_SAME_FIELD(NcclConfig, comm_name, commName);
+CHORUS_SAME_FIELD(NcclConfig, collnet_enable, collnetEnable);
+CHORUS_SAME_FIELD(NcclConfig, cta_policy, CTAPolicy);
+CHORUS_SAME_FIELD(NcclConfig, shrink_share, shrinkShare);
+CHORUS_SAME_FIELD(NcclConfig, nvls_ctas, nvlsCTAs);
+CHORUS_SAME_FIELD(NcclConfig, channels_per_net_peer, nChannelsPerNetPeer);
+CHORUS_SAME_FIELD(NcclConfig, nvlink_centric_sched, nvlinkCentricSched);
+CHORUS_SAME_SIZE(BlasAlgorithm);
+CHORUS_SAME_FIELD(BlasAlgorithm, data, data);
+CHORUS_SAME_SIZE(BlasHeuristic);
+CHORUS_SAME_FIELD(BlasHeuristic, algorithm, algo);
+CHORUS_SAME_FIELD(BlasHeuristic, workspace_bytes, workspaceSize);
+CHORUS_SAME_FIELD(BlasHeuristic, state, state);
+CHORUS_SAME_FIELD(BlasHeuristic, waves, wavesCount);
+#undef CHORUS_SAME_SIZE
+#undef CHORUS_SAME_FIELD
+
+TEST(CudaDeclarationsTest, NcclsInitialConfigurationIsOurs) {
+  // Field by field: what is between them has no value.
+  const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+  const NcclConfig ours;
+  EXPECT_EQ(theirs.size, ours.size);
+  EXPECT_EQ(theirs.magic, ours.magic);
+  EXPECT_EQ(theirs.version, ours.version);
+  EXPECT_EQ(theirs.netName, ours.net_name);
+  EXPECT_EQ(theirs.commName, ours.comm_name);
+  for (const int number :
+       {theirs.blocking, theirs.cgaClusterSize, theirs.minCTAs, theirs.maxCTAs, theirs.splitShare,
+        theirs.trafficClass, theirs.collnetEnable, theirs.CTAPolicy, theirs.shrinkShare,
+        theirs.nvlsCTAs, theirs.nChannelsPerNetPeer, theirs.nvlinkCentricSched}) {
+    EXPECT_EQ(number, NcclConfig::kUnset);
+  }
+}
+
+// The symbols of a table that the library lacks.
+std::vector<std::string> MissingIn(const std::string& path,
+                                   const std::vector<const char*>& symbols) {
+  void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (library == nullptr) return {dlerror()};
+  std::vector<std::string> missing;
+  for (const char* symbol : symbols) {
+    if (dlsym(library, symbol) == nullptr) missing.push_back(symbol);
+  }
+  return missing;
+}
+
+const std::vector<std::string> kNothing;
+
+TEST(CudaSymbolsTest, TheDriverHasAll) {
+  // What programs are linked against where there is no driver: its symbols, without the functions.
+  EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/stubs/libcuda.so", ApiSymbols()), kNothing);
+}
+TEST(CudaSymbolsTest, NcclHasAll) {
+  EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/libnccl.so.2", NcclSymbols()), kNothing);
+}
+TEST(CudaSymbolsTest, CublasLtHasAll) {
+  EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/libcublasLt.so.13", BlasSymbols()), kNothing);
+}
+TEST(CudaSymbolsTest, AMissingOneIsFound) {
+  EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/libnccl.so.2", {"ncclGetVersion", "ncclNoSuch"}),
+            std::vector<std::string>{"ncclNoSuch"});
+}
+
+#else
+
+TEST(CudaDeclarationsTest, AgreeWithTheToolkit) {
+  GTEST_SKIP() << "no CUDA toolkit with NCCL and cuBLASLt in " CHORUS_CUDA_HOME
+                  ": nothing to compare the declarations with";
+}
+
+#endif
+
+}  // namespace
+}  // namespace cuda
+}  // namespace chorus

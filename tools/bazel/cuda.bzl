@@ -1,0 +1,42 @@
+"""Kernels in CUDA C++, compiled to an image that the driver loads, as a part of the program."""
+
+load("@cuda//:toolkit.bzl", "NVCC", "NVCC_VERSION")
+
+# One machine code for each generation of data-centre GPUs; others compile the PTX as they load it.
+_TARGETS = ["-gencode arch=compute_%d,code=sm_%d" % (n, n) for n in [80, 90, 100]] + [
+    "-gencode arch=compute_80,code=compute_80",
+]
+
+def chorus_kernel_image(name, src, hdrs, symbol):
+    """A cc_library with `src` compiled: the bytes from SYMBOL_begin to SYMBOL_end.
+
+    There are none where there is no CUDA compiler (third_party/cuda.bzl).
+
+    Args:
+      hdrs: every header that `src` includes, at any distance, but for CUDA's and the C++ library's.
+    """
+
+    # A product and a sum round twice, as on the host, or bits would differ.
+    compile = " ".join([NVCC, "-fatbin", "-std=c++17", "-O3", "-fmad=false", "-I."] + _TARGETS +
+                       ["-o $$image", "$(location %s)" % src, "&& : %s" % NVCC_VERSION.replace(" ", "_")])
+    native.genrule(
+        name = name + "_object",
+        srcs = [src] + hdrs,
+        outs = [name + ".pic.o"],
+        cmd = "\n".join([
+            "image=$(@D)/%s.image" % name,
+            compile if NVCC else ": > $$image",
+            "as -o $@ - <<END",
+            ".section .rodata",
+            ".balign 64",
+            ".global {0}_begin\n{0}_begin:\n.incbin \"$$image\"".format(symbol),
+            ".global {0}_end\n{0}_end:\n.byte 0".format(symbol),
+            ".section .note.GNU-stack,\"\",@progbits",
+            "END",
+        ]),
+    )
+    native.cc_library(
+        name = name,
+        srcs = [name + ".pic.o"],
+        linkstatic = True,
+    )
