@@ -1,0 +1,173 @@
+#include "tools/gpu_probe/matmul.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace chorus {
+namespace probe {
+namespace {
+
+using cuda::BlasType;
+
+const char* TypeText(BlasType type) {
+  switch (type) {
+    case BlasType::kF32:
+      return "f32";
+    case BlasType::kF64:
+      return "f64";
+    case BlasType::kF16:
+      return "f16";
+    case BlasType::kBF16:
+      return "bf16";
+  }
+  return "?";
+}
+
+}  // namespace
+
+int64_t MatmulShape::element_bytes() const {
+  return type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
+}
+
+std::string MatmulShape::Text() const {
+  return absl::StrCat(TypeText(type), " ", m, " x ", n, " x ", k);
+}
+
+absl::StatusOr<std::unique_ptr<Matmul>> Matmul::Open(Gpu* gpu,
+                                                     const std::vector<std::string>& libraries) {
+  std::unique_ptr<Matmul> matmul(new Matmul);
+  auto api = cuda::LoadBlasApi(libraries);
+  if (!api.ok()) return absl::UnavailableError(ErrorOf(api.status()).message);
+  matmul->api_ = *std::move(api);
+  CHORUS_ASSIGN_OR_RETURN(matmul->workspace_, gpu->Allocate(kWorkspaceBytes));
+  cuda::BlasHandle handle = nullptr;
+  CHORUS_RETURN_IF_ERROR(matmul->Check(matmul->api_.Create(&handle), "cublasLtCreate"));
+  matmul->handle_ =
+      Owned<cuda::BlasHandle>(handle, [api = matmul->api_](cuda::BlasHandle h) { api.Destroy(h); });
+  return matmul;
+}
+
+absl::Status Matmul::Set(const MatmulShape& shape) {
+  shape_ = shape;
+  const bool wide = shape.type == BlasType::kF64;
+  cuda::BlasMatmul matmul = nullptr;
+  CHORUS_RETURN_IF_ERROR(
+      Check(api_.MatmulDescCreate(&matmul, wide ? cuda::BlasCompute::kF64 : cuda::BlasCompute::kF32,
+                                  wide ? BlasType::kF64 : BlasType::kF32),
+            "cublasLtMatmulDescCreate"));
+  matmul_ =
+      Owned<cuda::BlasMatmul>(matmul, [this](cuda::BlasMatmul m) { api_.MatmulDescDestroy(m); });
+  const auto layout = [&](int64_t rows, int64_t columns, Owned<cuda::BlasLayout>* to) {
+    cuda::BlasLayout made = nullptr;
+    CHORUS_RETURN_IF_ERROR(Check(api_.MatrixLayoutCreate(&made, shape.type, rows, columns, rows),
+                                 "cublasLtMatrixLayoutCreate"));
+    *to =
+        Owned<cuda::BlasLayout>(made, [this](cuda::BlasLayout l) { api_.MatrixLayoutDestroy(l); });
+    return absl::OkStatus();
+  };
+  CHORUS_RETURN_IF_ERROR(layout(shape.m, shape.k, &a_));
+  CHORUS_RETURN_IF_ERROR(layout(shape.k, shape.n, &b_));
+  return layout(shape.m, shape.n, &d_);
+}
+
+absl::StatusOr<cuda::BlasAlgorithm> Matmul::Choose(uint32_t alignment_bytes) const {
+  cuda::BlasChoice choice = nullptr;
+  CHORUS_RETURN_IF_ERROR(
+      Check(api_.MatmulPreferenceCreate(&choice), "cublasLtMatmulPreferenceCreate"));
+  const Owned<cuda::BlasChoice> owned(
+      choice, [this](cuda::BlasChoice c) { api_.MatmulPreferenceDestroy(c); });
+  const uint64_t workspace = kWorkspaceBytes;
+  CHORUS_RETURN_IF_ERROR(
+      Check(api_.MatmulPreferenceSetAttribute(choice, cuda::BlasPreference::kMaxWorkspaceBytes,
+                                              &workspace, sizeof(workspace)),
+            "cublasLtMatmulPreferenceSetAttribute"));
+  for (const auto attribute :
+       {cuda::BlasPreference::kMinAlignmentA, cuda::BlasPreference::kMinAlignmentB,
+        cuda::BlasPreference::kMinAlignmentC, cuda::BlasPreference::kMinAlignmentD}) {
+    CHORUS_RETURN_IF_ERROR(Check(api_.MatmulPreferenceSetAttribute(
+                                     choice, attribute, &alignment_bytes, sizeof(alignment_bytes)),
+                                 "cublasLtMatmulPreferenceSetAttribute"));
+  }
+  cuda::BlasHeuristic result;
+  int count = 0;
+  CHORUS_RETURN_IF_ERROR(
+      Check(api_.MatmulAlgoGetHeuristic(handle_.get(), matmul_.get(), a_.get(), b_.get(), d_.get(),
+                                        d_.get(), choice, 1, &result, &count),
+            "cublasLtMatmulAlgoGetHeuristic"));
+  if (count == 0) return absl::InternalError("the heuristic offers no algorithm");
+  CHORUS_RETURN_IF_ERROR(Check(result.state, "cublasLtMatmulAlgoGetHeuristic, its result"));
+  return result.algorithm;
+}
+
+absl::Status Matmul::Run(const cuda::BlasAlgorithm& algorithm, cuda::DevicePtr a, cuda::DevicePtr b,
+                         cuda::DevicePtr d, cuda::Stream stream) const {
+  const float one = 1;
+  const float zero = 0;
+  const double wide_one = 1;
+  const double wide_zero = 0;
+  const bool wide = shape_.type == BlasType::kF64;
+  const auto pointer = [](cuda::DevicePtr p) { return reinterpret_cast<void*>(p); };
+  return Check(
+      api_.Matmul(handle_.get(), matmul_.get(), wide ? static_cast<const void*>(&wide_one) : &one,
+                  pointer(a), a_.get(), pointer(b), b_.get(),
+                  wide ? static_cast<const void*>(&wide_zero) : &zero, pointer(d), d_.get(),
+                  pointer(d), d_.get(), &algorithm, pointer(workspace_.get()), kWorkspaceBytes,
+                  stream),
+      "cublasLtMatmul");
+}
+
+std::string Matmul::Text(const cuda::BlasAlgorithm& algorithm) const {
+  const auto attribute = [&](cuda::BlasAlgorithmAttribute which) {
+    int32_t value = -1;
+    size_t written = 0;
+    api_.MatmulAlgoConfigGetAttribute(&algorithm, which, &value, sizeof(value), &written);
+    return value;
+  };
+  return absl::StrCat("algorithm ", attribute(cuda::BlasAlgorithmAttribute::kId), ", tile ",
+                      attribute(cuda::BlasAlgorithmAttribute::kTile), ", split-k ",
+                      attribute(cuda::BlasAlgorithmAttribute::kSplitK));
+}
+
+std::string Matmul::VersionText() const {
+  return absl::StrCat("cuBLASLt ", api_.GetVersion(), " from ", api_.path);
+}
+
+absl::Status Matmul::Check(cuda::BlasStatus status, const char* call) const {
+  if (status == cuda::BlasStatus::kSuccess) return absl::OkStatus();
+  const char* const name = api_.GetStatusName(status);
+  return absl::InternalError(
+      absl::StrCat(call, ": ", name == nullptr ? "?" : name, " (", static_cast<int>(status), ")"));
+}
+
+std::vector<unsigned char> PatternMatrix(BlasType type, int64_t count, uint64_t seed) {
+  std::vector<unsigned char> bytes;
+  const auto put = [&](auto bits) {
+    const auto* const begin = reinterpret_cast<const unsigned char*>(&bits);
+    bytes.insert(bytes.end(), begin, begin + sizeof(bits));
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t word = PatternWord(seed, static_cast<uint64_t>(i));
+    const uint32_t sign = word >> 31;
+    const uint32_t low_bit = word >> 30 & 1;  // of the exponent: 2^-1 or 2^0
+    switch (type) {
+      case BlasType::kF32:
+        put(sign << 31 | (126 + low_bit) << 23 | (word & 0x7fffff));
+        break;
+      case BlasType::kF64:
+        put(uint64_t{sign} << 63 | uint64_t{1022 + low_bit} << 52 |
+            uint64_t{PatternWord(seed + 1, static_cast<uint64_t>(i))} << 20 | (word & 0xfffff));
+        break;
+      case BlasType::kF16:
+        put(static_cast<uint16_t>(sign << 15 | (14 + low_bit) << 10 | (word & 0x3ff)));
+        break;
+      case BlasType::kBF16:
+        put(static_cast<uint16_t>(sign << 15 | (126 + low_bit) << 7 | (word & 0x7f)));
+        break;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace probe
+}  // namespace chorus
