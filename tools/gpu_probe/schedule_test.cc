@@ -1,5 +1,6 @@
 #include "tools/gpu_probe/schedule.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/gpu_probe/child.h"
@@ -90,8 +92,11 @@ TEST(ScheduleTest, KillsAlsoWhatAStageHasStarted) {
   // Both processes of the stage have this pipe: it ends when neither lives any more.
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
-  RunAll({Make("hangs_on", kShort)});
+  // Beyond the numbers that a stage's own descriptors take the place of.
+  UniqueFd write_end(fcntl(ends[1], F_DUPFD, 50));
   close(ends[1]);
+  RunAll({Make("hangs_on", kShort)});
+  write_end.Reset();
   pollfd end{ends[0], POLLIN, 0};
   ASSERT_EQ(poll(&end, 1, 60000), 1) << "a process of the stage lives on";
   EXPECT_NE(end.revents & POLLHUP, 0);
