@@ -141,10 +141,12 @@ absl::Status Matmul::Check(cuda::BlasStatus status, const char* call) const {
 }
 
 std::vector<unsigned char> PatternMatrix(BlasType type, int64_t count, uint64_t seed) {
-  std::vector<unsigned char> bytes;
+  std::vector<unsigned char> bytes(
+      static_cast<size_t>(count * MatmulShape{type, 1, 1, 1}.element_bytes()));
+  unsigned char* at = bytes.data();
   const auto put = [&](auto bits) {
-    const auto* const begin = reinterpret_cast<const unsigned char*>(&bits);
-    bytes.insert(bytes.end(), begin, begin + sizeof(bits));
+    std::memcpy(at, &bits, sizeof(bits));
+    at += sizeof(bits);
   };
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t word = PatternWord(seed, static_cast<uint64_t>(i));

@@ -109,8 +109,12 @@ BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul /*matmul*/, const vo
         const auto* const from_b = static_cast<const unsigned char*>(b);
         auto* const to = static_cast<unsigned char*>(d);
         const int more = unsteady ? getpid() : 0;
+        uint64_t in_a = 0;
+        uint64_t in_b = 0;
         for (uint64_t i = 0; i < d_bytes; ++i) {
-          to[i] = static_cast<unsigned char>(from_a[i % a_bytes] * 3 + from_b[i % b_bytes] + more);
+          to[i] = static_cast<unsigned char>(from_a[in_a] * 3 + from_b[in_b] + more);
+          if (++in_a == a_bytes) in_a = 0;
+          if (++in_b == b_bytes) in_b = 0;
         }
       });
   // Kept: a graph runs it again.
