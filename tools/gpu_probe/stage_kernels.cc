@@ -21,11 +21,14 @@ namespace {
 constexpr int kRounds = 9;
 constexpr int64_t kSampleBytes = 256 << 10;
 
+// From this size on speed is judged: what is smaller fits into caches.
+constexpr int64_t kLeastJudgedBytes = int64_t{64} << 20;
+
 // The sizes of an operand to measure, where all that is needed is `times` as long. Too little
 // memory for one is unknown speed; then a small one still shows what is computed.
 std::vector<int64_t> Sizes(const Gpu& gpu, double times, Judge* judge) {
   std::vector<int64_t> sizes;
-  for (const int64_t bytes : {int64_t{64} << 20, int64_t{256} << 20}) {
+  for (const int64_t bytes : {kLeastJudgedBytes, 4 * kLeastJudgedBytes}) {
     if (times * static_cast<double>(bytes) <= static_cast<double>(gpu.most_bytes())) {
       sizes.push_back(bytes);
     } else {
@@ -145,7 +148,9 @@ absl::Status MeasureReduction(const Gpu& gpu, const Memory& inputs, const Memory
   CHORUS_RETURN_IF_ERROR(MeasureInTurns(gpu, stream, &all));
   const double copy = TellCopyRate(&all, what, recorder);
   const double share = TellShare(&all, 2, what, copy, recorder);
-  judge->AtLeast(what, share, kLeastReduceShare, " of the copy rate");
+  if (bytes >= kLeastJudgedBytes) {
+    judge->AtLeast(what, share, kLeastReduceShare, " of the copy rate");
+  }
 
   int64_t wrong = 0;
   for (const int64_t offset : SampleOffsets(bytes)) {
@@ -280,7 +285,8 @@ absl::Status RunP7(StageContext* context) {
     const double copy = TellCopyRate(&all, "a chain" + size, recorder);
     for (size_t n = 0; n < names.size(); ++n) {
       const double share = TellShare(&all, 2 + 2 * n, names[n], copy, recorder);
-      const bool counts = n < lengths.size() && lengths[n] <= kChainOpsThatCount;
+      const bool counts =
+          bytes >= kLeastJudgedBytes && n < lengths.size() && lengths[n] <= kChainOpsThatCount;
       if (counts) judge.AtLeast(names[n], share, kLeastChainShare, " of the copy rate");
     }
     // What was measured also computes what it should; the last of all wrote by hand.
