@@ -12,7 +12,7 @@
 namespace chorus {
 namespace probe {
 
-// The table of CUDA.md, section 5, word for word.
+// The table of docs/gpu.md, word for word.
 struct Assumption {
   const char* id;
   const char* text;
@@ -22,24 +22,23 @@ absl::Span<const Assumption> Assumptions();
 // Null: there is no such id.
 const Assumption* FindAssumption(const std::string& id);
 
-// P1 (CUDA.md section 4, "H2D/D2H from our arenas"): the share of the rate of cuMemHostAlloc
-// memory.
+// P1 (a goal of the design): the share of the rate of cuMemHostAlloc memory.
 inline constexpr double kLeastPinnedShare = 0.95;
-// P4 (no number in CUDA.md): how much longer k kernels on k streams may take than one. Serialised
-// pairs would take twice as long.
+// P4 (our choice): how much longer k kernels on k streams may take than one. Pairs one after the
+// other would take twice as long.
 inline constexpr double kMostConcurrentStretch = 1.25;
-// P5 (CUDA.md section 5): at replay.
+// P5 (the assumption itself): at replay.
 inline constexpr double kMostGraphNodeMicros = 1.5;
-// P6 (CUDA.md section 4, "all_reduce"): of the copy rate in the same run, counting (N + 1) S.
+// P6 (a goal of the design): of the copy rate in the same run, counting (N + 1) S.
 inline constexpr double kLeastReduceShare = 0.92;
-// P7 (CUDA.md section 5): of the copy rate in the same run, up to so many ops.
+// P7 (the assumption itself): of the copy rate in the same run, up to so many ops.
 inline constexpr double kLeastChainShare = 0.80;
 inline constexpr int kChainOpsThatCount = 8;
-// P8 (CUDA.md section 5): from SIGKILL until another process has the memory and runs a kernel.
+// P8 (the assumption itself): from SIGKILL until another process has the memory and runs a kernel.
 inline constexpr double kMostFreeSeconds = 1.0;
-// P2 (no number in CUDA.md): what cuMemGetInfo may be off by, for the driver's own needs.
+// P2 (our choice): what cuMemGetInfo may be off by, for the driver's own needs.
 inline constexpr double kFreeMemorySlackMiB = 64;
-// P10 (no number in CUDA.md): how long either half of it may take.
+// P10 (our choice): how long either half of it may take.
 inline constexpr double kFlagSeconds = 8;
 inline constexpr double kNcclSeconds = 20;
 
