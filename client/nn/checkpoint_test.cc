@@ -138,6 +138,7 @@ TEST_F(CheckpointTest, WhatDoesNotFitIsRefusedWithItsReason) {
       {entry("[-1]", "[0,4]"), 4, "expected sizes from 0"},
       {entry("[1.5]", "[0,4]"), 4, "expected sizes from 0"},
       {entry("[4611686018427387904,4]", "[0,4]"), 4, "more bytes than the file"},
+      {entry("[4611686018427387904,4,0]", "[0,0]"), 0, "more bytes than there can be"},
       {entry("[9999999999999999999999]", "[0,4]"), 4, "expected sizes from 0"},
       {entry("[1]", "[4,0]"), 4, "not within"},
       {entry("[1]", "[0,4,8]"), 4, "two data_offsets"},

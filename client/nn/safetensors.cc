@@ -1,6 +1,7 @@
 #include "chorus/nn/safetensors.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -140,13 +141,17 @@ absl::Status TensorFile::Content::ParseEntry(const std::string& name, const Json
     entry.shape.push_back(dims);
   }
   const bool empty = std::find(entry.shape.begin(), entry.shape.end(), 0) != entry.shape.end();
+  // Whoever multiplies its sizes may not look for a zero first.
+  const int64_t most = empty ? std::numeric_limits<int64_t>::max() : size - data;
   for (const int64_t dims : entry.shape) {
-    if (!empty && expected > (size - data) / dims) {
+    if (dims == 0) continue;
+    if (expected > most / dims) {
       return refuse(absl::StrCat("its shape [", absl::StrJoin(entry.shape, ","),
-                                 "] has more bytes than the file"));
+                                 "] has more bytes than ", empty ? "there can be" : "the file"));
     }
-    expected = empty ? 0 : expected * dims;
+    expected *= dims;
   }
+  if (empty) expected = 0;
   Range range;
   if (!number(value["data_offsets"][0], &range.begin) ||
       !number(value["data_offsets"][1], &range.end) || range.begin > range.end ||
