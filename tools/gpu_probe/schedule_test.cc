@@ -18,7 +18,6 @@ namespace chorus {
 namespace probe {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Limits that nothing but a stage that hangs comes near.

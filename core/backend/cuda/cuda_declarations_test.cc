@@ -194,11 +194,16 @@ CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kSplitK, CUBLASLT_ALGO_CONFIG_SPLITK_
 
 // --- Layouts ---
 
+// Of pointers, too.
+template <typename T>
+constexpr size_t kSize = sizeof(T);
+
 #define CHORUS_SAME_SIZE(ours) static_assert(sizeof(ours) == sizeof(Theirs<ours>::Type), #ours)
-#define CHORUS_SAME_FIELD(ours, our_field, their_field)                                   \
-  static_assert(offsetof(ours, our_field) == offsetof(Theirs<ours>::Type, their_field) && \
-                    sizeof(ours::our_field) == sizeof(Theirs<ours>::Type::their_field),   \
-                #ours "::" #our_field)
+#define CHORUS_SAME_FIELD(ours, our_field, their_field)                                         \
+  static_assert(                                                                                \
+      offsetof(ours, our_field) == offsetof(Theirs<ours>::Type, their_field) &&                 \
+          kSize<decltype(ours::our_field)> == kSize<decltype(Theirs<ours>::Type::their_field)>, \
+      #ours "::" #our_field)
 CHORUS_SAME_SIZE(Location);
 CHORUS_SAME_FIELD(Location, type, type);
 CHORUS_SAME_FIELD(Location, id, id);
