@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "tools/gpu_probe/child.h"
 #include "tools/gpu_probe/kernel_image.h"
 
 namespace chorus {
@@ -171,6 +172,19 @@ absl::Status Gpu::FillPattern(cuda::DevicePtr to, int64_t bytes, uint64_t seed, 
   args.seed = seed;
   args.floats = floats ? 1 : 0;
   return Launch(kernel("fill"), args, Wave("fill"), stream);
+}
+
+absl::StatusOr<Pinned> Gpu::Spin(int64_t blocks, cuda::Stream stream) const {
+  CHORUS_ASSIGN_OR_RETURN(Pinned started, AllocatePinned(64));
+  SpinArgs args;
+  args.started = reinterpret_cast<uint32_t*>(started.device);
+  args.nanos = 20'000'000'000;
+  CHORUS_RETURN_IF_ERROR(Launch(kernel("spin"), args, blocks, stream));
+  const double deadline = NowSeconds() + 5;
+  while (cuda::LoadShared(started.as<uint32_t>()) == 0) {
+    if (NowSeconds() > deadline) return absl::DeadlineExceededError("the kernel does not start");
+  }
+  return started;
 }
 
 absl::StatusOr<uint64_t> Gpu::CountWrong(cuda::DevicePtr from, int64_t bytes, uint64_t seed,

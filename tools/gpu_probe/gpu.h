@@ -125,6 +125,9 @@ class Gpu {
   }
   absl::Status FillPattern(cuda::DevicePtr to, int64_t bytes, uint64_t seed, bool floats,
                            cuda::Stream stream) const;
+  // Keeps `blocks` blocks busy for 20 seconds, and returns once they are, or DEADLINE_EXCEEDED.
+  // What it gives must stay as long.
+  absl::StatusOr<Pinned> Spin(int64_t blocks, cuda::Stream stream) const;
   // Words that are not FillPattern's (without floats).
   absl::StatusOr<uint64_t> CountWrong(cuda::DevicePtr from, int64_t bytes, uint64_t seed,
                                       cuda::Stream stream);

@@ -289,22 +289,12 @@ absl::Status OwnChunk(RoleContext* context) {
       gpu->FillPattern(chunk.get(), chunk.bytes, kChunkSeed, false, stream.get()));
   CHORUS_RETURN_IF_ERROR(gpu->Synchronize(stream.get()));
   CHORUS_ASSIGN_OR_RETURN(const UniqueFd fd, gpu->ExportChunk(chunk));
+  Pinned spins;
   if (context->arguments == std::vector<std::string>{"spin"}) {
-    CHORUS_ASSIGN_OR_RETURN(const Pinned started, gpu->AllocatePinned(64));
-    SpinArgs args;
-    args.started = reinterpret_cast<uint32_t*>(started.device);
-    args.nanos = 20'000'000'000;
-    CHORUS_RETURN_IF_ERROR(gpu->Launch(gpu->kernel("spin"), args, 1, stream.get(), 32));
-    const double deadline = NowSeconds() + 5;
-    while (cuda::LoadShared(started.as<uint32_t>()) == 0) {
-      if (NowSeconds() > deadline) return absl::DeadlineExceededError("the kernel does not start");
-    }
-    CHORUS_RETURN_IF_ERROR(context->channel.Send(absl::StrCat(chunk.bytes), fd.get()));
-    (void)context->channel.Receive(20);  // it is killed meanwhile
-    return absl::OkStatus();
+    CHORUS_ASSIGN_OR_RETURN(spins, gpu->Spin(1, stream.get()));
   }
   CHORUS_RETURN_IF_ERROR(context->channel.Send(absl::StrCat(chunk.bytes), fd.get()));
-  (void)context->channel.Receive(20);
+  (void)context->channel.Receive(20);  // it is killed meanwhile
   return absl::OkStatus();
 }
 

@@ -227,18 +227,9 @@ absl::Status SpinUntilKilled(RoleContext* context) {
   CHORUS_ASSIGN_OR_RETURN(const auto gpu, Gpu::Open(context->libraries));
   CHORUS_ASSIGN_OR_RETURN(const Memory memory, gpu->Allocate(std::min<int64_t>(
                                                    int64_t{1} << 30, gpu->most_bytes() / 2)));
-  CHORUS_ASSIGN_OR_RETURN(const Pinned started, gpu->AllocatePinned(64));
   CHORUS_ASSIGN_OR_RETURN(const OwnedStream stream, gpu->CreateStream());
   CHORUS_RETURN_IF_ERROR(gpu->FillPattern(memory.get(), memory.bytes, 8, false, stream.get()));
-  SpinArgs args;
-  args.started = reinterpret_cast<uint32_t*>(started.device);
-  args.nanos = 20'000'000'000;
-  CHORUS_RETURN_IF_ERROR(
-      gpu->Launch(gpu->kernel("spin"), args, gpu->multiprocessors(), stream.get()));
-  const double deadline = NowSeconds() + 5;
-  while (cuda::LoadShared(started.as<uint32_t>()) == 0) {
-    if (NowSeconds() > deadline) return absl::DeadlineExceededError("the kernel does not start");
-  }
+  CHORUS_ASSIGN_OR_RETURN(const Pinned spins, gpu->Spin(gpu->multiprocessors(), stream.get()));
   CHORUS_RETURN_IF_ERROR(context->channel.Send("spinning"));
   (void)context->channel.Receive(20);  // it is killed meanwhile
   return absl::OkStatus();
