@@ -784,6 +784,10 @@ absl::StatusOr<Array> TensorOps::Pooled(const Statement& s, const Array& x, cons
         const int64_t at = i * s.ints[2 + d] - s.ints[4 + d] + tap * dilation;
         windows[d].back().push_back(at < size ? at : -1);
       }
+      // Of no images, too.
+      const Dims& window = windows[d].back();
+      if (*std::max_element(window.begin(), window.end()) < 0)
+        return No("pool: a window of padding");
     }
     if (adaptive) continue;
     const int64_t window = (largest ? s.ints[6 + d] : 1) * (s.ints[d] - 1) + 1;
@@ -805,7 +809,6 @@ absl::StatusOr<Array> TensorOps::Pooled(const Statement& s, const Array& x, cons
         }
       }
     }
-    if (under.empty()) return No("pool: a window of padding");
     if (largest) {
       result.nodes.push_back(Largest(x.dtype, under));
     } else {
