@@ -434,9 +434,9 @@ bool MayBeAnother(const Program& program, int s, int wanted) {
   const int by = made_by[static_cast<size_t>(wanted)];
   if (by < 0) return false;
   const Op op = program.statements[static_cast<size_t>(by)].op;
-  // Their slopes are computed from what they were given, and could be from their results: a
-  // gradient does not depend on these (docs/ops.md).
-  if (op == Op::kTanh || op == Op::kSigmoid) {
+  // The slopes of the first two are computed from what they were given, and could be from their
+  // results; that of the third from its result, and there is more than one way (docs/ops.md).
+  if (op == Op::kTanh || op == Op::kSigmoid || op == Op::kSoftmax) {
     return std::any_of(
         program.statements.begin() + by, program.statements.begin() + s,
         [](const Statement& later) { return later.op == Op::kGradient && later.create; });

@@ -220,8 +220,8 @@ std::vector<History> Histories(const Program& program);
 
 // Whether `wanted`, of which the gradient statement `s` takes the gradient, may be one tensor with
 // something else that its roots depend on: another gradient of the call that gave it, or a seed
-// there; or is what a slope that they depend on may be computed from or not, the result of a tanh
-// or sigmoid. What comes of that is the rules' of single ops: `Check` refuses it.
+// there; or is what a slope that they depend on may be computed from or not, the result of a tanh,
+// sigmoid or softmax. What comes of that is the rules' of single ops: `Check` refuses it.
 bool MayBeAnother(const Program& program, int s, int wanted);
 
 // Adds what the roots of the program's gradients lack, so that every rank takes part in every
