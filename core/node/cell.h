@@ -49,16 +49,20 @@ struct Cell {
   DeviceAddress address() const {
     return buffer ? buffer->address() + static_cast<DeviceAddress>(offset) : 0;
   }
+  // Where clients read it; a null buffer: it has no bytes, or the host cannot read it (yet).
+  struct Place {
+    const Buffer* buffer = nullptr;
+    int64_t offset = 0;  // in `buffer`
+  };
+  Place readable() const {
+    if (!buffer || buffer->host() != nullptr) return {buffer.get(), offset};
+    return {buffer->mirror(offset, bytes), 0};
+  }
   // Null when the host cannot read it (yet).
   const char* host() const {
     if (!buffer) return "";
-    if (buffer->host() != nullptr) return buffer->host() + offset;
-    return buffer->mirror() ? buffer->mirror()->host() + offset : nullptr;
-  }
-  // The buffer that clients map for reading.
-  const Buffer* readable() const {
-    if (!buffer || buffer->host() != nullptr) return buffer.get();
-    return buffer->mirror().get();
+    const Place place = readable();
+    return place.buffer == nullptr ? nullptr : place.buffer->host() + place.offset;
   }
 };
 using CellRef = std::shared_ptr<Cell>;

@@ -84,7 +84,7 @@ void Donations::Take(RunState* run) {
   for (const RunState::Donation& donation : run->donations) {
     const Cell& cell = *run->inputs[static_cast<size_t>(donation.input)];
     cell.buffer->set_state(Buffer::State::kResult);
-    cell.buffer->set_mirror(BufferRef());  // of what stood there
+    cell.buffer->DropMirrors();  // of what stood there
     NameDonated(run, donation, "whose result has its memory");
   }
 }

@@ -342,14 +342,15 @@ TEST_F(DonationTest, FromTheLaunchOnTheNameStandsForAnError) {
   const Cell* const cell = Ready(Tensor(0));
   Buffer* const buffer = cell->buffer.get();
   buffer->set_state(Buffer::State::kFrozen);
-  buffer->set_mirror(Allocate());
+  const BufferRef mirror = Allocate();
+  buffer->AddMirror(0, mirror);
   RunState* const run = RunOfOne(7);
   ASSERT_TRUE(IsPromised(run));
   donations_.Take(run);
   EXPECT_TRUE(run->donated);
   EXPECT_EQ(run->refs[1].get(), buffer);
   EXPECT_EQ(buffer->state(), Buffer::State::kResult);
-  EXPECT_FALSE(buffer->mirror()) << "it is of what stood there";
+  EXPECT_EQ(buffer->mirror(0, mirror->bytes()), nullptr) << "it is of what stood there";
   ExpectNameIsAnError(*cell, "whose result has its memory");
 }
 

@@ -122,19 +122,19 @@ void Names::ReplaceTensor(TensorId id, CellRef cell) {
 
 void Names::Publish(TensorId id, const Cell& cell) const {
   TensorRecord record;
-  const Buffer* const readable = cell.readable();
+  const Cell::Place place = cell.readable();
   if (cell.state == Cell::State::kFailed) {
     record.state = TensorState::kFailed;
     record.code = cell.error->code;
     record.error = cell.error->id;
-  } else if (cell.buffer && readable == nullptr) {
+  } else if (cell.buffer && place.buffer == nullptr) {
     record.state = TensorState::kOnDevice;
   } else {
     record.state = TensorState::kReady;
     record.bytes = cell.bytes;
-    if (readable != nullptr) {
-      record.arena = readable->arena();
-      record.offset = readable->offset() + cell.offset;
+    if (place.buffer != nullptr) {
+      record.arena = place.buffer->arena();
+      record.offset = place.buffer->offset() + place.offset;
     }
   }
   completions_->PublishTensor(id, record);

@@ -304,17 +304,27 @@ Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<
     done(cell, absl::OkStatus());
     return 0;
   }
-  absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->buffer->bytes());
+  const DownloadKey key(cell->buffer.get(), cell->offset, cell->bytes);
+  const auto under_way = downloads_.find(key);
+  if (under_way != downloads_.end()) {
+    under_way->second.push_back({cell, std::move(done)});
+    return 0;
+  }
+  absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->bytes);
   if (!mirror.ok()) {
     done(cell, mirror.status());
     return 0;
   }
-  const BufferRef target = *mirror;
+  downloads_[key].push_back({cell, std::move(done)});
+  char* const to = (*mirror)->host();
   launcher_->executor(cell->device)
-      ->Download(target->host(), cell->buffer->address(), cell->buffer->bytes(), LaunchId(),
-                 BeginTransfer([cell, target, done](absl::Status status) {
-                   if (status.ok()) cell->buffer->set_mirror(target);
-                   done(cell, status);
+      ->Download(to, cell->address(), cell->bytes, LaunchId(),
+                 BeginTransfer([this, key, buffer = cell->buffer, offset = cell->offset,
+                                copy = *std::move(mirror)](const absl::Status& status) {
+                   if (status.ok()) buffer->AddMirror(offset, copy);
+                   const std::vector<Reader> readers = std::move(downloads_[key]);
+                   downloads_.erase(key);
+                   for (const Reader& reader : readers) reader.done(reader.cell, status);
                  }));
   return 0;
 }

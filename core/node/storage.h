@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -124,6 +125,14 @@ class Storage {
   absl::flat_hash_map<std::string, TenantEntry> tenants_;
   absl::flat_hash_map<uint64_t, std::function<void(absl::Status)>> transfers_;  // under way
   uint64_t last_transfer_ = 0;
+  // Those who wait for a range of a buffer that is on its way to the host: ranks have results in
+  // common, and a rank may ask twice.
+  using DownloadKey = std::tuple<const Buffer*, int64_t, int64_t>;  // its offset and bytes
+  struct Reader {
+    CellRef cell;  // of this range
+    OnReadable done;
+  };
+  absl::flat_hash_map<DownloadKey, std::vector<Reader>> downloads_;
 };
 
 }  // namespace chorus::node

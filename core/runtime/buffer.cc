@@ -45,4 +45,16 @@ absl::StatusOr<BufferRef> Buffer::OfStaging(std::shared_ptr<Arena> arena, int64_
   });
 }
 
+const Buffer* Buffer::mirror(int64_t offset, int64_t bytes) const {
+  if (mirrors_ == nullptr) return nullptr;
+  const auto it = mirrors_->find({offset, bytes});
+  return it == mirrors_->end() ? nullptr : it->second.get();
+}
+
+void Buffer::AddMirror(int64_t offset, BufferRef copy) {
+  if (mirrors_ == nullptr) mirrors_ = std::make_unique<Mirrors>();
+  const int64_t bytes = copy->bytes();
+  mirrors_->try_emplace({offset, bytes}, std::move(copy));
+}
+
 }  // namespace chorus

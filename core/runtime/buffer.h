@@ -10,6 +10,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
 #include "core/base/ids.h"
@@ -81,9 +82,14 @@ class Buffer {
   DeviceAddress address() const { return address_; }
   // Null when the host cannot address it.
   char* host() const { return arena_.value() == 0 ? nullptr : reinterpret_cast<char*>(address_); }
-  // For device memory: a copy that clients can read. Null until set.
-  const BufferRef& mirror() const { return mirror_; }
-  void set_mirror(BufferRef mirror) { mirror_ = std::move(mirror); }
+  // Of device memory: a copy that clients can read of exactly `bytes` bytes from `offset` on. Null:
+  // none. (What stands in one range is complete when it is copied, what stands beside it may not
+  // be.)
+  const Buffer* mirror(int64_t offset, int64_t bytes) const;
+  // Of copy->bytes() bytes from `offset` on; readers may have been told of one that is there, which
+  // stays.
+  void AddMirror(int64_t offset, BufferRef copy);
+  void DropMirrors() { mirrors_.reset(); }
   int64_t references() const { return references_; }
 
  private:
@@ -100,7 +106,8 @@ class Buffer {
   ArenaId arena_;
   State state_ = State::kResult;
   uint16_t size_class_ = 0;
-  BufferRef mirror_;
+  using Mirrors = absl::flat_hash_map<std::pair<int64_t, int64_t>, BufferRef>;  // offset, bytes
+  std::unique_ptr<Mirrors> mirrors_;                                            // null: none
   void* owner_ = nullptr;        // ArenaSet: its block
   Charge charge_;                // DeviceSet; an ArenaSet's arenas are charged
   Buffer* next_free_ = nullptr;  // ArenaSet: in its class's list

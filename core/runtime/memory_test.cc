@@ -293,8 +293,17 @@ TEST(DeviceSetTest, ChargesTheBudgetAndFreesOnTheLastReference) {
   EXPECT_EQ(budget->used(), 1000);
 
   const ArenaSet::Ptr mirrors = ArenaSet::Create(budget, {64 << 10, int64_t{32} << 20, {}});
-  buffer->set_mirror(*mirrors->Allocate(1000));
-  EXPECT_EQ(mirrors->live_buffers(), 1);
+  EXPECT_EQ(buffer->mirror(0, 1000), nullptr);
+  BufferRef first = *mirrors->Allocate(1000);
+  buffer->AddMirror(0, first);
+  buffer->AddMirror(0, *mirrors->Allocate(1000));
+  buffer->AddMirror(0, *mirrors->Allocate(8));
+  buffer->AddMirror(8, *mirrors->Allocate(8));
+  EXPECT_EQ(mirrors->live_buffers(), 3);
+  EXPECT_EQ(buffer->mirror(0, 1000), first.get()) << "readers may have been told of it";
+  EXPECT_NE(buffer->mirror(0, 8), buffer->mirror(8, 8));
+  EXPECT_EQ(buffer->mirror(8, 9), nullptr);
+  first.reset();
   buffer.reset();
   EXPECT_EQ(mirrors->live_buffers(), 0) << "a mirror goes with its buffer";
   EXPECT_EQ(device.live, 0);
