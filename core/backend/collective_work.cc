@@ -521,14 +521,19 @@ absl::Status CollectiveWork::ReadRuntimeCounts(absl::Span<const Member> members)
 }
 
 absl::Status CollectiveWork::AddZeros(const Member& member, DeviceAddress address, int64_t begin,
-                                      int64_t end, int64_t element_bytes) {
+                                      int64_t end, int64_t element_bytes,
+                                      std::vector<void*>* once) {
   if (address == 0 || begin == end) return absl::OkStatus();
+  void* to = nullptr;
+  CHORUS_RETURN_IF_ERROR(
+      Resolve(member, address + begin * element_bytes, (end - begin) * element_bytes, &to));
+  if (once != nullptr) {
+    if (std::find(once->begin(), once->end(), to) != once->end()) return absl::OkStatus();
+    once->push_back(to);
+  }
   BeginMove();
   move_.count = end - begin;
   move_.element_bytes = element_bytes;
-  void* to = nullptr;
-  CHORUS_RETURN_IF_ERROR(
-      Resolve(member, address + begin * element_bytes, move_.count * element_bytes, &to));
   outputs_.push_back(to);
   EndMove();
   return absl::OkStatus();
@@ -536,6 +541,7 @@ absl::Status CollectiveWork::AddZeros(const Member& member, DeviceAddress addres
 
 absl::Status CollectiveWork::FinishRuntime(absl::Span<const Member> members) {
   const int size = static_cast<int>(members.size());
+  std::vector<void*> zeroed;  // members that share a result share what is behind its pieces
   for (int m = 0; m < size; ++m) {
     const Member& member = members[m];
     if (member.call == nullptr) continue;
@@ -545,20 +551,9 @@ absl::Status CollectiveWork::FinishRuntime(absl::Span<const Member> members) {
     const int num_received = PiecesOn(FactsOf(common_.kind).out, size, m == common_.root);
     const int64_t output_end = pieces_.OutputEnd(m) * row;
     const int64_t outputs = runtime.output_rows * row;
-    // Members that share a result share what is behind its pieces.
-    bool done = num_received == 0;
-    for (int k = 0; k < m && !done; ++k) {
-      done = members[k].call != nullptr && !members[k].call->outputs.empty() &&
-             members[k].call->outputs[0] == call.outputs[0];
-    }
-    if (!done) {
-      BeginMove();
+    if (num_received > 0) {
       CHORUS_RETURN_IF_ERROR(
-          AddOperand(member, {m, "output", 0},
-                     SliceOf({pieces_.OutputEnd(m), runtime.output_rows - pieces_.OutputEnd(m)},
-                             runtime, call.outputs),
-                     &outputs_));
-      EndMove();
+          AddZeros(member, call.outputs[0], output_end, outputs, element_bytes_, &zeroed));
     }
     for (const DeviceAddress factor : call.factors) {
       CHORUS_RETURN_IF_ERROR(AddZeros(member, factor, output_end, outputs, element_bytes_));
