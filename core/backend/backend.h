@@ -36,8 +36,8 @@ namespace chorus {
 
 struct NodeView;  // core/ops/node_spec.h
 
-// An address in a device's own address space. Only backends with host_addressable may turn it into
-// a pointer. 0: no memory (zero bytes).
+// An address in the address space of a device's domain (Backend::domain). Only backends with
+// host_addressable may turn it into a pointer. 0: no memory (zero bytes).
 using DeviceAddress = uint64_t;
 
 // A local op made ready for a device: attributes and types were read when it was made, running it
@@ -95,9 +95,9 @@ struct CollectiveCall {
   // pair of its two members.
   std::vector<int32_t> present;
   std::vector<DeviceAddress> inputs;
-  // Where devices share an address space, members may pass equal addresses (one copy of an equal
-  // result): such a result is written once. 0 for an output with elements: the caller reads the
-  // producer's memory itself (no move), the call only orders. An output may be the very input that
+  // Members of one domain may pass equal addresses (one copy of an equal result): such a result is
+  // written once. 0 for an output with elements: the caller, whose domain is the producer's, reads
+  // the producer's memory itself (no move), the call only orders. An output may be the very input that
   // goes into it (reduce_scatter: the one for this member); other overlaps are not allowed.
   std::vector<DeviceAddress> outputs;
 
@@ -159,7 +159,7 @@ class Stream {
   // What follows on this stream starts after the event's record (as of this call) has passed.
   virtual void Wait(const Event* event) = 0;
   virtual void Launch(KernelCall call) = 0;
-  // Within the memory of the stream's device; between devices bytes move in communicators.
+  // Within the memory of the stream's domain; between domains bytes move in communicators.
   virtual void Copy(DeviceAddress to, DeviceAddress from, int64_t bytes) = 0;
   virtual void CopyFromHost(DeviceAddress to, const void* from, int64_t bytes) = 0;
   virtual void CopyToHost(void* to, DeviceAddress from, int64_t bytes) = 0;
@@ -207,9 +207,13 @@ class Backend {
   // Processors (of a GPU, multiprocessors) that compute for each device; devices may share them.
   virtual int cores_per_device() const = 0;
   virtual Device* device(int index) = 0;
-  // True: device addresses are pointers of this process and all devices share them, so that results
-  // may be shared and arenas are device memory.
+  // True: device addresses are pointers of this process, so that arenas are device memory. All
+  // devices are of one domain then.
   virtual bool host_addressable() const = 0;
+  // Devices of one domain share an address space: work on each of them may read and write what was
+  // allocated on any, and results that are equal may be one. An address of one domain means nothing
+  // in another, where it may stand for something else. Domains are numbered from 0.
+  virtual int domain(int device) const = 0;
   // Scratch for MakeKernel's kernel of such a node, by its attributes and types alone. From any
   // thread. Failure: as MakeKernel.
   virtual absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,

@@ -18,6 +18,9 @@ struct BackendOptions {
   HostKernelFactory make_kernel = nullptr;  // MakeHostKernel of core/ops/host_kernels.h
   // Of what a backend chooses at random; 0: a random one.
   uint64_t seed = 0;
+  // How many devices are of one domain (Backend::domain), in their order, where a backend can have
+  // that either way; 0: as it has it without being told.
+  int devices_per_domain = 0;
   // Work of the CPU is cut into pieces of about so many bytes read and written; 0: as suits the
   // backend. Tests cut it small, so that small tensors have several pieces.
   int64_t chunk_bytes = 0;

@@ -32,7 +32,8 @@ absl::Status CheckCall(const CollectiveCall& call, int size, int member);
 class AddressSpace {
  public:
   virtual ~AddressSpace() = default;
-  // INTERNAL: [address, address + bytes) is not wholly inside one live allocation of `device`.
+  // INTERNAL: [address, address + bytes) is not wholly inside one live allocation in the domain of
+  // `device`.
   virtual absl::Status Resolve(int device, DeviceAddress address, int64_t bytes,
                                void** pointer) const = 0;
 };

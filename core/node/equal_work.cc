@@ -43,8 +43,9 @@ Hash128 IdOfResult(Hash128 group, int32_t index) {
   return HashOf(encoded);
 }
 
-// Of an input, wherever another rank has it from. Absent: no other rank can have it.
-absl::optional<Hash128> IdOfInput(const CellRef& cell, const Binding& binding) {
+// Of an input, wherever another rank has it from; `domain`: whose memory it is in. Absent: no other
+// rank can have it.
+absl::optional<Hash128> IdOfInput(const CellRef& cell, const Binding& binding, int domain) {
   ByteWriter encoded;
   if (const InlineData* data = absl::get_if<InlineData>(&binding)) {
     encoded.Put(IdKind::kBytes);
@@ -56,6 +57,7 @@ absl::optional<Hash128> IdOfInput(const CellRef& cell, const Binding& binding) {
   // It has its memory, which the run that reads it keeps: what stands there is one value.
   if (!cell->buffer) return absl::nullopt;
   encoded.Put(IdKind::kMemory);
+  encoded.Put(domain);
   encoded.Put(cell->address());
   return HashOf(encoded);
 }
@@ -77,6 +79,8 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
   const Plan& plan = run->plan->plan;
   if (instances.empty()) return absl::OkStatus();
   run->equal_work.resize(plan.equal_groups.size());
+  // Groups of equal work are of graphs with one device slot.
+  const int domain = domains_->of(run->devices.front());
   for (size_t g = 0; g < plan.equal_groups.size(); ++g) {
     const Plan::EqualGroup& group = plan.equal_groups[g];
     // What takes over this rank's own memory is this rank's alone.
@@ -86,6 +90,7 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
     }
     ByteWriter encoded;
     encoded.Put(IdKind::kGroup);
+    encoded.Put(domain);  // in which others can read the results
     Put(group.hash, &encoded);
     for (const Plan::EqualGroup::Leaf& leaf : group.leaves) {
       if (leaf.input < 0) {
@@ -95,7 +100,8 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
         continue;
       }
       const auto input = static_cast<size_t>(leaf.input);
-      const absl::optional<Hash128> value_id = IdOfInput(run->inputs[input], command.inputs[input]);
+      const absl::optional<Hash128> value_id =
+          IdOfInput(run->inputs[input], command.inputs[input], domain);
       exclusive |= !value_id.has_value();
       if (value_id.has_value()) Put(*value_id, &encoded);
     }

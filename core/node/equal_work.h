@@ -1,4 +1,5 @@
-// Work that ranks of one node have in common is done once, and its results are kept once.
+// Work that ranks of one domain of devices have in common is done once, and its results are kept
+// once.
 //
 // At submit every result that other ranks may have too gets a value id, which is equal exactly
 // where the value is: output k of a collective has that of its instance, the result of a group of
@@ -19,6 +20,7 @@
 #include "absl/types/span.h"
 #include "core/collective/instance.h"
 #include "core/node/communicators.h"
+#include "core/node/domains.h"
 #include "core/node/info.h"
 #include "core/node/run_state.h"
 #include "core/node/storage.h"
@@ -29,7 +31,8 @@ namespace chorus::node {
 class EqualWork {
  public:
   // All outlive it. `stats` counts what is shared.
-  EqualWork(Storage* storage, NodeStats* stats) : storage_(storage), stats_(stats) {}
+  EqualWork(const Domains* domains, Storage* storage, NodeStats* stats)
+      : domains_(domains), storage_(storage), stats_(stats) {}
 
   // Gives the run's outputs their value ids, and finds the buffers that its groups of equal work
   // share with other runs. `instances` by participation; empty: it votes for an epoch that is not
@@ -45,6 +48,7 @@ class EqualWork {
  private:
   absl::StatusOr<std::vector<BufferRef>> Reserve(const Plan::EqualGroup& group, RunState* run);
 
+  const Domains* const domains_;
   Storage* const storage_;
   NodeStats* const stats_;
 };

@@ -32,6 +32,15 @@ absl::Status FailureOf(const RunState& run, const absl::Status& status) {
   return ToStatus(error);
 }
 
+DeviceIndex DeviceOf(const RunState& run, int32_t participation) {
+  const Participation& part =
+      run.plan->plan.votes->participations[static_cast<size_t>(participation)];
+  const GroupSlot& group = run.graph->graph.group_slots[static_cast<size_t>(part.group_slot)];
+  const auto held = std::find(group.held.begin(), group.held.end(), part.member);
+  const auto index = static_cast<size_t>(held - group.held.begin());
+  return run.devices[static_cast<size_t>(group.device_slots[index])];
+}
+
 }  // namespace
 
 int32_t Gangs::New() {
@@ -233,11 +242,16 @@ absl::Status Gangs::BindInputs(RunState* run) {
 
 // Finds the bytes that stand with other ranks.
 absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
+  absl::InlinedVector<int, 1> written_in;  // domains
   for (const LaunchedInstance::Part& part : instance.parts) {
     RunState* run = runs_->Find(part.run);
     if (run == nullptr) continue;
     const Plan::Written& written = run->plan->plan.written[static_cast<size_t>(part.participation)];
-    if (!written.shared || &part == &instance.parts.front()) {
+    const int domain = domains_->of(DeviceOf(*run, part.participation));
+    const bool is_first =
+        std::find(written_in.begin(), written_in.end(), domain) == written_in.end();
+    if (is_first) written_in.push_back(domain);
+    if (!written.shared || is_first) {
       stats_->paths.reduced_bytes += written.reduced;
       stats_->paths.copied_bytes += written.copied;
     }

@@ -18,6 +18,7 @@
 #include "core/base/ids.h"
 #include "core/collective/decisions.h"
 #include "core/node/communicators.h"
+#include "core/node/domains.h"
 #include "core/node/donation.h"
 #include "core/node/equal_work.h"
 #include "core/node/info.h"
@@ -60,9 +61,10 @@ struct Gang {
 class Gangs {
  public:
   // All outlive it.
-  Gangs(RunTable* runs, Storage* storage, Launcher* launcher, Donations* donations,
-        EqualWork* equal_work, NodeStats* stats)
-      : runs_(runs),
+  Gangs(const Domains* domains, RunTable* runs, Storage* storage, Launcher* launcher,
+        Donations* donations, EqualWork* equal_work, NodeStats* stats)
+      : domains_(domains),
+        runs_(runs),
         storage_(storage),
         launcher_(launcher),
         donations_(donations),
@@ -102,6 +104,7 @@ class Gangs {
                                        LaunchMessage::CollectiveBinding* binding);
   void LaunchRun(RunState* run);
 
+  const Domains* const domains_;
   RunTable* const runs_;
   Storage* const storage_;
   Launcher* const launcher_;

@@ -51,12 +51,13 @@ void GraphsByBytes::Forget(const std::string& encoded) {
 // --- Making -------------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& graph,
-                                                                 const PlanOrder& order,
+                                                                 const PlanVariant& variant,
                                                                  const PlanLimits& limits) const {
   PlanOptions options = options_.plan;
   options.limits = limits;
-  options.order = order.order;
-  options.instances = order.instances;
+  options.order = variant.order;
+  options.instances = variant.instances;
+  options.one_domain = variant.one_domain;
   auto loaded = std::make_unique<LoadedPlan>();
   CHORUS_ASSIGN_OR_RETURN(loaded->plan, CompilePlan(graph, options));
   loaded->peer_buffers.resize(loaded->plan.votes->participations.size());
@@ -203,12 +204,12 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
                      });
 }
 
-absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::InOrder(
-    const std::shared_ptr<GraphRecord>& record, const PlanOrder& order, const Client& client,
+absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::PlanOf(
+    const std::shared_ptr<GraphRecord>& record, const PlanVariant& variant, const Client& client,
     const Waiting& waiting) {
-  return FindVariant(record, &GraphRecord::reordered, order, client, waiting,
-                     [this, order](const GraphRecord& of) {
-                       return MakePlan(of.graph, order, options_.plan.limits);
+  return FindVariant(record, &GraphRecord::plans, variant, client, waiting,
+                     [this, variant](const GraphRecord& of) {
+                       return MakePlan(of.graph, variant, options_.plan.limits);
                      });
 }
 
@@ -226,7 +227,7 @@ std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> reco
   return {record.release(), [this, large, forget = std::move(forget)](GraphRecord* unused) {
             UnloadAll(unused->main);
             // Each on its own way.
-            unused->reordered = {};
+            unused->plans = {};
             unused->at_sizes = {};
             Discard(std::unique_ptr<GraphRecord>(unused), large, forget);
           }};

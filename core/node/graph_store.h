@@ -17,6 +17,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/node/background.h"
@@ -41,12 +42,13 @@ struct LoadedPlan {
 // What an executor makes of a device's part of a plan, by its bytes, from above.
 int64_t MemoryOfLoadedPart(const std::string& device_plan);
 
-// PlanOptions' order and instances.
-struct PlanOrder {
+// What of PlanOptions a run decides.
+struct PlanVariant {
   std::vector<int32_t> order;
   std::vector<int32_t> instances;
-  friend bool operator==(const PlanOrder& a, const PlanOrder& b) {
-    return a.order == b.order && a.instances == b.instances;
+  absl::optional<OneDomain> one_domain;
+  friend bool operator==(const PlanVariant& a, const PlanVariant& b) {
+    return a.order == b.order && a.instances == b.instances && a.one_domain == b.one_domain;
   }
 };
 
@@ -64,10 +66,12 @@ struct GraphRecord {
   // For a record that another one is at some sizes; for one without a name left, until it is gone.
   Charge charge;
   std::vector<std::shared_ptr<const TensorType>> output_types;
-  LoadedPlan main;  // collectives in program order, all members having called equally often
-  // With others of PlanOptions' order and instances. Gangs ask for few of them, ever.
-  static constexpr size_t kMaxOrders = 64;
-  Variants<PlanOrder, LoadedPlan, kMaxOrders> reordered;
+  // Collectives in program order, all members having called equally often, and all devices of one
+  // domain, where any are.
+  LoadedPlan main;
+  // Others. Runs ask for few of them, ever.
+  static constexpr size_t kMaxPlans = 64;
+  Variants<PlanVariant, LoadedPlan, kMaxPlans> plans;
   // What it is at the sizes of runs.
   static constexpr size_t kMaxSizes = 16;
   Variants<std::vector<int64_t>, GraphRecord, kMaxSizes> at_sizes;
@@ -140,15 +144,15 @@ class GraphStore {
                                                        const std::vector<int64_t>& sizes,
                                                        const Client& client,
                                                        const Waiting& waiting);
-  // The plan of `record` with this order and these instances, in the same way. It must not outlive
-  // the record.
-  absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(const std::shared_ptr<GraphRecord>& record,
-                                                      const PlanOrder& order, const Client& client,
-                                                      const Waiting& waiting);
+  // A plan of `record` that is not its main one, in the same way. It must not outlive the record.
+  absl::StatusOr<std::shared_ptr<LoadedPlan>> PlanOf(const std::shared_ptr<GraphRecord>& record,
+                                                     const PlanVariant& variant,
+                                                     const Client& client, const Waiting& waiting);
 
  private:
   // What may run in the background.
-  absl::StatusOr<std::unique_ptr<LoadedPlan>> MakePlan(const Graph& graph, const PlanOrder& order,
+  absl::StatusOr<std::unique_ptr<LoadedPlan>> MakePlan(const Graph& graph,
+                                                       const PlanVariant& variant,
                                                        const PlanLimits& limits) const;
   absl::StatusOr<std::unique_ptr<GraphRecord>> MakeRecord(Graph graph,
                                                           const PlanLimits& limits) const;

@@ -44,7 +44,34 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphStore* store,
   const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
     return absl::InternalError("a small graph is not waited for");
   };
-  return store->InOrder(record, {order, {}}, ClientOf(budget), {absl::OkStatus(), wait});
+  return store->PlanOf(record, {order, {}, {}}, ClientOf(budget), {absl::OkStatus(), wait});
+}
+
+// Which groups are of one domain tells plans apart as their order does.
+TEST(GraphStoreTest, APlanIsOfItsDomains) {
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
+  GraphStore store({}, nullptr, [](DeviceIndex, PlanId) {});
+  const auto record = store.Register(Independent(1), ClientOf(budget), nullptr);
+  ASSERT_TRUE(record.ok()) << record.status();
+  const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
+    return absl::InternalError("a small graph is not waited for");
+  };
+  std::set<const LoadedPlan*> plans;
+  std::vector<std::shared_ptr<LoadedPlan>> held;
+  for (int again = 0; again < 2; ++again) {
+    for (const bool group : {false, true}) {
+      for (const bool slots : {false, true}) {
+        PlanVariant variant;
+        variant.one_domain = OneDomain{{group}, slots};
+        const auto plan =
+            store.PlanOf(*record, variant, ClientOf(budget), {absl::OkStatus(), wait});
+        ASSERT_TRUE(plan.ok()) << plan.status();
+        plans.insert(plan->get());
+        held.push_back(*plan);
+      }
+    }
+  }
+  EXPECT_EQ(plans.size(), 4u);
 }
 
 TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
@@ -59,7 +86,7 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   std::iota(order.begin(), order.end(), 0);
   std::shared_ptr<LoadedPlan> held;
   std::vector<std::vector<int32_t>> orders;
-  constexpr uint64_t kOrders = GraphRecord::kMaxOrders + 44;
+  constexpr uint64_t kOrders = GraphRecord::kMaxPlans + 44;
   for (uint64_t i = 1; i <= kOrders; ++i) {
     std::next_permutation(order.begin(), order.end());
     orders.push_back(order);
@@ -74,9 +101,9 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
     ASSERT_TRUE(second.ok()) << second.status();
     EXPECT_EQ((*second)->locations[0][0].second, PlanId(2));
   }
-  EXPECT_EQ((*record)->reordered.size(), GraphRecord::kMaxOrders);
+  EXPECT_EQ((*record)->plans.size(), GraphRecord::kMaxPlans);
   // All but those, and the one that a run holds.
-  EXPECT_EQ(unloaded.size(), kOrders - GraphRecord::kMaxOrders - 1);
+  EXPECT_EQ(unloaded.size(), kOrders - GraphRecord::kMaxPlans - 1);
   EXPECT_EQ(unloaded.count(PlanId(1)), 0u);
   EXPECT_EQ(unloaded.count(PlanId(kOrders)), 0u);
   EXPECT_GT(budget->held(Resource::kGraphBytes), 0);
@@ -96,7 +123,7 @@ TEST(GraphStoreTest, PlansBesideTheMainOneAreChargedToWhoAskedForThem) {
   EXPECT_GT((*record)->bytes, 100);
   const std::vector<int32_t> order = {2, 1, 0};
   EXPECT_EQ(ErrorOf(InOrder(&store, *record, order, poor).status()).reason, Reason::kOutOfMemory);
-  EXPECT_EQ((*record)->reordered.size(), 0u);
+  EXPECT_EQ((*record)->plans.size(), 0u);
   ASSERT_TRUE(InOrder(&store, *record, order, rich).ok());
   EXPECT_GT(rich->used(), 100);
   EXPECT_TRUE(InOrder(&store, *record, order, poor).ok()) << "it is there";
@@ -146,7 +173,7 @@ TEST(GraphStoreTest, ThatTheFirstWhoAsksCannotPayIsNothingToTheOthers) {
           [&told, who](const absl::Status& status) { told.emplace_back(who, status); });
     };
     const absl::StatusOr<std::shared_ptr<LoadedPlan>> plan =
-        store.InOrder(record, {{2, 1, 0}, {}}, ClientOf(budget), {absl::OkStatus(), wait});
+        store.PlanOf(record, {{2, 1, 0}, {}, {}}, ClientOf(budget), {absl::OkStatus(), wait});
     EXPECT_TRUE(plan.ok()) << plan.status();
     return *plan;
   };

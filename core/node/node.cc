@@ -10,6 +10,7 @@
 #include "core/node/commands.h"
 #include "core/node/completions.h"
 #include "core/node/describe.h"
+#include "core/node/domains.h"
 #include "core/node/donation.h"
 #include "core/node/equal_work.h"
 #include "core/node/failures.h"
@@ -47,6 +48,7 @@ struct LocalNode::Parts {
 
   const NodeOptions options;
   Backend* const backend;
+  const Domains domains;
   Clock clock;
   TimerQueue timers;
   ErrorStore errors{kMaxErrors};
@@ -92,14 +94,15 @@ Budget::Limits BudgetOf(const NodeOptions& options) {
   return limits;
 }
 
-GraphStore::Options GraphsOf(const NodeOptions& options, const Backend& backend) {
+GraphStore::Options GraphsOf(const NodeOptions& options, const Domains& domains,
+                             const Backend& backend) {
   GraphStore::Options graphs;
   graphs.limits.max_nodes = options.max_graph_nodes;
   graphs.limits.max_collectives = options.max_graph_collectives;
   graphs.limits.max_value_bytes = options.memory_limit_bytes;
   graphs.max_graph_bytes = options.max_graph_bytes;
   graphs.plan.limits = options.plan;
-  graphs.plan.share_results = backend.host_addressable();
+  graphs.plan.share_results = domains.any_shared();
   graphs.plan.share_equal_work = options.share_equal_work;
   graphs.plan.workspace_bytes = [&backend](const NodeView& node,
                                            absl::Span<const TensorType> outputs) {
@@ -115,6 +118,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
                         LocalNode* node)
     : options(std::move(node_options)),
       backend(devices),
+      domains(*devices),
       budget(Budget::OfNode(BudgetOf(options))),
       failures(&errors, options.log_failure),
       background([this](std::function<void()> closure) { launcher.Post(std::move(closure)); }),
@@ -122,7 +126,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
               [this] {
                 if (!ending) rings.AskToLetGo();
               }),
-      graphs(GraphsOf(options, *backend), &background,
+      graphs(GraphsOf(options, domains, *backend), &background,
              [this](DeviceIndex device, PlanId plan) {
                if (!ending) launcher.UnloadPlan(device, plan);
              }),
@@ -144,10 +148,10 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
              }),
       holders(&clock, &sessions, &runs_under_way),
       donations(&runs_under_way, &errors),
-      equal_work(&storage, &stats),
-      preparer(&graphs, &launcher, &storage, &donations, &equal_work,
+      equal_work(&domains, &storage, &stats),
+      preparer(&domains, &graphs, &launcher, &storage, &donations, &equal_work,
                [this](RunHandle run, const absl::Status& status) { runs.Uploaded(run, status); }),
-      gangs(&runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
+      gangs(&domains, &runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
       runs(
           {&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs,
            &background, &failures, &holders, &stats,

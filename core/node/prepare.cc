@@ -29,8 +29,8 @@ GraphStore::Client ClientOf(const RunState& run) {
   return {run.session->tenant->name, run.session->budget};
 }
 
-PlanOrder OrderOf(const RunState& run, const std::vector<int32_t>& order) {
-  return {order, {run.instance_of.begin(), run.instance_of.end()}};
+PlanVariant VariantOf(const RunState& run, const std::vector<int32_t>& order) {
+  return {order, {run.instance_of.begin(), run.instance_of.end()}, run.one_domain};
 }
 
 }  // namespace
@@ -82,8 +82,8 @@ absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const GraphStore::Wa
   if (!has_graph) return false;
   CHORUS_RETURN_IF_ERROR(FindDevices(command, run));
   CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
-  CHORUS_ASSIGN_OR_RETURN(const bool follows, FollowInstances(waiting, run));
-  if (!follows) return false;
+  CHORUS_ASSIGN_OR_RETURN(const bool chosen, ChoosePlan(waiting, run));
+  if (!chosen) return false;
   return Load(*run, run->own_plan, waiting);
 }
 
@@ -351,7 +351,7 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
     BufferRef* shared = nullptr;
     bool disagrees = false;
     if (spec.kind == BufferSpec::Kind::kShared && !instances.empty()) {
-      shared = &run->world->shared[instances[static_cast<size_t>(spec.index)]];
+      shared = SharedResult(run->world.get(), instances[static_cast<size_t>(spec.index)], device);
       buffer = *shared;
       // Another rank's is of another size where the two disagree, and where counts are known at
       // run time alone: there each rank says how many rows its own result has, with zeros behind
@@ -381,25 +381,62 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
   return absl::OkStatus();
 }
 
-// The plan is for members that have called equally often before. Where they have not, other calls
-// of the run meet.
-absl::StatusOr<bool> Preparer::FollowInstances(const GraphStore::Waiting& waiting, RunState* run) {
-  const std::vector<int32_t>& planned = run->plan->plan.instances;
-  if (planned.empty() || run->world == nullptr) return true;
+BufferRef* Preparer::SharedResult(World* world, const InstanceKey& instance, DeviceIndex device) {
+  const int domain = domains_->of(device);
+  auto& results = world->shared[instance];
+  for (World::SharedResult& result : results) {
+    if (result.domain == domain) return &result.buffer;
+  }
+  results.push_back({domain, BufferRef()});
+  return &results.back().buffer;
+}
+
+// The graph's main plan is for members that have called equally often before. Where they have not,
+// other calls of the run meet. And it is for devices that are all of one domain, if any are.
+absl::StatusOr<bool> Preparer::ChoosePlan(const GraphStore::Waiting& waiting, RunState* run) {
+  CHORUS_RETURN_IF_ERROR(FindInstances(run));
+  CHORUS_RETURN_IF_ERROR(FindOneDomain(run));
+  const bool as_planned =
+      run->instance_of.empty() || absl::MakeConstSpan(run->instance_of) ==
+                                      absl::MakeConstSpan(run->plan->plan.instances);
+  if (as_planned && !run->one_domain.has_value()) return true;
+  CHORUS_ASSIGN_OR_RETURN(
+      run->own_plan, graphs_->PlanOf(run->graph, VariantOf(*run, {}), ClientOf(*run), waiting));
+  if (run->own_plan == nullptr) return false;
+  run->plan = run->own_plan.get();
+  return true;
+}
+
+absl::Status Preparer::FindInstances(RunState* run) {
+  if (run->plan->plan.instances.empty() || run->world == nullptr) return absl::OkStatus();
   CHORUS_ASSIGN_OR_RETURN(const absl::Span<const InstanceKey> instances,
                           run->world->agreement->Resolve(run->vote));
-  if (instances.empty()) return true;
   absl::flat_hash_map<InstanceKey, int32_t> first_of;
   for (const InstanceKey& key : instances) {
     const auto next = static_cast<int32_t>(run->instance_of.size());
     run->instance_of.push_back(first_of.emplace(key, next).first->second);
   }
-  if (absl::MakeConstSpan(run->instance_of) == absl::MakeConstSpan(planned)) return true;
-  CHORUS_ASSIGN_OR_RETURN(run->own_plan,
-                          graphs_->InOrder(run->graph, OrderOf(*run, {}), ClientOf(*run), waiting));
-  if (run->own_plan == nullptr) return false;
-  run->plan = run->own_plan.get();
-  return true;
+  return absl::OkStatus();
+}
+
+absl::Status Preparer::FindOneDomain(RunState* run) {
+  if (!domains_->mixed()) return absl::OkStatus();
+  OneDomain found;
+  found.slots = domains_->AllOne(run->devices);
+  bool all = found.slots;
+  std::vector<DeviceIndex> devices;
+  for (const auto& bound : run->vote.groups) {
+    CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
+                            run->world->agreement->GroupMembers(bound.group));
+    devices.clear();
+    for (const Rank rank : members) {
+      devices.push_back(run->world->members[static_cast<size_t>(rank.value())].device);
+    }
+    found.groups.push_back(domains_->AllOne(devices));
+    all &= found.groups.back();
+  }
+  if (!all) run->one_domain = std::move(found);
+  return absl::OkStatus();
 }
 
 // The gang has agreed on another order than this rank's program has: its streams are queues, so its
@@ -409,7 +446,7 @@ absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int3
                                            const GraphStore::Waiting& waiting) {
   CHORUS_ASSIGN_OR_RETURN(
       std::shared_ptr<LoadedPlan> plan,
-      graphs_->InOrder(run->graph, OrderOf(*run, order), ClientOf(*run), waiting));
+      graphs_->PlanOf(run->graph, VariantOf(*run, order), ClientOf(*run), waiting));
   if (plan == nullptr) return false;
   CHORUS_ASSIGN_OR_RETURN(const bool loaded, Load(*run, plan, waiting));
   if (!loaded) return false;

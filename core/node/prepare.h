@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/collective/instance.h"
+#include "core/node/domains.h"
 #include "core/node/donation.h"
 #include "core/node/equal_work.h"
 #include "core/node/graph_store.h"
@@ -42,9 +43,10 @@ class Preparer {
   // `uploaded` is called when bytes of a run's inputs have come to its device, or cannot: each is
   // one of the run's blockers. All outlive it.
   using Uploaded = std::function<void(RunHandle run, const absl::Status& status)>;
-  Preparer(GraphStore* graphs, Launcher* launcher, Storage* storage, Donations* donations,
-           EqualWork* equal_work, Uploaded uploaded)
-      : graphs_(graphs),
+  Preparer(const Domains* domains, GraphStore* graphs, Launcher* launcher, Storage* storage,
+           Donations* donations, EqualWork* equal_work, Uploaded uploaded)
+      : domains_(domains),
+        graphs_(graphs),
         launcher_(launcher),
         storage_(storage),
         donations_(donations),
@@ -68,7 +70,9 @@ class Preparer {
                                 RunState* run);
   absl::StatusOr<bool> FindGraph(const Run& command, const GraphStore::Waiting& waiting,
                                  RunState* run);
-  absl::StatusOr<bool> FollowInstances(const GraphStore::Waiting& waiting, RunState* run);
+  absl::StatusOr<bool> ChoosePlan(const GraphStore::Waiting& waiting, RunState* run);
+  absl::Status FindInstances(RunState* run);
+  absl::Status FindOneDomain(RunState* run);
   // `plan`: null: the graph's main one.
   absl::StatusOr<bool> Load(const RunState& run, std::shared_ptr<LoadedPlan> plan,
                             const GraphStore::Waiting& waiting);
@@ -80,6 +84,10 @@ class Preparer {
   absl::Status FindInputs(const Run& command, RunState* run);
   absl::Status ReserveBuffers(absl::Span<const InstanceKey> instances, RunState* run);
 
+  // The world's copy of the result of `instance` in the domain of `device`; null: none yet.
+  BufferRef* SharedResult(World* world, const InstanceKey& instance, DeviceIndex device);
+
+  const Domains* const domains_;
   GraphStore* const graphs_;
   Launcher* const launcher_;
   Storage* const storage_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
@@ -59,6 +60,7 @@ struct RunState {
   Vote vote;                                        // of a run with groups
   // By participation: the first that is of its instance, where the plan depends on it.
   absl::InlinedVector<int32_t, 1> instance_of;
+  absl::optional<OneDomain> one_domain;  // where the graph's main plan is for another
   // By Plan::equal_groups: the id of the values that the group computes, under which other runs may
   // have it too (0: none can), and the buffers that they share (World::equal_work).
   struct EqualShare {
@@ -135,6 +137,7 @@ struct RunState {
     vote.producers.clear();
     vote.donates = false;
     instance_of.clear();
+    one_domain.reset();
     donations.clear();
     donated = false;
     held_back = true;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "core/base/error.h"
@@ -53,9 +54,13 @@ struct World : std::enable_shared_from_this<World> {
   absl::Time first_joined;
   TimerQueue::Id join_timer;
   TimerQueue::Id reform_timer;
-  // One copy of an equal result: reserved by the first voter, taken by the others, let go at
-  // launch.
-  absl::flat_hash_map<InstanceKey, BufferRef> shared;
+  // One copy of an equal result for each domain of its members: reserved by the first voter there,
+  // taken by the others, let go at launch.
+  struct SharedResult {
+    int domain = 0;
+    BufferRef buffer;
+  };
+  absl::flat_hash_map<InstanceKey, absl::InlinedVector<SharedResult, 1>> shared;
   // Buffers for the results of groups of equal work, by the id of their values: reserved by the
   // first run that has the group, taken by the others, let go at launch.
   absl::flat_hash_map<Hash128, std::shared_ptr<std::vector<BufferRef>>> equal_work;

@@ -11,18 +11,39 @@
 namespace chorus {
 namespace conformance {
 
+const std::vector<TestBackend>& TestBackends() {
+  static const auto* const backends = [] {
+    auto* const all = new std::vector<TestBackend>;
+    for (const absl::string_view backend : BackendNames()) {
+      const std::string name(backend);
+      all->push_back({name, name, name == "host" ? kMaxDevices : 1});
+    }
+    // What no other backend has: results that are shared, and nothing that comes in order by luck.
+    all->push_back({"sim_shared", "sim", kMaxDevices});
+    // As a node of several GPUs with several devices each.
+    all->push_back({"sim_pairs", "sim", 2});
+    return all;
+  }();
+  return *backends;
+}
+
 std::unique_ptr<Backend> MakeBackend(const std::string& name, int devices, uint64_t seed,
                                      ThreadPool* pool) {
-  BackendOptions options;
-  options.devices = devices;
-  options.pool = pool;
-  options.make_kernel = MakeHostKernel;
-  options.seed = seed;
-  // One chunk of an all_reduce of two ranks is kChunkElements of f32, read twice and written once.
-  options.chunk_bytes = 3 * 4 * kChunkElements;
-  absl::StatusOr<std::unique_ptr<Backend>> backend = OpenBackend(name, options);
-  if (backend.ok()) return *std::move(backend);
-  std::cerr << backend.status() << std::endl;
+  for (const TestBackend& test : TestBackends()) {
+    if (test.name != name) continue;
+    BackendOptions options;
+    options.devices = devices;
+    options.pool = pool;
+    options.make_kernel = MakeHostKernel;
+    options.seed = seed;
+    options.devices_per_domain = test.devices_per_domain;
+    // One chunk of an all_reduce of two ranks is kChunkElements of f32, read twice and written once.
+    options.chunk_bytes = 3 * 4 * kChunkElements;
+    absl::StatusOr<std::unique_ptr<Backend>> backend = OpenBackend(test.backend, options);
+    if (backend.ok()) return *std::move(backend);
+    std::cerr << backend.status() << std::endl;
+  }
+  std::cerr << "no backend " << name << std::endl;
   std::abort();
 }
 

@@ -1,10 +1,11 @@
-// The backends of the conformance suite.
+// The backends of the conformance suite: those of the build, and sim's other domains.
 #ifndef CHORUS_TESTS_CONFORMANCE_BACKENDS_H_
 #define CHORUS_TESTS_CONFORMANCE_BACKENDS_H_
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace chorus {
 
@@ -16,8 +17,15 @@ namespace conformance {
 // Elements of f32 in one chunk of the CPU's work for two ranks: the suite's sizes lie around it.
 constexpr int64_t kChunkElements = 1024;
 
-// By its name in core/backend/backends.h. It cuts its work small, so that small tensors have
-// several chunks.
+struct TestBackend {
+  std::string name;     // "sim_pairs"
+  std::string backend;  // its name in core/backend/backends.h
+  // Of one domain, in their order: what ranks there have in common is done and kept once.
+  int devices_per_domain = 1;
+};
+const std::vector<TestBackend>& TestBackends();
+
+// By the name of a TestBackend. It cuts its work small, so that small tensors have several chunks.
 std::unique_ptr<Backend> MakeBackend(const std::string& name, int devices, uint64_t seed,
                                      ThreadPool* pool);
 

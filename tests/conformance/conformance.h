@@ -30,6 +30,8 @@ struct ConformanceParam {
   std::string name;
   OpenCluster open;
   Cover cover = std::getenv("CHORUS_LONG") != nullptr ? kEverything : kEveryPair;
+  // So many devices, in their order, do once and keep once what their ranks have in common.
+  int sharing = 1;
 };
 
 inline void PrintTo(const ConformanceParam& param, std::ostream* out) { *out << param.name; }

@@ -75,7 +75,7 @@ class Direct : public Cluster {
  private:
   static node::NodeOptions OptionsOf(const std::string& backend, const ClusterOptions& cluster) {
     node::NodeOptions options;
-    if (backend == "sim") options.DoLater();  // both ways are gone
+    if (backend != "host") options.DoLater();  // both ways are gone
     options.share_equal_work = cluster.share_equal_work;
     return options;
   }

@@ -1,4 +1,4 @@
-// The suite's parameters: each backend of the build, reached in one way.
+// The suite's parameters: each backend of the suite, reached in one way.
 #ifndef CHORUS_TESTS_CONFORMANCE_EVERY_BACKEND_H_
 #define CHORUS_TESTS_CONFORMANCE_EVERY_BACKEND_H_
 
@@ -7,22 +7,27 @@
 #include <string>
 #include <vector>
 
-#include "core/backend/backends.h"
+#include "tests/conformance/backends.h"
 #include "tests/conformance/cluster.h"
 #include "tests/conformance/conformance.h"
 
 namespace chorus {
 namespace conformance {
 
-// "Host" and so on: what `open` makes of each name.
+// "SimPairs" and so on: what `open` makes of each TestBackend's name.
 inline std::vector<ConformanceParam> OnEveryBackend(
     const std::function<OpenCluster(const std::string& backend)>& open) {
   std::vector<ConformanceParam> params;
-  for (const absl::string_view name : BackendNames()) {
-    const std::string backend(name);
-    std::string title = backend;
-    title[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(title[0])));
-    params.push_back({title, open(backend)});
+  for (const TestBackend& test : TestBackends()) {
+    ConformanceParam param;
+    bool capital = true;
+    for (const char c : test.name) {
+      if (c != '_') param.name += static_cast<char>(capital ? std::toupper(c) : c);
+      capital = c == '_';
+    }
+    param.open = open(test.name);
+    param.sharing = test.devices_per_domain;
+    params.push_back(param);
   }
   return params;
 }

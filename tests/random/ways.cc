@@ -64,6 +64,8 @@ std::vector<Way> MakeWays() {
   by_trainer_shuffled.shuffled = true;
   const char* const host = "host";
   const char* const sim = "sim";
+  const char* const sim_shared = "sim_shared";
+  const char* const sim_pairs = "sim_pairs";
   add("direct_host_eager", Reach::kDirect, host, true, eager);
   add("direct_host_eager_waits", Reach::kDirect, host, true, waits);
   add("direct_host_eager_shuffled", Reach::kDirect, host, true, shuffled);
@@ -78,6 +80,10 @@ std::vector<Way> MakeWays() {
   add("direct_sim_eager", Reach::kDirect, sim, true, eager);
   add("direct_sim_eager_mixed", Reach::kDirect, sim, true, mixed);
   add("direct_sim_compiled", Reach::kDirect, sim, true, donated_all);
+  add("direct_sim_shared_eager", Reach::kDirect, sim_shared, true, mixed);
+  add("direct_sim_shared_compiled", Reach::kDirect, sim_shared, true, donated_all);
+  add("direct_sim_pairs_eager", Reach::kDirect, sim_pairs, true, eager);
+  add("direct_sim_pairs_compiled", Reach::kDirect, sim_pairs, true, donated);
   add("ring_host_eager", Reach::kRing, host, true, mixed);
   add("ring_host_compiled", Reach::kRing, host, true, donated);
   add("ring_sim_compiled", Reach::kRing, sim, true, all);

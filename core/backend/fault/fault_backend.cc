@@ -443,6 +443,7 @@ class FaultBackend : public Backend {
   int cores_per_device() const override { return inner_->cores_per_device(); }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return inner_->host_addressable(); }
+  int domain(int device) const override { return inner_->domain(device); }
   absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
                                          absl::Span<const TensorType> outputs) const override {
     return inner_->WorkspaceBytes(node, outputs);

@@ -370,6 +370,7 @@ class HostBackend : public Backend {
   int cores_per_device() const override { return engine_.cores(); }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return true; }
+  int domain(int) const override { return 0; }
   absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
                                          absl::Span<const TensorType> outputs) const override {
     return engine_.WorkspaceBytes(node, outputs);

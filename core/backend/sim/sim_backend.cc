@@ -173,7 +173,7 @@ class SimDevice : public Device {
   absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) override {
     return memory_->Allocate(index_, bytes);
   }
-  void Free(DeviceAddress address) override { memory_->Free(address); }
+  void Free(DeviceAddress address) override { memory_->Free(index_, address); }
   std::unique_ptr<Stream> CreateStream() override { return engine_->CreateStream(index_); }
   std::unique_ptr<Event> CreateEvent() override { return engine_->CreateEvent(); }
   absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(
@@ -190,7 +190,8 @@ class SimDevice : public Device {
 class SimBackend : public Backend {
  public:
   SimBackend(const SimBackendOptions& options, uint64_t seed)
-      : memory_(options.memory_bytes), engine_(options, seed, &memory_) {
+      : memory_(options.memory_bytes, std::max(options.devices_per_domain, 1)),
+        engine_(options, seed, &memory_) {
     for (int i = 0; i < options.devices; ++i) {
       devices_.push_back(std::make_unique<SimDevice>(i, &engine_, &memory_));
     }
@@ -200,6 +201,7 @@ class SimBackend : public Backend {
   int cores_per_device() const override { return 1; }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return false; }
+  int domain(int device) const override { return memory_.domain(device); }
   absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
                                          absl::Span<const TensorType> outputs) const override {
     return engine_.WorkspaceBytes(node, outputs);

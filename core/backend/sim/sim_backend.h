@@ -1,9 +1,9 @@
 // Devices that behave as badly as real ones may: what goes well on `host` by luck goes wrong here.
 //
 // Memory is an address space of its own: a device address is no pointer (touching one faults), each
-// device's memory is only its own, and addresses are never used twice. Fresh memory holds NaN,
-// freed memory is overwritten, and work that names freed, foreign or too little memory fails with
-// INTERNAL.
+// domain's memory is only its own (a device's, unless devices_per_domain says otherwise), and in it
+// addresses are never used twice. Fresh memory holds NaN, freed memory is overwritten, and work
+// that names freed, foreign or too little memory fails with INTERNAL.
 //
 // Streams are run by one thread that holds work back until the program has gone on enqueuing, and
 // then picks by a seeded generator which stream goes next: evenly, always the latest, one stream

@@ -14,8 +14,10 @@
 namespace chorus {
 namespace {
 
-std::unique_ptr<Backend> OpenSeeded(int devices, HostKernelFactory make_kernel, uint64_t seed) {
+std::unique_ptr<Backend> OpenSeeded(int devices, HostKernelFactory make_kernel, uint64_t seed,
+                                    int devices_per_domain = 1) {
   SimBackendOptions options;
+  options.devices_per_domain = devices_per_domain;
   options.devices = devices;
   options.seed = seed;
   options.make_kernel = make_kernel;
@@ -23,13 +25,16 @@ std::unique_ptr<Backend> OpenSeeded(int devices, HostKernelFactory make_kernel, 
   return CreateSimBackend(options);
 }
 
-std::unique_ptr<Backend> Open(int devices, HostKernelFactory make_kernel) {
-  static uint64_t opened = 0;
-  return OpenSeeded(devices, make_kernel, TestSeed() + ++opened);
+BackendConformanceParam WithDomains(const char* name, int devices_per_domain) {
+  return {name, [devices_per_domain](int devices, HostKernelFactory make_kernel) {
+            static uint64_t opened = 0;
+            return OpenSeeded(devices, make_kernel, TestSeed() + ++opened, devices_per_domain);
+          }};
 }
 
 INSTANTIATE_TEST_SUITE_P(Sim, BackendConformance,
-                         testing::Values(BackendConformanceParam{"default", &Open}),
+                         testing::Values(WithDomains("default", 1), WithDomains("one_domain", 64),
+                                         WithDomains("pairs", 2)),
                          BackendConformanceName);
 
 // A producer and a consumer on two streams of a device. With the wait between them the consumer
@@ -137,7 +142,7 @@ TEST(SimBackendTest, ACollectiveOnFreedMemoryFailsOnAllMembersAndBreaksTheCommun
 }
 
 TEST(SimMemoryTest, FreshMemoryIsNaNAndFreedMemoryIsOverwritten) {
-  SimMemory memory(1 << 20);
+  SimMemory memory(1 << 20, 1);
   const DeviceAddress address = *memory.Allocate(0, 24);
   void* pointer = nullptr;
   ASSERT_TRUE(memory.Resolve(0, address, 24, &pointer).ok());
@@ -147,12 +152,12 @@ TEST(SimMemoryTest, FreshMemoryIsNaNAndFreedMemoryIsOverwritten) {
   std::memcpy(&d, static_cast<char*>(pointer) + 16, sizeof(d));
   EXPECT_TRUE(std::isnan(f));
   EXPECT_TRUE(std::isnan(d));
-  memory.Free(address);
+  memory.Free(0, address);
   EXPECT_EQ(*static_cast<uint8_t*>(pointer), SimMemory::kFreed);
 }
 
 TEST(SimMemoryDeathTest, TouchingADeviceAddressFaults) {
-  SimMemory memory(1 << 20);
+  SimMemory memory(1 << 20, 1);
   const DeviceAddress address = *memory.Allocate(0, 4);
   EXPECT_DEATH(*reinterpret_cast<volatile int*>(address) = 1, "");
 }

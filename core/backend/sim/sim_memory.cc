@@ -39,9 +39,10 @@ absl::StatusOr<DeviceAddress> SimMemory::Allocate(int device, int64_t bytes) {
   for (int64_t i = 0; i < rounded; i += sizeof(kFresh)) {
     std::memcpy(memory + i, &kFresh, sizeof(kFresh));
   }
-  const DeviceAddress address = kFirst + next_;
-  next_ += rounded + kGap;
-  Block& block = blocks_[address];
+  DeviceAddress& next = next_[SpaceOf(device)];
+  const DeviceAddress address = kFirst + next;
+  next += rounded + kGap;
+  Block& block = blocks_[{SpaceOf(device), address}];
   block.device = device;
   block.bytes = bytes;
   block.memory.reset(memory);
@@ -49,15 +50,16 @@ absl::StatusOr<DeviceAddress> SimMemory::Allocate(int device, int64_t bytes) {
   return address;
 }
 
-void SimMemory::Free(DeviceAddress address) {
+void SimMemory::Free(int device, DeviceAddress address) {
   MutexLock lock(&mutex_);
-  const auto it = blocks_.find(address);
+  const Place place(SpaceOf(device), address);
+  const auto it = blocks_.find(place);
   if (it == blocks_.end() || it->second.freed) return;
   Block& block = it->second;
   std::memset(block.memory.get(), kFreed, block.bytes);
   block.freed = true;
   used_ -= block.bytes;
-  freed_.push_back(address);
+  freed_.push_back(place);
   freed_bytes_ += block.bytes;
   while (freed_.size() > kMostFreedBlocks || freed_bytes_ > kMostFreedBytes) {
     const auto oldest = blocks_.find(freed_.front());
@@ -73,17 +75,18 @@ absl::Status SimMemory::Resolve(int device, DeviceAddress address, int64_t bytes
   const auto name = [address, bytes] {
     return absl::StrCat(bytes, " bytes at 0x", absl::Hex(address));
   };
-  auto it = blocks_.upper_bound(address);
-  if (it == blocks_.begin()) return Wrong(absl::StrCat(name(), " are no device memory"));
-  --it;
+  auto it = blocks_.upper_bound({SpaceOf(device), address});
+  if (it == blocks_.begin() || (--it)->first.first != SpaceOf(device)) {
+    return Wrong(absl::StrCat(name(), " are no device memory"));
+  }
   const Block& block = it->second;
-  const auto offset = static_cast<int64_t>(address - it->first);
+  const auto offset = static_cast<int64_t>(address - it->first.second);
   if (offset >= block.bytes || bytes > block.bytes - offset) {
     return Wrong(absl::StrCat(name(), " lie outside all allocations; the nearest before has ",
-                              block.bytes, " bytes at 0x", absl::Hex(it->first)));
+                              block.bytes, " bytes at 0x", absl::Hex(it->first.second)));
   }
   if (block.freed) return Wrong(absl::StrCat(name(), " were freed before they were used"));
-  if (block.device != device) {
+  if (domain(block.device) != domain(device)) {
     return Wrong(absl::StrCat(name(), " belong to sim:", block.device,
                               ", but are used by work on sim:", device));
   }

@@ -3,7 +3,7 @@
 // Threads: any.
 // Ownership: it owns the memory that it gives out.
 // Errors: RESOURCE_EXHAUSTED kOutOfMemory beyond the limit, INVALID_ARGUMENT kBadType for a size
-//   below 0, INTERNAL where an address is no memory of its device.
+//   below 0, INTERNAL where an address is no memory of its device's domain.
 #ifndef CHORUS_CORE_BACKEND_SIM_SIM_MEMORY_H_
 #define CHORUS_CORE_BACKEND_SIM_SIM_MEMORY_H_
 
@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "core/backend/collective_work.h"
@@ -25,12 +26,14 @@ class SimMemory : public AddressSpace {
   static constexpr uint32_t kFresh = 0x7ffcbcbc;
   static constexpr uint8_t kFreed = 0xcb;
 
-  explicit SimMemory(int64_t limit_bytes) : limit_(limit_bytes) {}
+  SimMemory(int64_t limit_bytes, int devices_per_domain)
+      : limit_(limit_bytes), devices_per_domain_(devices_per_domain) {}
+  int domain(int device) const { return device / devices_per_domain_; }
 
   absl::StatusOr<DeviceAddress> Allocate(int device, int64_t bytes);
-  // Overwrites the memory. Its bytes stay readable to work that has begun, its address is never
-  // given out again.
-  void Free(DeviceAddress address);
+  // Overwrites the memory, which a device of this domain has got. Its bytes stay readable to work
+  // that has begun, its address is never given out again there.
+  void Free(int device, DeviceAddress address);
   absl::Status Resolve(int device, DeviceAddress address, int64_t bytes,
                        void** pointer) const override;
 
@@ -45,13 +48,20 @@ class SimMemory : public AddressSpace {
     std::unique_ptr<char, Deleter> memory;
   };
 
+  // Domains of several devices have the same addresses, as those of GPUs may, so that who mixes
+  // them up finds other bytes. Those of single devices differ: who mixes these up is told.
+  int SpaceOf(int device) const { return devices_per_domain_ > 1 ? domain(device) : 0; }
+
+  using Place = std::pair<int, DeviceAddress>;  // a space, and an address in it
+
   const int64_t limit_;
+  const int devices_per_domain_;
   mutable Mutex mutex_;
   int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
-  DeviceAddress next_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<DeviceAddress, Block> blocks_ ABSL_GUARDED_BY(mutex_);  // by their first address
+  std::map<int, DeviceAddress> next_ ABSL_GUARDED_BY(mutex_);  // by space, behind the first
+  std::map<Place, Block> blocks_ ABSL_GUARDED_BY(mutex_);      // by their first address
   // Freed blocks are forgotten, oldest first, when there are many of them or they are large.
-  std::deque<DeviceAddress> freed_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Place> freed_ ABSL_GUARDED_BY(mutex_);
   int64_t freed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -430,12 +430,13 @@ class CaseRunner {
   // Memory with a border behind it.
   DeviceAddress Untouched(int device, int64_t bytes) {
     const DeviceAddress address = rig_->Upload(device, Bytes(bytes + kBehind, kFill));
-    bordered_.push_back(address);
+    bordered_.emplace_back(rig_->backend()->domain(device), address);
     return address;
   }
   void CheckMemory(int m, DeviceAddress address, Bytes expected, const char* what, int index) {
     if (address == 0) return;
-    const bool bordered = std::find(bordered_.begin(), bordered_.end(), address) != bordered_.end();
+    const std::pair<int, DeviceAddress> place(rig_->backend()->domain(m), address);
+    const bool bordered = std::find(bordered_.begin(), bordered_.end(), place) != bordered_.end();
     if (bordered) expected.resize(expected.size() + kBehind, kFill);
     const auto got = rig_->Download<uint8_t>(m, address, static_cast<int64_t>(expected.size()));
     const auto differ = std::mismatch(got.begin(), got.end(), expected.begin());
@@ -446,14 +447,14 @@ class CaseRunner {
 
   DeviceRig* const rig_;
   std::mt19937_64* const random_;
-  std::vector<DeviceAddress> bordered_;
+  std::vector<std::pair<int, DeviceAddress>> bordered_;  // domains, and addresses in them
 };
 
-// Results are shared where there is one address space and they are equal.
+// Results are shared where there is one domain and they are equal.
 bool Sensible(const Case& c, const Backend& backend) {
   const bool equal =
       c.kind != Kind::kReduceScatter && c.kind != Kind::kScatter && c.kind != Kind::kAllToAll;
-  return c.outputs != Outputs::kShared || (backend.host_addressable() && equal);
+  return c.outputs != Outputs::kShared || (InOneDomain(backend) && equal);
 }
 
 struct Matrix {
@@ -895,7 +896,7 @@ TEST_P(BackendConformance, MembersMayLiveOnThreadsOfTheirOwn) {
   }
   std::vector<DeviceAddress> large(kSize);
   for (int m = 0; m < kSize; ++m) {
-    large[m] = rig.backend()->host_addressable() && m > 0
+    large[m] = InOneDomain(*rig.backend()) && m > 0
                    ? large[0]
                    : rig.Upload(m, std::vector<float>(70001));
   }

@@ -20,6 +20,14 @@
 
 namespace chorus {
 
+// All devices share an address space.
+inline bool InOneDomain(const Backend& backend) {
+  for (int i = 0; i < backend.device_count(); ++i) {
+    if (backend.domain(i) != backend.domain(0)) return false;
+  }
+  return true;
+}
+
 // Threads: Synchronize may come from any thread; the rest belongs to one. Any wait that takes
 // longer than a minute, and any transfer that fails, ends in DEADLINE_EXCEEDED or aborts the test.
 class DeviceRig {

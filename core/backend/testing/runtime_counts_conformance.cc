@@ -316,7 +316,7 @@ TEST_P(BackendConformance, PiecesMayBeKnownOnlyAtRunTime) {
         Case c = RandomCase(kind, size, round % 2 == 1 && (neutral || !reduces), &random);
         c.dtype = reduces ? type.second : kMoved[random() % std::size(kMoved)];
         c.reduction = reduces ? type.first : Reduction::kNone;
-        c.shared = kind == Kind::kAllGather && rig.backend()->host_addressable();
+        c.shared = kind == Kind::kAllGather && InOneDomain(*rig.backend());
         if (round == 0) c.row = 3001;  // for the pool
         RunCase(c, members, &rig, &random);
         if (HasFailure()) return;

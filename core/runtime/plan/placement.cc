@@ -81,7 +81,7 @@ void CountStagingUses(const PlanState& state, NodeIndex n, std::vector<StagingUs
     if (node_state.def->input_use == InputUse::kReductionOperand &&
         IsFloating(state.table.type(v).dtype) && ReadsOnce(node)) {
       use.reduced = true;
-    } else if (node_state.form == Form::kCopy && !state.options.share_results) {
+    } else if (node_state.form == Form::kCopy && !state.InOneDomain(node)) {
       ++use.copies;
     } else {
       use.other = true;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "core/tensor/type.h"
 
@@ -29,10 +30,22 @@ struct PlanLimits {
   int64_t max_dependence_steps = 1 << 22;
 };
 
+// What of the devices that a run meets is of one domain (Backend::domain): there, what only moves
+// stays where it stands, and is read there.
+struct OneDomain {
+  std::vector<bool> groups;  // by group slot: the devices of all members
+  bool slots = true;         // the devices of the graph's device slots
+  friend bool operator==(const OneDomain& a, const OneDomain& b) {
+    return a.groups == b.groups && a.slots == b.slots;
+  }
+};
+
 struct PlanOptions {
-  // The backend's devices share one address space with the host: equal results are shared and
-  // moves of whole tensors are aliases.
+  // Some device shares its domain with another one: a result that is equal on all members of a
+  // group is one for each domain that they are of.
   bool share_results = true;
+  // Absent: as share_results says, of everything.
+  absl::optional<OneDomain> one_domain;
   // The order in which the run's collectives are launched, as indices of Plan::votes; empty:
   // program order. A gang whose common order differs from a rank's program order needs that rank's
   // plan made for it (streams are queues: another order on another rank would be a deadlock). Must

@@ -5,6 +5,12 @@ namespace chorus::planning {
 PlanState::PlanState(const Graph& graph, const PlanOptions& options)
     : graph(graph), options(options), table(graph) {}
 
+bool PlanState::InOneDomain(const Node& node) const {
+  if (!options.one_domain.has_value()) return options.share_results;
+  if (!node.collective.has_value()) return options.one_domain->slots;
+  return options.one_domain->groups[static_cast<size_t>(node.collective->group_slot)];
+}
+
 int NumVisible(const Node& node) {
   return NumVisibleOutputs(*node.collective, static_cast<int>(node.outputs.size()));
 }

@@ -43,7 +43,7 @@ struct ValueState {
   bool used = false;  // by a live node or as an output
   ValueIndex root;
   int64_t offset = 0;  // in its root, bytes; of a root: in its buffer
-  // The member whose operand it is, and which of them (share_results); then it stands there.
+  // The member whose operand it is, and which of them (OneDomain); then it stands there.
   int32_t list_member = -1;
   int32_t list_index = 0;
   // The result of whose slice it is an operand: it is produced there.
@@ -71,6 +71,8 @@ struct PlanState {
   ValueState& root(ValueIndex v) { return values[values[v].root]; }
   const ValueState& root(ValueIndex v) const { return values[values[v].root]; }
   const std::vector<Participation>& participations() const { return plan.votes->participations; }
+  // What `node`, a collective or a copy between device slots, moves can be read where it stands.
+  bool InOneDomain(const Node& node) const;
 
   const Graph& graph;
   const PlanOptions& options;
@@ -89,7 +91,7 @@ int NumVisible(const Node& node);
 bool IsFactor(const Node& node, size_t i);
 // All members have the same as output `i`.
 bool IsEqualResult(const Node& node, size_t i);
-// Output `i` is one for all ranks of the node: the result alone. Where results are shared.
+// Output `i` is one for all ranks of a domain: the result alone. Where results are shared.
 bool IsSharedResult(const Node& node, size_t i);
 
 // Where a value stands that is not in a workspace.

@@ -25,7 +25,7 @@ Source SourceOf(const PlanState& state, NodeIndex n, size_t i) {
   Source source;
   const Collective& c = *node.collective;
   // Where a piece stands is then only known when the collective runs.
-  if (!state.options.share_results || HasRuntimeCounts(c)) return source;
+  if (!state.InOneDomain(node) || HasRuntimeCounts(c)) return source;
   if (IsFactor(node, i)) {
     source.member = static_cast<int32_t>(i) - NumVisible(node);
   } else if (def.alias != OutputAlias::kMember || def.one_output) {
@@ -118,7 +118,7 @@ void FindStorage(PlanState* state) {
         AliasInput(n, state);
         break;
       case Form::kCopy:
-        if (state->options.share_results) AliasInput(n, state);
+        if (state->InOneDomain(node)) AliasInput(n, state);
         break;
       case Form::kCollective:
         AliasOperands(n, state);
@@ -129,7 +129,7 @@ void FindStorage(PlanState* state) {
     // Other ranks, or other slots, read it where it stands and may keep it.
     const bool moves =
         form == Form::kCopy || (form == Form::kCollective && GivesOperands(*state, node));
-    if (moves && state->nodes[n].live && state->options.share_results) {
+    if (moves && state->nodes[n].live && state->InOneDomain(node)) {
       for (const ValueIndex v : node.inputs) state->root(v).counted = true;
     }
   }

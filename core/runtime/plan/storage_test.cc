@@ -47,6 +47,36 @@ TEST(StorageTest, MovesAreAliasesAndTheirOperandsAreCounted) {
   EXPECT_EQ(Slot(apart).steps[1].outputs[0].producer, -1);
 }
 
+TEST(StorageTest, MovesAreAliasesWhereTheirGroupIsOfOneDomain) {
+  RankBuilder b(1, 3, /*num_device_slots=*/2);
+  GroupSlot near;
+  near.size = 2;
+  near.held = {GroupRank(0)};
+  near.device_slots = {0};
+  ASSERT_EQ(b.graph().AddGroupSlot(near), 1);
+  const ValueIndex x = b.Input(F32({4}));
+  AddOutput(&b, b.AllGather(b.Op("neg", {x}))[0]);
+  Collective c = b.MakeCollective(CollectiveKind::kAllGather);
+  c.group_slot = 1;
+  c.rank = GroupRank(0);
+  AddOutput(&b, b.Emit(c, {b.Op("sin", {x})})[1]);
+  AddOutput(&b, b.Op("copy", {b.Op("cos", {x})}, {}, /*device_slot=*/1));
+  const Graph graph = b.graph().Build();
+  for (const bool far_is_one : {false, true}) {
+    for (const bool near_is_one : {false, true}) {
+      for (const bool slots_are : {false, true}) {
+        PlanOptions options;
+        options.one_domain = OneDomain{{far_is_one, near_is_one}, slots_are};
+        const absl::StatusOr<Plan> plan = CompilePlan(graph, options);
+        ASSERT_TRUE(plan.ok()) << plan.status();
+        EXPECT_EQ(OutputSpec(*plan, 0).kind, far_is_one ? Kind::kPeer : Kind::kShared);
+        EXPECT_EQ(OutputSpec(*plan, 1).kind, near_is_one ? Kind::kPeer : Kind::kOwned);
+        EXPECT_EQ(OutputSpec(*plan, 2).device_slot, slots_are ? 0 : 1);
+      }
+    }
+  }
+}
+
 TEST(StorageTest, ARootReadsItsOwnBroadcast) {
   RankBuilder b(2, 3);
   const ValueIndex x = b.Input(F32({4}));

@@ -105,7 +105,8 @@ GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)
 
 PlanOptions GangRig::Options() const {
   PlanOptions options;
-  options.share_results = backend_->host_addressable();
+  options.share_results =
+      backend_->device_count() == 1 || backend_->domain(0) == backend_->domain(1);
   options.workspace_bytes = [this](const NodeView& node, absl::Span<const TensorType> outputs) {
     return backend_->WorkspaceBytes(node, outputs);
   };
