@@ -97,8 +97,8 @@ struct CollectiveCall {
   std::vector<DeviceAddress> inputs;
   // Members of one domain may pass equal addresses (one copy of an equal result): such a result is
   // written once. 0 for an output with elements: the caller, whose domain is the producer's, reads
-  // the producer's memory itself (no move), the call only orders. An output may be the very input that
-  // goes into it (reduce_scatter: the one for this member); other overlaps are not allowed.
+  // the producer's memory itself (no move), the call only orders. An output may be the very input
+  // that goes into it (reduce_scatter: the one for this member); other overlaps are not allowed.
   std::vector<DeviceAddress> outputs;
 
   // --- Kinds that reduce. core/backend/reduction.h has the rules of their bits; AVG divides by the

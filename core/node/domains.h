@@ -19,7 +19,8 @@ class Domains {
 
   // Backend::domain.
   int of(DeviceIndex device) const { return of_[static_cast<size_t>(device.value())]; }
-  // What ranks have in common may be there once: two devices are of one domain, or there is but one.
+  // What ranks have in common may be there once: two devices are of one domain, or there is only
+  // one device.
   bool any_shared() const { return count_ < static_cast<int>(of_.size()) || of_.size() == 1; }
   // Of some devices that is so, of others not.
   bool mixed() const { return any_shared() && count_ > 1; }

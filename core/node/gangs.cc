@@ -409,6 +409,12 @@ void Gangs::LaunchRun(RunState* run) {
     message.hold_back = run->donated;
     message.left_out.assign(run->left_out.begin(), run->left_out.end());
     message.buffers.assign(run->addresses.begin(), run->addresses.end());
+    for (const LaunchMessage::Inline& in_line : run->inlines) {
+      if (graph.graph.inputs[static_cast<size_t>(in_line.buffer)].device_slot ==
+          static_cast<int32_t>(slot)) {
+        message.inlines.push_back(in_line);
+      }
+    }
     for (size_t i = 0; i < run->inputs.size(); ++i) {
       const Cell* cell = run->inputs[i].get();
       if (cell != nullptr && cell->state == Cell::State::kLaunched &&

@@ -143,7 +143,8 @@ absl::Status Preparer::ChargeRows(RunState* run) {
   const Plan& plan = run->plan->plan;
   const Graph& graph = run->graph->graph;
   constexpr int64_t kPerRow = 4096;
-  constexpr int64_t kPerInput = 64;
+  constexpr int64_t kPerInput = 160;  // bytes that come along, too
+  static_assert(sizeof(LaunchMessage::Inline) + 64 <= kPerInput);
   constexpr int64_t kPerOutput = 320;  // its cell, too, which has a name of its own for a while
   static_assert(sizeof(Cell) + sizeof(CellRef) + sizeof(TensorId) + 64 <= kPerOutput);
   constexpr int64_t kPerBuffer = 64;
@@ -320,6 +321,14 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
                                       cell->device.value(), "; copy it first"));
       }
       run->inputs[i] = std::move(cell);
+      continue;
+    }
+    const auto* const data = absl::get_if<InlineData>(&command.inputs[i]);
+    if (data != nullptr && !storage_->host()) {
+      CHORUS_ASSIGN_OR_RETURN(const BufferRef buffer,
+                              storage_->BindInline(*run->session, *data, input.type, device));
+      run->SetBuffer(i, buffer);
+      if (buffer) run->inlines.push_back({static_cast<int32_t>(i), data->bytes});
       continue;
     }
     bool upload = false;

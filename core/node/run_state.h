@@ -57,6 +57,8 @@ struct RunState {
   absl::InlinedVector<TensorId, 2> output_ids;      // of `outputs`
   absl::InlinedVector<BufferRef, 4> refs;           // by plan buffer: what keeps the bytes
   absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
+  // Bytes that its launches bring along, by graph input.
+  absl::InlinedVector<LaunchMessage::Inline, 1> inlines;
   Vote vote;                                        // of a run with groups
   // By participation: the first that is of its instance, where the plan depends on it.
   absl::InlinedVector<int32_t, 1> instance_of;
@@ -129,6 +131,7 @@ struct RunState {
     output_ids.clear();
     refs.clear();
     addresses.clear();
+    inlines.clear();
     vote.what.reset();
     vote.groups.clear();
     vote.bound.clear();

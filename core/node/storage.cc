@@ -19,6 +19,12 @@ constexpr int64_t kBackgroundCopyBytes = 256 << 10;
 // What is put in order before others' work in the background has its turn.
 constexpr int64_t kGatheredBytes = 16 << 20;
 
+absl::Status CheckInline(const InlineData& data, const TensorType& type) {
+  if (static_cast<int64_t>(data.bytes.size()) == type.num_bytes()) return absl::OkStatus();
+  return Malformed(absl::StrCat(data.bytes.size(), " inline bytes for ", type.ToString(),
+                                ", which has ", type.num_bytes()));
+}
+
 }  // namespace
 
 Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
@@ -175,6 +181,15 @@ absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, 
   return device_sets_[static_cast<size_t>(device.value())]->Allocate(tenant->budget, bytes);
 }
 
+absl::StatusOr<BufferRef> Storage::BindInline(const Session& session, const InlineData& data,
+                                              const TensorType& type, DeviceIndex device) {
+  CHORUS_RETURN_IF_ERROR(CheckInline(data, type));
+  CHORUS_ASSIGN_OR_RETURN(BufferRef buffer,
+                          Allocate(session.tenant.get(), device, type.num_bytes()));
+  if (buffer) buffer->set_state(Buffer::State::kFrozen);
+  return buffer;
+}
+
 absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Binding& binding,
                                              const TensorType& type, DeviceIndex device,
                                              bool stable, OnUploaded uploaded, bool* upload) {
@@ -183,10 +198,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   BufferRef copy;                  // in host memory
   std::shared_ptr<Arena> gathers;  // what is to be copied from there in the background
   if (const auto* data = absl::get_if<InlineData>(&binding)) {
-    if (static_cast<int64_t>(data->bytes.size()) != bytes) {
-      return Malformed(absl::StrCat(data->bytes.size(), " inline bytes for ", type.ToString(),
-                                    ", which has ", bytes));
-    }
+    CHORUS_RETURN_IF_ERROR(CheckInline(*data, type));
     if (bytes == 0) return bound;
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
     std::memcpy(copy->host(), data->bytes.data(), data->bytes.size());

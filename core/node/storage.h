@@ -66,6 +66,10 @@ class Storage {
   // --- Results and inputs ---------------------------------------------------------------------
   absl::StatusOr<int> ResultArenaFd(const Session& session, ArenaId arena) const;
   absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);
+  // Where the launch brings the bytes along: a buffer for them, which is not the host's.
+  // INVALID_ARGUMENT: there are more or fewer than `type` has.
+  absl::StatusOr<BufferRef> BindInline(const Session& session, const InlineData& data,
+                                       const TensorType& type, DeviceIndex device);
   using OnUploaded = std::function<void(absl::Status)>;
   // The bytes that `binding` names, as a buffer that the device can read. `stable`: they must not
   // change any more, so client-writable memory is copied. `upload` is set when they are still on

@@ -273,11 +273,12 @@ class DeviceExecutor final : public Executor {
     launch.commits = message_.commit != CommunicatorId();
     launch.status = absl::OkStatus();
     for (int s = 0; s < kPlanStreams; ++s) launch.uses[s] = plan->uses[s] || launch.commits;
+    launch.uses[kCompute] |= !message_.inlines.empty();
     const Position needed = NeededBy(message_.after);
     // Collectives fail where peers do.
     launch.may_fail =
         plan->kernels_may_fail || plan->uses[kCommunication] || launch.commits || needed.may_fail;
-    if (plan->steps.empty() && !launch.commits) {
+    if (plan->steps.empty() && !launch.commits && message_.inlines.empty()) {
       // Its results are its inputs: complete when they are.
       if (AllDone()) {
         Note(launch.may_fail);
@@ -291,6 +292,7 @@ class DeviceExecutor final : public Executor {
     }
     launch.parity = Begin();
     launching_ = true;
+    BringInlines();
     EnqueueSlice();
   }
 
@@ -320,7 +322,22 @@ class DeviceExecutor final : public Executor {
     for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += launch.uses[s];
     Note(launch.may_fail);
     launching_ = false;
-    Finish(launch.uses, launch.parity, std::move(launch.guard), std::move(launch.status));
+    Finish(launch.uses, launch.parity, std::move(launch.guard), std::move(launch.inlines),
+           std::move(launch.status));
+  }
+
+  // Both streams find the bytes in their place.
+  void BringInlines() {
+    if (message_.inlines.empty()) return;
+    launch_.inlines = std::make_shared<Inlines>(message_.inlines);
+    for (const LaunchMessage::Inline& in_line : *launch_.inlines) {
+      streams_[kCompute]->CopyFromHost(message_.buffers[static_cast<size_t>(in_line.buffer)],
+                                       in_line.bytes.data(),
+                                       static_cast<int64_t>(in_line.bytes.size()));
+    }
+    if (!launch_.uses[kCommunication]) return;
+    streams_[kCompute]->Record(crossing_[kCompute].get());
+    streams_[kCommunication]->Wait(crossing_[kCompute].get());
   }
 
   // How much work each stream had been given.
@@ -364,6 +381,7 @@ class DeviceExecutor final : public Executor {
     absl::Status status() override { return Result().status; }
   };
   // The launch that is being enqueued; `message_`, `bound_`, `left_out_` and `commit_` are its own.
+  using Inlines = absl::InlinedVector<LaunchMessage::Inline, 1>;
   struct UnderWay {
     DeviceProgram* plan = nullptr;
     size_t next = 0;  // step
@@ -373,10 +391,12 @@ class DeviceExecutor final : public Executor {
     int parity = 0;
     absl::Status status;  // of what could not be enqueued
     std::shared_ptr<Guard> guard;
+    std::shared_ptr<const Inlines> inlines;  // read until it has ended
   };
   // What the ends of one launch on its streams have in common.
   struct Ending {
     std::atomic<int> left{0};
+    std::shared_ptr<const Inlines> inlines;
     Mutex mutex;
     Failure failure ABSL_GUARDED_BY(mutex);
   };
@@ -461,6 +481,14 @@ class DeviceExecutor final : public Executor {
                                     message_.buffers.size(), " buffers and ",
                                     message_.collectives.size(), " communicators, expected ",
                                     (*plan)->num_buffers, " and ", (*plan)->num_bindings));
+    }
+    for (const LaunchMessage::Inline& in_line : message_.inlines) {
+      if (in_line.buffer >= 0 && static_cast<size_t>(in_line.buffer) < (*plan)->num_buffers) {
+        continue;
+      }
+      return Malformed(absl::StrCat("a launch of plan ", message_.plan.value(),
+                                    " brings bytes for buffer ", in_line.buffer, " of ",
+                                    (*plan)->num_buffers));
     }
     bound_.clear();
     left_out_.assign((*plan)->num_equal_groups, false);
@@ -697,9 +725,10 @@ class DeviceExecutor final : public Executor {
   }
 
   void Finish(const bool (&uses)[kPlanStreams], int parity, std::shared_ptr<Guard> guard,
-              absl::Status status) {
+              std::shared_ptr<const Inlines> inlines, absl::Status status) {
     const LaunchId launch = message_.launch;
-    if (uses[kCompute] != uses[kCommunication] && status.ok() && guard == nullptr) {
+    if (uses[kCompute] != uses[kCommunication] && status.ok() && guard == nullptr &&
+        inlines == nullptr) {
       // Two words, so that std::function needs no memory for them.
       const uint64_t tagged = launch.value() << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 |
                               static_cast<uint64_t>(parity);
@@ -714,6 +743,7 @@ class DeviceExecutor final : public Executor {
     }
     auto ending = std::make_shared<Ending>();
     ending->left = uses[kCompute] + uses[kCommunication];
+    ending->inlines = std::move(inlines);
     {
       MutexLock lock(&ending->mutex);
       ending->failure.Add(status, /*of_kernel=*/false);

@@ -570,6 +570,55 @@ TEST_P(ExecutorTest, CopiesGoOnBesideWorkThatWaits) {
   EXPECT_EQ(rig_.Differences(sessions, *result), "");
 }
 
+// On both streams what needs them waits for them.
+TEST_P(ExecutorTest, BytesMayComeWithTheLaunch) {
+  for (int round = 0; round < 20; ++round) {
+    const std::vector<Session> sessions = Sessions([&](RankBuilder* b) {
+      const ValueIndex x = b->Input(F32({12}));
+      const ValueIndex y = b->Input(F32({16}));
+      if (round % 3 != 0) AddOutput(b, b->AllReduce(y));
+      if (round % 3 != 1) AddOutput(b, b->Op("neg", {x}));
+    });
+    const auto result = rig_.Prepare(sessions);
+    ASSERT_TRUE(result->status.ok()) << result->status;
+    // Other bytes stand there before.
+    for (size_t s = 0; s < sessions.size(); ++s) {
+      const auto& [device, prepared] = result->messages[s];
+      LaunchMessage message = prepared;
+      for (const int32_t input : {0, 1}) {
+        const std::string& bytes = sessions[s].inputs[static_cast<size_t>(input)].value->bytes;
+        const DeviceAddress address = message.buffers[static_cast<size_t>(input)];
+        ASSERT_TRUE(rig_.Upload(device, address, std::string(bytes.size(), '\x55')).ok());
+        message.inlines.push_back({input, {bytes.begin(), bytes.end()}});
+      }
+      ByteWriter encoded;
+      EncodeLaunch(message, &encoded);
+      rig_.executor(device)->Launch(encoded.bytes());
+    }
+    ASSERT_TRUE(rig_.Wait(*result).ok());
+    ASSERT_EQ(rig_.Differences(sessions, *result), "");
+  }
+}
+
+TEST_P(ExecutorTest, BytesForABufferThatThePlanDoesNotHaveAreRefused) {
+  const std::vector<Session> sessions =
+      Sessions([&](RankBuilder* b) { AddOutput(b, b->Op("neg", {b->Input(F32({1}))})); });
+  const auto result = rig_.Prepare(sessions);
+  ASSERT_TRUE(result->status.ok()) << result->status;
+  const auto& [device, prepared] = result->messages[0];
+  for (const int32_t buffer : {-1, static_cast<int32_t>(prepared.buffers.size())}) {
+    LaunchMessage message = prepared;
+    message.launch = rig_.NextLaunch();
+    message.inlines = {{buffer, {'a', 'b', 'c', 'd'}}};
+    ByteWriter encoded;
+    EncodeLaunch(message, &encoded);
+    rig_.executor(device)->Launch(encoded.bytes());
+    const CompletionMessage completion = rig_.CompletionOf(message.launch);
+    EXPECT_EQ(completion.status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(completion.held_back);
+  }
+}
+
 TEST_P(ExecutorTest, RanksMayAgreeOnAnotherOrderThanTheirPrograms) {
   // Rank 0 writes its collectives the other way round; all run them as rank 0 does.
   std::vector<Session> sessions;

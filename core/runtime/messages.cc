@@ -23,7 +23,8 @@ struct LaunchHead {
   uint32_t collectives;
   uint32_t after;
   uint32_t left_out;
-  uint64_t hold_back;
+  uint32_t hold_back;
+  uint32_t inlines;
   uint64_t commit;
 };
 struct BindingHead {
@@ -31,7 +32,12 @@ struct BindingHead {
   uint32_t present;
   int32_t rank;
 };
-static_assert(sizeof(LaunchHead) == 48 && sizeof(BindingHead) == 16, "no padding is sent");
+struct InlineHead {
+  int32_t buffer;
+  uint32_t bytes;
+};
+static_assert(sizeof(LaunchHead) == 48 && sizeof(BindingHead) == 16 && sizeof(InlineHead) == 8,
+              "no padding is sent");
 
 template <typename Array>
 void PutArray(const Array& array, ByteWriter* out) {
@@ -67,6 +73,7 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
                         static_cast<uint32_t>(message.after.size()),
                         static_cast<uint32_t>(message.left_out.size()),
                         message.hold_back,
+                        static_cast<uint32_t>(message.inlines.size()),
                         message.commit.value()};
   out->PutRaw(&head, sizeof(head));
   PutArray(message.buffers, out);
@@ -78,6 +85,11 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
   }
   PutArray(message.after, out);
   PutArray(message.left_out, out);
+  for (const LaunchMessage::Inline& in_line : message.inlines) {
+    const InlineHead head{in_line.buffer, static_cast<uint32_t>(in_line.bytes.size())};
+    out->PutRaw(&head, sizeof(head));
+    PutArray(in_line.bytes, out);
+  }
 }
 
 bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
@@ -98,8 +110,19 @@ bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
     binding.rank = bound.rank;
     if (!GetArray(&in, bound.present, &binding.present)) return false;
   }
-  return GetArray(&in, head.after, &message->after) &&
-         GetArray(&in, head.left_out, &message->left_out) && in.Done() && head.hold_back <= 1;
+  if (!GetArray(&in, head.after, &message->after) ||
+      !GetArray(&in, head.left_out, &message->left_out) ||
+      head.inlines > in.remaining() / sizeof(InlineHead)) {
+    return false;
+  }
+  message->inlines.resize(head.inlines);
+  for (LaunchMessage::Inline& in_line : message->inlines) {
+    InlineHead of;
+    if (!GetHead(&in, &of) || of.bytes > LaunchMessage::Inline::kMaxBytes) return false;
+    in_line.buffer = of.buffer;
+    if (!GetArray(&in, of.bytes, &in_line.bytes)) return false;
+  }
+  return in.Done() && head.hold_back <= 1;
 }
 
 absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes) {

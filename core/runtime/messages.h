@@ -8,6 +8,7 @@
 #ifndef CHORUS_CORE_RUNTIME_MESSAGES_H_
 #define CHORUS_CORE_RUNTIME_MESSAGES_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/container/inlined_vector.h"
@@ -35,12 +36,20 @@ struct LaunchMessage {
     absl::InlinedVector<int32_t, 8> present;  // members that take part; empty: all
     int32_t rank = -1;                        // whose call it is, for texts: of the world
   };
+  // A few bytes that come along, such as a learning rate: no transfer, for which the host would
+  // have to wait first.
+  struct Inline {
+    static constexpr size_t kMaxBytes = 64;
+    int32_t buffer = 0;  // of the table; they stand there before anything of the launch runs
+    absl::InlinedVector<char, kMaxBytes> bytes;
+  };
   LaunchId launch;
   PlanId plan;
   absl::InlinedVector<DeviceAddress, 8> buffers;          // the plan's buffer table
   absl::InlinedVector<CollectiveBinding, 1> collectives;  // in the plan's order
   absl::InlinedVector<LaunchId, 4> after;    // earlier launches on this device to wait for
   absl::InlinedVector<int32_t, 4> left_out;  // groups of equal work that another device does
+  absl::InlinedVector<Inline, 1> inlines;
   // Outputs stand where donated inputs do: nothing is written there before everything else is
   // complete, nor when anything has failed, here or in one of `after`. Where nothing of that may
   // fail (MayFail of core/ops/op.h), that costs nothing.

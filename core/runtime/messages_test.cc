@@ -23,6 +23,7 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   message.left_out = {0, 3, 4};
   message.hold_back = true;
   message.commit = CommunicatorId(77);
+  message.inlines = {{2, {'a', 'b', 'c'}}, {0, {}}};
   ByteWriter out;
   EncodeLaunch(message, &out);
   const absl::StatusOr<LaunchMessage> back = DecodeLaunch(out.bytes());
@@ -38,6 +39,11 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   EXPECT_EQ(back->left_out, message.left_out);
   EXPECT_TRUE(back->hold_back);
   EXPECT_EQ(back->commit, CommunicatorId(77));
+  ASSERT_EQ(back->inlines.size(), 2u);
+  EXPECT_EQ(back->inlines[0].buffer, 2);
+  EXPECT_EQ(back->inlines[0].bytes, message.inlines[0].bytes);
+  EXPECT_EQ(back->inlines[1].buffer, 0);
+  EXPECT_TRUE(back->inlines[1].bytes.empty());
   for (size_t size = 0; size < out.size(); ++size) {
     EXPECT_FALSE(DecodeLaunch(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
   }
@@ -52,8 +58,10 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
     EXPECT_EQ(large->collectives.size(), 2u) << at;
     EXPECT_EQ(large->after.size(), 2u) << at;
     EXPECT_EQ(large->left_out.size(), 3u) << at;
+    EXPECT_EQ(large->inlines.size(), 2u) << at;
+    EXPECT_EQ(large->inlines[0].bytes.size(), 3u) << at;
   }
-  // The last number of the head is neither 0 nor 1.
+  // Whether it holds back is neither 0 nor 1.
   std::string neither = out.bytes();
   neither[32] = 2;
   EXPECT_FALSE(DecodeLaunch(neither).ok());

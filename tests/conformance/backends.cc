@@ -37,7 +37,7 @@ std::unique_ptr<Backend> MakeBackend(const std::string& name, int devices, uint6
     options.make_kernel = MakeHostKernel;
     options.seed = seed;
     options.devices_per_domain = test.devices_per_domain;
-    // One chunk of an all_reduce of two ranks is kChunkElements of f32, read twice and written once.
+    // One chunk of an all_reduce of two ranks is kChunkElements of f32, read twice, written once.
     options.chunk_bytes = 3 * 4 * kChunkElements;
     absl::StatusOr<std::unique_ptr<Backend>> backend = OpenBackend(test.backend, options);
     if (backend.ok()) return *std::move(backend);

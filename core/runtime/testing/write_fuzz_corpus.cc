@@ -126,6 +126,7 @@ void WriteExecutorBytes(const Corpus& corpus) {
   launch.after = {LaunchId(298), LaunchId(299)};
   launch.left_out = {1};
   launch.hold_back = true;
+  launch.inlines = {{2, {'r', 'a', 't', 'e'}}};
   ByteWriter full;
   EncodeLaunch(launch, &full);
   corpus.Write("launch", 1, full.bytes());
