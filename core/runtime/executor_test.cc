@@ -53,13 +53,18 @@ std::unique_ptr<Backend> OpenHostOnPool(int devices, uint64_t) {
   return CreateHostBackend(options);
 }
 
-std::unique_ptr<Backend> OpenSim(int devices, uint64_t seed) {
+std::unique_ptr<Backend> OpenSimOf(int devices, uint64_t seed, int devices_per_domain) {
   static uint64_t opened = 0;
   SimBackendOptions options;
   options.devices = devices;
   options.seed = seed + ++opened;
+  options.devices_per_domain = devices_per_domain;
   options.make_kernel = &MakeReferenceKernel;
   return CreateSimBackend(options);
+}
+std::unique_ptr<Backend> OpenSim(int devices, uint64_t seed) { return OpenSimOf(devices, seed, 1); }
+std::unique_ptr<Backend> OpenSimShared(int devices, uint64_t seed) {
+  return OpenSimOf(devices, seed, devices);
 }
 
 struct Param {
@@ -1166,6 +1171,7 @@ std::vector<Param> Params(const std::vector<int>& ranks) {
     params.push_back({absl::StrCat("host_", r), &OpenHost, r});
     params.push_back({absl::StrCat("host_on_pool_", r), &OpenHostOnPool, r});
     params.push_back({absl::StrCat("sim_", r), &OpenSim, r});
+    params.push_back({absl::StrCat("sim_shared_", r), &OpenSimShared, r});
   }
   return params;
 }
