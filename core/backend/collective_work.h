@@ -109,7 +109,8 @@ class CollectiveWork {
   absl::Status CopyCounts(const Member& member, DeviceAddress address, int count);
   // What stands behind the pieces, and what is told of them.
   absl::Status FinishRuntime(absl::Span<const Member> members);
-  // Adds a move of zeros to elements [begin, end); not if they stand in `once`, where they are noted.
+  // Adds a move of zeros to elements [begin, end); not if they stand in `once`, where they are
+  // noted.
   absl::Status AddZeros(const Member& member, DeviceAddress address, int64_t begin, int64_t end,
                         int64_t element_bytes, std::vector<void*>* once = nullptr);
   Slice SliceOf(const RuntimePieces::Rows& rows, const CollectiveCall::RuntimeCounts& runtime,

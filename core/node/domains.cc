@@ -13,9 +13,8 @@ Domains::Domains(const Backend& backend) {
 }
 
 bool Domains::AllOne(absl::Span<const DeviceIndex> devices) const {
-  return std::all_of(devices.begin(), devices.end(), [&](DeviceIndex device) {
-    return of(device) == of(devices.front());
-  });
+  return std::all_of(devices.begin(), devices.end(),
+                     [&](DeviceIndex device) { return of(device) == of(devices.front()); });
 }
 
 }  // namespace chorus::node

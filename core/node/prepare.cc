@@ -406,8 +406,8 @@ absl::StatusOr<bool> Preparer::ChoosePlan(const GraphStore::Waiting& waiting, Ru
   CHORUS_RETURN_IF_ERROR(FindInstances(run));
   CHORUS_RETURN_IF_ERROR(FindOneDomain(run));
   const bool as_planned =
-      run->instance_of.empty() || absl::MakeConstSpan(run->instance_of) ==
-                                      absl::MakeConstSpan(run->plan->plan.instances);
+      run->instance_of.empty() ||
+      absl::MakeConstSpan(run->instance_of) == absl::MakeConstSpan(run->plan->plan.instances);
   if (as_planned && !run->one_domain.has_value()) return true;
   CHORUS_ASSIGN_OR_RETURN(
       run->own_plan, graphs_->PlanOf(run->graph, VariantOf(*run, {}), ClientOf(*run), waiting));

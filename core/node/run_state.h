@@ -59,7 +59,7 @@ struct RunState {
   absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
   // Bytes that its launches bring along, by graph input.
   absl::InlinedVector<LaunchMessage::Inline, 1> inlines;
-  Vote vote;                                        // of a run with groups
+  Vote vote;  // of a run with groups
   // By participation: the first that is of its instance, where the plan depends on it.
   absl::InlinedVector<int32_t, 1> instance_of;
   absl::optional<OneDomain> one_domain;  // where the graph's main plan is for another

@@ -896,9 +896,8 @@ TEST_P(BackendConformance, MembersMayLiveOnThreadsOfTheirOwn) {
   }
   std::vector<DeviceAddress> large(kSize);
   for (int m = 0; m < kSize; ++m) {
-    large[m] = InOneDomain(*rig.backend()) && m > 0
-                   ? large[0]
-                   : rig.Upload(m, std::vector<float>(70001));
+    large[m] =
+        InOneDomain(*rig.backend()) && m > 0 ? large[0] : rig.Upload(m, std::vector<float>(70001));
   }
   std::atomic<int> failures{0};
   std::vector<std::thread> threads;

@@ -14,8 +14,9 @@
 namespace chorus {
 
 // `graph` has passed ValidateGraph, `options.one_domain` is of its group slots. UNIMPLEMENTED: what
-// this build cannot run. INVALID_ARGUMENT: an order that is none. RESOURCE_EXHAUSTED kQuota: more than `options` allow; the text says of what,
-// how much was expected and what came. Time is linear in the graph, but for those steps.
+// this build cannot run. INVALID_ARGUMENT: an order that is none. RESOURCE_EXHAUSTED kQuota: more
+// than `options` allow; the text says of what, how much was expected and what came. Time is linear
+// in the graph, but for those steps.
 absl::StatusOr<Plan> CompilePlan(const Graph& graph, const PlanOptions& options);
 
 }  // namespace chorus
