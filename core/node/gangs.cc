@@ -251,9 +251,11 @@ absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
     const bool is_first =
         std::find(written_in.begin(), written_in.end(), domain) == written_in.end();
     if (is_first) written_in.push_back(domain);
-    if (!written.shared || is_first) {
-      stats_->paths.reduced_bytes += written.reduced;
-      stats_->paths.copied_bytes += written.copied;
+    stats_->paths.reduced_bytes += written.own.reduced;
+    stats_->paths.copied_bytes += written.own.copied;
+    if (is_first) {
+      stats_->paths.reduced_bytes += written.shared.reduced;
+      stats_->paths.copied_bytes += written.shared.copied;
     }
     for (int32_t buffer : run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
       const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];

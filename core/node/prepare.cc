@@ -360,7 +360,8 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
     BufferRef* shared = nullptr;
     bool disagrees = false;
     if (spec.kind == BufferSpec::Kind::kShared && !instances.empty()) {
-      shared = SharedResult(run->world.get(), instances[static_cast<size_t>(spec.index)], device);
+      shared = SharedResult(run->world.get(), instances[static_cast<size_t>(spec.index)],
+                            spec.list_index, device);
       buffer = *shared;
       // Another rank's is of another size where the two disagree, and where counts are known at
       // run time alone: there each rank says how many rows its own result has, with zeros behind
@@ -390,13 +391,14 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
   return absl::OkStatus();
 }
 
-BufferRef* Preparer::SharedResult(World* world, const InstanceKey& instance, DeviceIndex device) {
+BufferRef* Preparer::SharedResult(World* world, const InstanceKey& instance, int32_t output,
+                                  DeviceIndex device) {
   const int domain = domains_->of(device);
   auto& results = world->shared[instance];
   for (World::SharedResult& result : results) {
-    if (result.domain == domain) return &result.buffer;
+    if (result.domain == domain && result.output == output) return &result.buffer;
   }
-  results.push_back({domain, BufferRef()});
+  results.push_back({domain, output, BufferRef()});
   return &results.back().buffer;
 }
 

@@ -84,8 +84,9 @@ class Preparer {
   absl::Status FindInputs(const Run& command, RunState* run);
   absl::Status ReserveBuffers(absl::Span<const InstanceKey> instances, RunState* run);
 
-  // The world's copy of the result of `instance` in the domain of `device`; null: none yet.
-  BufferRef* SharedResult(World* world, const InstanceKey& instance, DeviceIndex device);
+  // The world's copy of a result of `instance` in the domain of `device`; null: none yet.
+  BufferRef* SharedResult(World* world, const InstanceKey& instance, int32_t output,
+                          DeviceIndex device);
 
   const Domains* const domains_;
   GraphStore* const graphs_;

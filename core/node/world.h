@@ -58,6 +58,7 @@ struct World : std::enable_shared_from_this<World> {
   // taken by the others, let go at launch.
   struct SharedResult {
     int domain = 0;
+    int32_t output = 0;
     BufferRef buffer;
   };
   absl::flat_hash_map<InstanceKey, absl::InlinedVector<SharedResult, 1>> shared;

@@ -27,10 +27,10 @@ struct BufferSpec {
   enum class Kind : uint8_t {
     kInput = 0,   // the run's input `index`
     kOwned = 1,   // a buffer of its own, counted, reserved at submit (outputs, operands of moves)
-    kShared = 2,  // the equal result of participation `index`: one buffer for all ranks of the
-                  // node, reserved by the first voter (host-addressable backends only)
+    kShared = 2,  // result `list_index` of participation `index`, which all members have alike: one
+                  // buffer for all ranks of a domain, reserved by the first voter there
     kPeer = 3,    // operand `list_index` of member `list_member` of participation `index`: read
-                  // where it stands (host-addressable backends only). It may itself be a kPeer or
+                  // where it stands (groups of one domain only). It may itself be a kPeer or
                   // kShared entry of that member's run, of an instance that is earlier in the
                   // gang's order. When that member is absent the node supplies a buffer of
                   // `bytes` instead, which the launch fills with zeros; any number of ranks may
@@ -117,9 +117,12 @@ struct Plan {
   // Bytes that collectives write for this rank: results of reductions, and copies of pieces; what
   // is an alias, or stands in its place already, is not written.
   struct Written {
-    int64_t reduced = 0;
-    int64_t copied = 0;
-    bool shared = false;  // once for all ranks of the node
+    struct Bytes {
+      int64_t reduced = 0;
+      int64_t copied = 0;
+    };
+    Bytes own;
+    Bytes shared;  // once for all ranks of a domain
   };
   std::vector<Written> written;  // by participation
   // The communicators that each slot's launch binds, in the order of LaunchMessage::collectives:

@@ -42,6 +42,7 @@ void PlaceOutput(NodeIndex n, size_t i, PlanState* state) {
              IsSharedResult(node, i)) {
     BufferSpec spec = SpecOf(*state, BufferSpec::Kind::kShared, v);
     spec.index = node_state.participation;
+    spec.list_index = static_cast<int32_t>(i);
     AddBuffer(spec, v, state);
   } else if (value.counted) {
     AddBuffer(SpecOf(*state, BufferSpec::Kind::kOwned, v), v, state);

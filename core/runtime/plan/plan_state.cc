@@ -26,7 +26,9 @@ bool IsEqualResult(const Node& node, size_t i) {
 }
 
 bool IsSharedResult(const Node& node, size_t i) {
-  return i == 0 && GivesEqualResults(node.collective->kind);
+  // Of run-time counts the result alone; what else there is says how many rows it has.
+  if (HasRuntimeCounts(*node.collective)) return i == 0 && GivesEqualResults(node.collective->kind);
+  return IsEqualResult(node, i);
 }
 
 DevicePlan::Location LocationInBuffer(const PlanState& state, ValueIndex v) {

@@ -91,7 +91,7 @@ int NumVisible(const Node& node);
 bool IsFactor(const Node& node, size_t i);
 // All members have the same as output `i`.
 bool IsEqualResult(const Node& node, size_t i);
-// Output `i` is one for all ranks of a domain: the result alone. Where results are shared.
+// Output `i` is one for all ranks of a domain, where results are shared.
 bool IsSharedResult(const Node& node, size_t i);
 
 // Where a value stands that is not in a workspace.

@@ -321,10 +321,11 @@ class Scheduler {
       if (value.root != v || value.list_member >= 0) continue;
       if (value.buffer < 0 && !value.in_workspace) continue;
       const bool reduces = IsReducing(node.collective->kind) && !IsFactor(node, i);
-      (reduces ? written.reduced : written.copied) += node.outputs[i].num_bytes();
-      written.shared |= state_.options.share_results && IsSharedResult(node, i);
+      const bool shared = state_.options.share_results && IsSharedResult(node, i);
+      Plan::Written::Bytes& bytes = shared ? written.shared : written.own;
+      (reduces ? bytes.reduced : bytes.copied) += node.outputs[i].num_bytes();
       if (!node.inputs.empty() && state_.values[node.inputs[0]].slice_of == v) {
-        written.copied -= state_.table.type(node.inputs[0]).num_bytes();
+        bytes.copied -= state_.table.type(node.inputs[0]).num_bytes();
       }
     }
     return written;

@@ -70,7 +70,8 @@ TEST(StorageTest, MovesAreAliasesWhereTheirGroupIsOfOneDomain) {
         const absl::StatusOr<Plan> plan = CompilePlan(graph, options);
         ASSERT_TRUE(plan.ok()) << plan.status();
         EXPECT_EQ(OutputSpec(*plan, 0).kind, far_is_one ? Kind::kPeer : Kind::kShared);
-        EXPECT_EQ(OutputSpec(*plan, 1).kind, near_is_one ? Kind::kPeer : Kind::kOwned);
+        EXPECT_EQ(OutputSpec(*plan, 1).kind, near_is_one ? Kind::kPeer : Kind::kShared);
+        EXPECT_EQ(OutputSpec(*plan, 1).list_index, near_is_one ? 0 : 1);
         EXPECT_EQ(OutputSpec(*plan, 2).device_slot, slots_are ? 0 : 1);
       }
     }
@@ -144,7 +145,7 @@ TEST(StorageTest, PiecesOfAScatteredTensorStandWhereTheRootHasThem) {
   EXPECT_EQ(OutputSpec(plan, 0).kind, Kind::kOwned) << "others read it";
   EXPECT_EQ(plan.outputs[0].offset, 16);
   EXPECT_EQ(plan.outputs[0].bytes, 32);
-  EXPECT_EQ(plan.written[0].copied, 0);
+  EXPECT_EQ(plan.written[0].own.copied, 0);
   const DevicePlan device = Slot(plan);
   EXPECT_EQ(device.collectives[0].input_counts, (std::vector<int64_t>{4, 8, 0}));
   EXPECT_EQ(device.collectives[0].num_inputs, 3);
@@ -152,7 +153,7 @@ TEST(StorageTest, PiecesOfAScatteredTensorStandWhereTheRootHasThem) {
   // Where memory is not shared, it comes to a buffer of its own.
   plan = Compile(root, false);
   EXPECT_EQ(plan.outputs[0].offset, 0);
-  EXPECT_EQ(plan.written[0].copied, 32);
+  EXPECT_EQ(plan.written[0].own.copied, 32);
 
   RankBuilder other(0, 3);
   AddOutput(&other, other.Emit(Rooted(other, CollectiveKind::kScatter, 1), {},
@@ -204,14 +205,15 @@ TEST(StorageTest, OneTensorOfAllRanksPiecesIsSharedAndFilledInPlace) {
     EXPECT_EQ(device.steps[1].inputs[0], produced);
     EXPECT_EQ(device.steps[1].outputs[2], produced) << "nothing is left to be moved";
     EXPECT_EQ(plan.operands[0][0].offset, produced.offset) << "list forms read it there";
-    EXPECT_EQ(plan.written[0].copied, (8 - 2) * 4 * 4);
-    EXPECT_EQ(plan.written[0].shared, share);
+    const Plan::Written& written = plan.written[0];
+    EXPECT_EQ(written.shared.copied, share ? (8 - 2) * 4 * 4 : 0);
+    EXPECT_EQ(written.own.copied, share ? 0 : (8 - 2) * 4 * 4);
   }
   // An output of the graph would keep the whole of the result.
   AddOutput(&b, made);
   const Plan plan = Compile(b);
   EXPECT_NE(plan.operands[0][0].buffer, plan.outputs[0].buffer);
-  EXPECT_EQ(plan.written[0].copied, 8 * 4 * 4);
+  EXPECT_EQ(plan.written[0].shared.copied, 8 * 4 * 4);
 }
 
 TEST(StorageTest, FactorsOfAProductStandWithTheirRanksAndInputsAreKeptForThem) {
@@ -226,8 +228,9 @@ TEST(StorageTest, FactorsOfAProductStandWithTheirRanksAndInputsAreKeptForThem) {
   EXPECT_EQ(OutputSpec(plan, 2).kind, Kind::kPeer);
   EXPECT_EQ(OutputSpec(plan, 2).list_member, 1);
   EXPECT_FALSE(plan.input_may_be_staging[0]);
-  EXPECT_EQ(plan.written[0].reduced, 16);
-  EXPECT_EQ(plan.written[0].copied, 0);
+  EXPECT_EQ(plan.written[0].shared.reduced, 16);
+  EXPECT_EQ(plan.written[0].shared.copied, 0);
+  EXPECT_EQ(plan.written[0].own.copied, 0);
   // Another rank may want the gradient that this one does not: its operand is no scratch.
   RankBuilder quiet(1, 2);
   c.rank = GroupRank(1);
