@@ -153,7 +153,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
                [this](RunHandle run, const absl::Status& status) { runs.Uploaded(run, status); }),
       gangs(&domains, &runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
       runs(
-          {&options, &clock, &runs_under_way, &preparer, &donations, &equal_work, &gangs,
+          {&options, &clock, &runs_under_way, &storage, &preparer, &donations, &equal_work, &gangs,
            &background, &failures, &holders, &stats,
            [this](const std::shared_ptr<Session>& session) { commands.GoOn(session, clock.now); }}),
       commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &failures,

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -558,6 +559,205 @@ TEST_F(NodeTest, StatsTellWhichWayBytesTook) {
     EXPECT_EQ(paths.copied_bytes, (host ? 1 : 2) * domains * kRanks * kBytes);
     EXPECT_EQ(paths.aliased_bytes, host ? kRanks * (kRanks - 1) * kBytes : 0);
   }
+}
+
+// --- Outputs in client memory -------------------------------------------------------------------
+
+// A staging arena as its client has it.
+class ClientMemory {
+ public:
+  ClientMemory(DirectRank* rank, int64_t elements) : bytes_(elements * 4) {
+    const auto made =
+        rank->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
+          done->Set(node.CreateStaging(rank->session(), bytes_));
+        });
+    EXPECT_TRUE(made.ok()) << made.status();
+    arena_ = made->arena;
+    void* const mapped =
+        mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_SHARED, made->fd, 0);
+    EXPECT_NE(mapped, MAP_FAILED);
+    floats_ = static_cast<float*>(mapped);
+    std::fill(floats_, floats_ + elements, -1.0f);
+  }
+  ~ClientMemory() { munmap(floats_, static_cast<size_t>(bytes_)); }
+  ClientMemory(const ClientMemory&) = delete;
+  ClientMemory& operator=(const ClientMemory&) = delete;
+
+  OutBinding From(int64_t element, std::vector<int64_t> strides = {}) const {
+    OutBinding binding;
+    binding.kind = OutBinding::Kind::kInto;
+    binding.into = {arena_, 4 * element, std::move(strides)};
+    return binding;
+  }
+  std::vector<float> Read(int64_t begin, int64_t end) const {
+    return std::vector<float>(floats_ + begin, floats_ + end);
+  }
+  float* data() { return floats_; }
+
+ private:
+  const int64_t bytes_;
+  ArenaId arena_;
+  float* floats_ = nullptr;
+};
+
+// The sum, twice.
+Graph TwoSumsGraph(int rank, int size, TensorType type) {
+  GraphBuilder builder(1, {SlotOf(rank, size)});
+  const ValueIndex x = AddInput(&builder, std::move(type));
+  const ValueIndex sum = AddAllReduce(&builder, x, rank, "into.cc:1");
+  AddOutput(&builder, sum);
+  AddOutput(&builder, sum);
+  return builder.Build();
+}
+
+// Each rank has its own copy, whoever the result is shared with, and may write there.
+TEST_F(NodeTest, OutputsGoIntoClientMemory) {
+  constexpr int kRanks = 3;
+  for (const int devices_per_domain : {0, 1, 2}) {
+    SCOPED_TRACE(devices_per_domain);
+    ranks_.clear();
+    loop_.reset();
+    devices_per_domain == 0 ? Start(kRanks) : StartOnSim(kRanks, devices_per_domain);
+    std::vector<std::unique_ptr<ClientMemory>> memory;
+    for (int r = 0; r < kRanks; ++r) {
+      memory.push_back(std::make_unique<ClientMemory>(ranks_[r].get(), 64));
+      ranks_[r]->Register(0, TwoSumsGraph(r, kRanks, TensorType(DType::kF32, {2, 2})));
+      auto run =
+          ranks_[r]->WorldRun(0, {DirectRank::Inline({1, 2, 3, 1.0f + r})}, {{0, 1}, {1, 1}});
+      // Rank 1 has it transposed.
+      run.outputs[1] = r == 1 ? memory[r]->From(8, {1, 2}) : memory[r]->From(8);
+      ranks_[r]->Submit(std::move(run));
+    }
+    for (int r = 0; r < kRanks; ++r) {
+      ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+      EXPECT_EQ(memory[r]->Read(7, 13), r == 1 ? (std::vector<float>{-1, 3, 9, 6, 6, -1})
+                                               : (std::vector<float>{-1, 3, 6, 9, 6, -1}));
+      memory[r]->data()[8] = 77;
+    }
+    for (int r = 0; r < kRanks; ++r) {
+      EXPECT_THAT(*ranks_[r]->Read({0, 1}), testing::ElementsAre(3, 6, 9, 6));
+      EXPECT_EQ(memory[r]->Read(8, 9), std::vector<float>{77});
+    }
+    EXPECT_EQ(ranks_[0]->Stats().live_runs, 0);
+  }
+}
+
+// What takes long is copied in the background, and the outcome comes when it is there.
+TEST_F(NodeTest, LargeOutputsGoIntoClientMemoryToo) {
+  for (const bool host : {true, false}) {
+    for (const bool strided : {false, true}) {
+      SCOPED_TRACE(testing::Message() << (host ? "host" : "sim") << (strided ? ", strided" : ""));
+      ranks_.clear();
+      loop_.reset();
+      host ? Start(1) : StartOnSim(1);
+      ClientMemory memory(ranks_[0].get(), 2 * kLarge);
+      ranks_[0]->Register(0, OnesGraph());
+      auto run = DirectRank::LocalRun(0, {}, {{0, 1}});
+      run.outputs[0] = strided ? memory.From(1, {2}) : memory.From(kLarge);
+      ranks_[0]->Submit(std::move(run));
+      ASSERT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
+      const std::vector<float> got = memory.Read(0, 2 * kLarge);
+      EXPECT_EQ(std::count(got.begin(), got.end(), 1.0f), kLarge);
+      EXPECT_EQ(got[0], -1.0f);
+      EXPECT_EQ(got[static_cast<size_t>(2 * kLarge - 1)], 1.0f);
+    }
+  }
+}
+
+TEST_F(NodeTest, WhereAnOutputCannotGoTheRunIsRefusedOnAllRanks) {
+  Start(2);
+  ClientMemory memory(ranks_[0].get(), 1024);
+  OutBinding unknown = memory.From(0);
+  unknown.into.arena = ArenaId(999);
+  const std::vector<std::pair<OutBinding, std::string>> wrong = {
+      {memory.From(1023), "does not lie inside an arena of 4096 bytes"},
+      {memory.From(0, {1, 1}), "each element needs a place of its own"},
+      {memory.From(0, {2}), "1 strides for f32[2,2], which has 2 dimensions"},
+      {unknown, "999"},
+  };
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, TwoSumsGraph(r, 2, TensorType(DType::kF32, {2, 2})));
+  }
+  for (int32_t i = 0; i < static_cast<int32_t>(wrong.size()); ++i) {
+    for (int r = 0; r < 2; ++r) {
+      auto run =
+          ranks_[r]->WorldRun(0, {DirectRank::Inline({1, 2, 3, 4})}, {{2 * i, 1}, {2 * i + 1, 1}});
+      if (r == 0) run.outputs[1] = wrong[static_cast<size_t>(i)].first;
+      ranks_[r]->Submit(std::move(run));
+    }
+    EXPECT_THAT(std::string(ranks_[0]->LastOutcome().message()),
+                testing::HasSubstr(wrong[static_cast<size_t>(i)].second));
+    EXPECT_THAT(std::string(ranks_[1]->LastOutcome().message()),
+                testing::HasSubstr(wrong[static_cast<size_t>(i)].second));
+    for (int r = 0; r < 2; ++r) ranks_[r]->NextEpoch();
+  }
+  const std::vector<float> got = memory.Read(0, 1024);
+  EXPECT_EQ(std::count(got.begin(), got.end(), -1.0f), 1024);
+}
+
+TEST_F(NodeTest, ARunThatFailsWritesNothingIntoClientMemory) {
+  Start(1, {}, "launch error");
+  ClientMemory memory(ranks_[0].get(), 1024);
+  ranks_[0]->Register(0, NegateGraph(2));
+  auto run = DirectRank::LocalRun(0, {DirectRank::Inline({1, 2})}, {{0, 1}});
+  run.outputs[0] = memory.From(0);
+  ranks_[0]->Submit(run);
+  EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kExecFailed);
+  EXPECT_EQ(memory.Read(0, 3), (std::vector<float>{-1, -1, -1}));
+  ranks_[0]->Submit(run);
+  EXPECT_TRUE(ranks_[0]->LastOutcome().ok());
+  EXPECT_EQ(memory.Read(0, 3), (std::vector<float>{-1, -2, -1}));
+}
+
+// Its other results are there all the same.
+TEST_F(NodeTest, ACopyIntoClientMemoryThatFailsIsTheRunsError) {
+  SimBackendOptions sim;
+  sim.devices = 1;
+  sim.make_kernel = MakeHostKernel;
+  // The first copy brings the input.
+  StartOn(
+      CreateFaultBackend(CreateSimBackend(sim), *ParseFaultScript("copy error skip=1"), nullptr),
+      OneEach(1), {});
+  ClientMemory memory(ranks_[0].get(), 1024);
+  GraphBuilder builder(1, {});
+  const ValueIndex y = AddOp(&builder, "neg", {AddInput(&builder, TensorType(DType::kF32, {2}))});
+  AddOutput(&builder, y);
+  AddOutput(&builder, y);
+  ranks_[0]->Register(0, builder.Build());
+  auto run = DirectRank::LocalRun(0, {DirectRank::Inline({1, 2})}, {{0, 1}, {1, 1}});
+  run.outputs[1] = memory.From(0);
+  ranks_[0]->Submit(std::move(run));
+  EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kExecFailed);
+  EXPECT_THAT(*ranks_[0]->Read({0, 1}), testing::ElementsAre(-1, -2));
+  EXPECT_EQ(ranks_[0]->Stats().live_runs, 0);
+}
+
+// The session goes while its output is on its way.
+TEST_F(NodeTest, ASessionMayEndWhileAnOutputGoesIntoItsMemory) {
+  SimBackendOptions sim;
+  sim.devices = 2;
+  sim.make_kernel = MakeHostKernel;
+  StartOn(CreateFaultBackend(CreateSimBackend(sim),
+                             *ParseFaultScript("copy delay for=50ms device=0"), nullptr),
+          OneEach(2), {});
+  ClientMemory memory(ranks_[0].get(), 1024);
+  ranks_[0]->Register(0, OnesGraph());
+  {
+    ClientMemory target(ranks_[0].get(), kLarge);
+    auto run = DirectRank::LocalRun(0, {}, {{0, 1}});
+    run.outputs[0] = target.From(0);
+    ranks_[0]->Submit(std::move(run));
+    EXPECT_TRUE(ranks_[0]
+                    ->Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
+                      done->Set(node.CloseSession(ranks_[0]->session(), now));
+                    })
+                    .ok());
+  }
+  // Whatever is under way ends.
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (ranks_[1]->Stats().live_runs > 0 && absl::Now() < deadline) {
+  }
+  EXPECT_EQ(ranks_[1]->Stats().live_runs, 0);
 }
 
 // Commands are not waited for one by one: a run of a graph that was refused says why.

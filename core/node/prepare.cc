@@ -283,7 +283,10 @@ absl::Status Preparer::MakeOutputs(const Run& command, RunState* run) {
   for (size_t i = 0; i < command.outputs.size(); ++i) {
     const OutBinding& binding = command.outputs[i];
     if (binding.kind == OutBinding::Kind::kInto) {
-      return Unsupported("writing an output into client memory (Into)");
+      CHORUS_ASSIGN_OR_RETURN(ClientTarget target, storage_->FindTarget(*run->session, binding.into,
+                                                                        *graph.output_types[i]));
+      run->intos.push_back({static_cast<int32_t>(i), std::move(target)});
+      continue;
     }
     if (binding.kind == OutBinding::Kind::kDiscard) continue;
     CHORUS_RETURN_IF_ERROR(run->session->names.CheckFresh(binding.id));

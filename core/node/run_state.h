@@ -20,6 +20,7 @@
 #include "core/collective/decisions.h"
 #include "core/collective/vote.h"
 #include "core/node/cell.h"
+#include "core/node/client_target.h"
 #include "core/node/graph_store.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/buffer.h"
@@ -36,6 +37,7 @@ struct RunState {
     kVoted,    // in its world's sequencer
     kFailing,  // it will not be launched; its session is told when others have had their turn
     kLaunched,
+    kWriting,  // its results are there, and go into client memory
   };
 
   RunHandle handle;
@@ -51,10 +53,17 @@ struct RunState {
   Phase phase = Phase::kWaiting;
   Ticket ticket;
 
-  absl::InlinedVector<DeviceIndex, 1> devices;      // by device slot
-  absl::InlinedVector<CellRef, 2> inputs;           // by graph input; null: bound bytes
-  absl::InlinedVector<CellRef, 2> outputs;          // by graph output; null: discarded
-  absl::InlinedVector<TensorId, 2> output_ids;      // of `outputs`
+  absl::InlinedVector<DeviceIndex, 1> devices;  // by device slot
+  absl::InlinedVector<CellRef, 2> inputs;       // by graph input; null: bound bytes
+  absl::InlinedVector<CellRef, 2> outputs;      // by graph output; null: discarded
+  absl::InlinedVector<TensorId, 2> output_ids;  // of `outputs`
+  // Outputs that are copied into client memory when everything else is done.
+  struct Into {
+    int32_t output = 0;
+    ClientTarget target;
+  };
+  std::vector<Into> intos;
+  int32_t writes_left = 0;                          // of these, while kWriting
   absl::InlinedVector<BufferRef, 4> refs;           // by plan buffer: what keeps the bytes
   absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
   // Bytes that its launches bring along, by graph input.
@@ -129,6 +138,8 @@ struct RunState {
     inputs.clear();
     outputs.clear();
     output_ids.clear();
+    intos = {};
+    writes_left = 0;
     refs.clear();
     addresses.clear();
     inlines.clear();

@@ -347,7 +347,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
     for (RunHandle handle : gang.runs) {
       RunState* run = Find(handle);
       if (!run->failed) Publish(run, now);
-      End(run);
+      run->failed || run->intos.empty() ? End(run) : WriteOut(run);
     }
   } else {
     gangs_->Abort(index, status);
@@ -391,16 +391,49 @@ void Runs::Publish(RunState* run, absl::Time now) {
   }
   failures_->Note(FlightKind::kPublished, now, session, run->world.get(), run->sequence,
                   run->ticket);
-  if (!session->dead()) session->log.Finish(run->sequence);
+  if (!session->dead() && run->intos.empty()) session->log.Finish(run->sequence);
   for (const CellRef& cell : run->outputs) {
     if (cell != nullptr) cell->on_settled.Call(cell);
   }
 }
 
+void Runs::WriteOut(RunState* run) {
+  const RunHandle handle = run->handle;
+  run->phase = RunState::Phase::kWriting;
+  run->gang = -1;
+  run->outputs.clear();  // whatever comes of the copies, these are there
+  const Plan& plan = run->plan->plan;
+  // The last one ends the run, perhaps at once: not before all have begun.
+  run->writes_left = static_cast<int32_t>(run->intos.size()) + 1;
+  for (const RunState::Into& into : run->intos) {
+    const auto i = static_cast<size_t>(into.output);
+    const Plan::Output& output = plan.outputs[i];
+    if (output.bytes == 0) {
+      --run->writes_left;
+      continue;
+    }
+    const DeviceAddress address = run->addresses[static_cast<size_t>(output.buffer)] +
+                                  static_cast<DeviceAddress>(output.offset);
+    storage_->WriteOut(*run->session->tenant, run->devices[static_cast<size_t>(output.device_slot)],
+                       address, *run->graph->output_types[i], into.target,
+                       [this, handle](const absl::Status& status) { Written(handle, status); });
+  }
+  Written(handle, absl::OkStatus());
+}
+
+void Runs::Written(RunHandle handle, const absl::Status& status) {
+  RunState* const run = Find(handle);
+  if (run == nullptr) return;  // it has failed by another of its copies, or with the node
+  if (!status.ok()) return Fail(run, ErrorOf(ExecFailure(status)), clock_->now);
+  if (--run->writes_left > 0) return;
+  if (!run->session->dead()) run->session->log.Finish(run->sequence);
+  End(run);
+}
+
 // Tells the session once that its run has failed: at once, unless this slice has had its share.
 void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   if (run->failed || run->phase == RunState::Phase::kFailing) return;
-  if (run->phase == RunState::Phase::kLaunched ||
+  if (run->phase >= RunState::Phase::kLaunched ||
       (run->session->failing == 0 && SliceWork() <= options_->fail_work)) {
     return FailAtOnce(run, cause, now);
   }

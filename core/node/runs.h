@@ -29,6 +29,7 @@
 #include "core/node/producers.h"
 #include "core/node/run_state.h"
 #include "core/node/session.h"
+#include "core/node/storage.h"
 #include "core/node/world.h"
 #include "core/runtime/messages.h"
 #include "core/transport/command.h"
@@ -42,6 +43,7 @@ class Runs final : public AgreementListener {
     const NodeOptions* options = nullptr;
     const Clock* clock = nullptr;
     RunTable* table = nullptr;
+    Storage* storage = nullptr;
     Preparer* preparer = nullptr;
     Donations* donations = nullptr;
     EqualWork* equal_work = nullptr;
@@ -58,6 +60,7 @@ class Runs final : public AgreementListener {
         clock_(parts.clock),
         table_(parts.table),
         producers_(parts.table),
+        storage_(parts.storage),
         preparer_(parts.preparer),
         donations_(parts.donations),
         equal_work_(parts.equal_work),
@@ -122,6 +125,10 @@ class Runs final : public AgreementListener {
               absl::Time now);
   void FinishGang(int32_t index, absl::Time now);
   void Publish(RunState* run, absl::Time now);
+  // Of a run whose results are published: its outputs that go into client memory. Then it has
+  // ended.
+  void WriteOut(RunState* run);
+  void Written(RunHandle handle, const absl::Status& status);
   void Fail(RunState* run, const Error& error, absl::Time now);
   void FailAtOnce(RunState* run, const Error& error, absl::Time now);
   void FailNext(absl::Time now);
@@ -138,6 +145,7 @@ class Runs final : public AgreementListener {
   const Clock* const clock_;
   RunTable* const table_;
   Producers producers_;
+  Storage* const storage_;
   Preparer* const preparer_;
   Donations* const donations_;
   EqualWork* const equal_work_;

@@ -254,25 +254,83 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   return bound;
 }
 
-// A part at a time: others' work comes in between.
+template <typename Copy>
+void Storage::InParts(const std::string& tenant, const TensorType& type, Copy copy,
+                      std::function<void()> done) {
+  const int64_t part = kGatheredBytes / DTypeBytes(type.dtype);
+  const int64_t elements = type.num_elements();
+  for (int64_t begin = 0; begin < elements; begin += part) {
+    const int64_t end = std::min(elements, begin + part);
+    std::function<void()> then = [] {};
+    if (end == elements) then = std::move(done);
+    background_->Do(
+        tenant, [copy, begin, end] { copy(begin, end); }, std::move(then));
+  }
+}
+
 void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
                      const ExternalRange& range, const TensorType& type, BufferRef copy,
                      OnUploaded gathered) {
-  const int64_t part = kGatheredBytes / DTypeBytes(type.dtype);
-  const int64_t elements = type.num_elements();
   const char* const from = arena->data() + range.offset;
   char* const to = copy->host();
-  for (int64_t begin = 0; begin < elements; begin += part) {
-    const int64_t end = std::min(elements, begin + part);
-    std::function<void()> then = [arena, copy] {};
-    if (end == elements) then = [arena, copy, gathered] { gathered(absl::OkStatus()); };
-    background_->Do(
-        session.tenant->name,
-        [type, strides = range.strides, begin, end, from, to] {
-          CopyStrided(type, strides, begin, end, from, to);
-        },
-        std::move(then));
+  InParts(
+      session.tenant->name, type,
+      [type, strides = range.strides, from, to](int64_t begin, int64_t end) {
+        CopyStrided(type, strides, begin, end, from, to);
+      },
+      [arena = std::move(arena), copy = std::move(copy), gathered = std::move(gathered)] {
+        gathered(absl::OkStatus());
+      });
+}
+
+absl::StatusOr<ClientTarget> Storage::FindTarget(const Session& session, const ExternalRange& range,
+                                                 const TensorType& type) const {
+  ClientTarget target;
+  CHORUS_ASSIGN_OR_RETURN(target.arena, FindStaging(session, range.arena));
+  CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
+                          CheckStrided(type, range.strides, range.offset, target.arena->bytes()));
+  CHORUS_RETURN_IF_ERROR(CheckNoOverlap(type, range.strides));
+  target.offset = range.offset;
+  if (extent.contiguous) return target;
+  target.strides = range.strides;
+  if (!host_ && type.num_bytes() > 0) {
+    CHORUS_ASSIGN_OR_RETURN(target.landing, session.tenant->arenas->Allocate(type.num_bytes()));
   }
+  return target;
+}
+
+void Storage::WriteOut(const Tenant& tenant, DeviceIndex device, DeviceAddress address,
+                       const TensorType& type, const ClientTarget& target, OnUploaded done) {
+  const int64_t bytes = type.num_bytes();
+  if (bytes == 0) return done(absl::OkStatus());
+  paths_->copied_bytes += bytes;
+  if (host_) {
+    return Spread(tenant.name, reinterpret_cast<const char*>(address), type, target,
+                  [done = std::move(done)] { done(absl::OkStatus()); });
+  }
+  char* const to =
+      target.landing ? target.landing->host() : target.arena->writable() + target.offset;
+  launcher_->executor(device)->Download(
+      to, address, bytes, LaunchId(),
+      BeginTransfer([this, tenant = tenant.name, type, target,
+                     done = std::move(done)](const absl::Status& status) {
+        if (!status.ok() || !target.landing) return done(status);
+        Spread(tenant, target.landing->host(), type, target,
+               [landing = target.landing, done] { done(absl::OkStatus()); });
+      }));
+}
+
+void Storage::Spread(const std::string& tenant, const char* from, const TensorType& type,
+                     const ClientTarget& target, std::function<void()> done) {
+  char* const to = target.arena->writable() + target.offset;
+  const auto spread = [type, strides = target.strides, from, to](int64_t begin, int64_t end) {
+    SpreadStrided(type, strides, begin, end, from, to);
+  };
+  if (type.num_bytes() < kBackgroundCopyBytes) {
+    spread(0, type.num_elements());
+    return done();
+  }
+  InParts(tenant, type, spread, [arena = target.arena, done = std::move(done)] { done(); });
 }
 
 // On the device's copy stream, beside what the device and the node do meanwhile.

@@ -22,6 +22,7 @@
 #include "core/base/ids.h"
 #include "core/node/background.h"
 #include "core/node/cell.h"
+#include "core/node/client_target.h"
 #include "core/node/info.h"
 #include "core/node/launcher.h"
 #include "core/node/options.h"
@@ -81,6 +82,15 @@ class Storage {
   absl::StatusOr<Bound> Bind(const Session& session, const Binding& binding, const TensorType& type,
                              DeviceIndex device, bool stable, OnUploaded uploaded, bool* upload);
 
+  // Where an output is to be written in client memory. INVALID_ARGUMENT: not inside the arena, or
+  // elements share a place. RESOURCE_EXHAUSTED kOutOfMemory: what is on its way needs host memory.
+  absl::StatusOr<ClientTarget> FindTarget(const Session& session, const ExternalRange& range,
+                                          const TensorType& type) const;
+  // Writes what stands at `address`, in a buffer of the caller's, which keeps it until `done` is
+  // called, perhaps at once. Failures are the device's.
+  void WriteOut(const Tenant& tenant, DeviceIndex device, DeviceAddress address,
+                const TensorType& type, const ClientTarget& target, OnUploaded done);
+
   // --- Reading --------------------------------------------------------------------------------
   // Calls `done` when the host can read the cell, or with the reason why it never can. `done` must
   // not hold the cell. Returns what waits in the cell's `on_settled`; 0: nothing.
@@ -108,6 +118,14 @@ class Storage {
   // Puts elements of client memory in order, beside the node thread, then uploads them if need be.
   void Gather(const Session& session, std::shared_ptr<Arena> arena, const ExternalRange& range,
               const TensorType& type, BufferRef copy, OnUploaded gathered);
+  // From host memory, which stands until `done`.
+  void Spread(const std::string& tenant, const char* from, const TensorType& type,
+              const ClientTarget& target, std::function<void()> done);
+  // Copies ranges of elements in the background, a part at a time: others' work comes in between.
+  // `done` stays on this thread.
+  template <typename Copy>
+  void InParts(const std::string& tenant, const TensorType& type, Copy copy,
+               std::function<void()> done);
   // `done` will be called on the node thread; what is returned may be called, once, on any.
   std::function<void(absl::Status)> BeginTransfer(std::function<void(absl::Status)> done);
 

@@ -37,31 +37,72 @@ void Merge(std::vector<int64_t>* sizes, std::vector<int64_t>* strides) {
   strides->resize(count);
 }
 
-// `count` elements, of so many bytes each and `stride` elements apart, to one behind the other.
+// `count` elements of so many bytes each; on one side they are `from_stride` elements apart, on the
+// other `to_stride`.
 template <size_t kBytes>
-void CopyRow(const char* from, int64_t stride, int64_t count, char* to) {
+void CopyRow(const char* from, int64_t from_stride, char* to, int64_t to_stride, int64_t count) {
+  constexpr auto kSize = static_cast<int64_t>(kBytes);
   for (int64_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * static_cast<int64_t>(kBytes),
-                from + i * stride * static_cast<int64_t>(kBytes), kBytes);
+    std::memcpy(to + i * to_stride * kSize, from + i * from_stride * kSize, kBytes);
   }
 }
 
-void CopyRow(int64_t bytes, const char* from, int64_t stride, int64_t count, char* to) {
-  if (stride == 1) {
-    std::memcpy(to, from, static_cast<size_t>(count * bytes));
+void CopyRow(int64_t bytes, const char* from, int64_t from_stride, char* to, int64_t to_stride,
+             int64_t count) {
+  if (from_stride == 1 && to_stride == 1) {
+    std::memmove(to, from, static_cast<size_t>(count * bytes));
     return;
   }
   switch (bytes) {
     case 1:
-      return CopyRow<1>(from, stride, count, to);
+      return CopyRow<1>(from, from_stride, to, to_stride, count);
     case 2:
-      return CopyRow<2>(from, stride, count, to);
+      return CopyRow<2>(from, from_stride, to, to_stride, count);
     case 4:
-      return CopyRow<4>(from, stride, count, to);
+      return CopyRow<4>(from, from_stride, to, to_stride, count);
     case 8:
-      return CopyRow<8>(from, stride, count, to);
+      return CopyRow<8>(from, from_stride, to, to_stride, count);
     default:  // c128
-      return CopyRow<16>(from, stride, count, to);
+      return CopyRow<16>(from, from_stride, to, to_stride, count);
+  }
+}
+
+// Calls `row(at, stride, count)` for the elements `begin` to `end` in row-major order: `count` of
+// them stand `stride` elements apart from element `at` on.
+template <typename Row>
+void ForEachRow(const TensorType& type, const std::vector<int64_t>& client_strides, int64_t begin,
+                int64_t end, Row row) {
+  if (begin == end) return;
+  CountWork(2 * (end - begin) * DTypeBytes(type.dtype) / kBytesOfWork);
+  std::vector<int64_t> sizes = type.sizes();
+  std::vector<int64_t> strides = client_strides.empty() ? RowMajorStrides(sizes) : client_strides;
+  if (sizes.empty()) {
+    sizes = {1};
+    strides = {1};
+  }
+  Merge(&sizes, &strides);
+  const size_t last = sizes.size() - 1;
+  // Where `begin` lies, by dimension and in the strided memory.
+  std::vector<int64_t> index(sizes.size());
+  int64_t rest = begin;
+  int64_t at = 0;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    index[i] = rest % sizes[i];
+    rest /= sizes[i];
+    at += index[i] * strides[i];
+  }
+  for (int64_t left = end - begin; left > 0;) {
+    const int64_t count = std::min(left, sizes[last] - index[last]);
+    row(at, strides[last], count);
+    left -= count;
+    // The row's end, then the first of the next one.
+    index[last] += count;
+    at += count * strides[last];
+    for (size_t i = last; i > 0 && index[i] == sizes[i]; --i) {
+      at += strides[i - 1] - sizes[i] * strides[i];
+      index[i] = 0;
+      ++index[i - 1];
+    }
   }
 }
 
@@ -106,43 +147,47 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
   return extent;
 }
 
-void CopyStrided(const TensorType& type, const std::vector<int64_t>& client_strides, int64_t begin,
-                 int64_t end, const char* from, char* to) {
-  if (begin == end) return;
-  CountWork(2 * (end - begin) * DTypeBytes(type.dtype) / kBytesOfWork);
-  std::vector<int64_t> sizes = type.sizes();
-  std::vector<int64_t> strides = client_strides.empty() ? RowMajorStrides(sizes) : client_strides;
-  if (sizes.empty()) {
-    sizes = {1};
-    strides = {1};
+absl::Status CheckNoOverlap(const TensorType& type, const std::vector<int64_t>& strides) {
+  if (strides.empty() || type.num_elements() == 0) return absl::OkStatus();
+  const std::vector<int64_t> sizes = type.sizes();
+  std::vector<size_t> by_stride;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1) by_stride.push_back(i);
   }
-  Merge(&sizes, &strides);
-  const int64_t element = DTypeBytes(type.dtype);
-  const size_t last = sizes.size() - 1;
-  // Where `begin` lies, by dimension and in `from`.
-  std::vector<int64_t> index(sizes.size());
-  int64_t rest = begin;
-  int64_t at = 0;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    index[i] = rest % sizes[i];
-    rest /= sizes[i];
-    at += index[i] * strides[i];
-  }
-  to += begin * element;
-  for (int64_t left = end - begin; left > 0;) {
-    const int64_t row = std::min(left, sizes[last] - index[last]);
-    CopyRow(element, from + at * element, strides[last], row, to);
-    to += row * element;
-    left -= row;
-    // The row's end, then the first of the next one.
-    index[last] += row;
-    at += row * strides[last];
-    for (size_t i = last; i > 0 && index[i] == sizes[i]; --i) {
-      at += strides[i - 1] - sizes[i] * strides[i];
-      index[i] = 0;
-      ++index[i - 1];
+  std::sort(by_stride.begin(), by_stride.end(),
+            [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t last = 0;  // of the dimensions so far, as an element index
+  for (const size_t i : by_stride) {
+    if (strides[i] <= last) {
+      return Malformed(absl::StrCat(type.ToString(), " with strides [", absl::StrJoin(strides, ","),
+                                    "]: to be written, each element needs a place of its own; "
+                                    "dimension ",
+                                    i, " goes on in steps of ", strides[i], ", expected at least ",
+                                    last + 1));
     }
+    last += (sizes[i] - 1) * strides[i];
   }
+  return absl::OkStatus();
+}
+
+void CopyStrided(const TensorType& type, const std::vector<int64_t>& strides, int64_t begin,
+                 int64_t end, const char* from, char* to) {
+  const int64_t element = DTypeBytes(type.dtype);
+  to += begin * element;
+  ForEachRow(type, strides, begin, end, [&](int64_t at, int64_t stride, int64_t count) {
+    CopyRow(element, from + at * element, stride, to, 1, count);
+    to += count * element;
+  });
+}
+
+void SpreadStrided(const TensorType& type, const std::vector<int64_t>& strides, int64_t begin,
+                   int64_t end, const char* from, char* to) {
+  const int64_t element = DTypeBytes(type.dtype);
+  from += begin * element;
+  ForEachRow(type, strides, begin, end, [&](int64_t at, int64_t stride, int64_t count) {
+    CopyRow(element, from, 1, to + at * element, stride, count);
+    from += count * element;
+  });
 }
 
 }  // namespace chorus::node

@@ -1,12 +1,13 @@
-// Strided client memory: bounds, and the copy that makes it row-major.
+// Strided client memory: bounds, and the copies that make it row-major, and back.
 //
-// Threads: pure functions. Ownership: none. Errors: said at CheckStrided().
+// Threads: pure functions. Ownership: none. Errors: said at each function.
 #ifndef CHORUS_CORE_NODE_STRIDED_H_
 #define CHORUS_CORE_NODE_STRIDED_H_
 
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/tensor/type.h"
 
@@ -22,10 +23,18 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
                                            const std::vector<int64_t>& strides, int64_t offset,
                                            int64_t arena_bytes);
 
+// INVALID_ARGUMENT where elements may share a place, so that it cannot be written. The strides have
+// passed CheckStrided. (Some that interleave without meeting are refused as well.)
+absl::Status CheckNoOverlap(const TensorType& type, const std::vector<int64_t>& strides);
+
 // Copies the elements `begin` to `end`, counted in row-major order, to where they stand in that
 // order; `from` and `to` are where element 0 is. The ranges have passed CheckStrided.
 void CopyStrided(const TensorType& type, const std::vector<int64_t>& strides, int64_t begin,
                  int64_t end, const char* from, char* to);
+// The other way: from where they stand in row-major order to where the strides put them. They have
+// passed CheckNoOverlap, too. Row-major ranges may overlap each other.
+void SpreadStrided(const TensorType& type, const std::vector<int64_t>& strides, int64_t begin,
+                   int64_t end, const char* from, char* to);
 
 }  // namespace chorus::node
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "core/base/error.h"
@@ -74,6 +75,46 @@ TEST(StridedTest, ElementsOfEverySizeAreCopiedWhole) {
     }
     EXPECT_EQ(to, expected) << DTypeName(dtype);
   }
+}
+
+// What is spread comes back by a copy, whatever its cut, and nothing else is written.
+TEST(StridedTest, SpreadingIsTheOtherWay) {
+  const TensorType type(DType::kF32, {2, 3, 2});
+  for (const std::vector<int64_t>& strides :
+       std::vector<std::vector<int64_t>>{{}, {6, 2, 1}, {1, 2, 6}, {20, 3, 1}, {1, 20, 3}}) {
+    ASSERT_TRUE(CheckNoOverlap(type, strides).ok());
+    std::vector<float> from(12);
+    std::iota(from.begin(), from.end(), 1.0f);
+    for (int64_t cut = 0; cut <= 12; ++cut) {
+      std::vector<float> spread(64, -1.0f);
+      const auto part = [&](int64_t begin, int64_t end) {
+        SpreadStrided(type, strides, begin, end, reinterpret_cast<const char*>(from.data()),
+                      reinterpret_cast<char*>(spread.data()));
+      };
+      part(cut, 12);
+      EXPECT_EQ(std::count(spread.begin(), spread.end(), -1.0f), 64 - (12 - cut));
+      part(0, cut);
+      EXPECT_EQ(std::count(spread.begin(), spread.end(), -1.0f), 64 - 12);
+      std::vector<float> back(12);
+      CopyStrided(type, strides, 0, 12, reinterpret_cast<const char*>(spread.data()),
+                  reinterpret_cast<char*>(back.data()));
+      EXPECT_EQ(back, from) << "cut at " << cut;
+    }
+  }
+}
+
+TEST(StridedTest, WhereElementsShareAPlaceNothingIsWritten) {
+  const TensorType type(DType::kF32, {2, 3});
+  EXPECT_TRUE(CheckNoOverlap(type, {1, 2}).ok());
+  EXPECT_TRUE(CheckNoOverlap(type, {3, 1}).ok());
+  EXPECT_TRUE(CheckNoOverlap(TensorType(DType::kF32, {2, 1}), {1, 0}).ok());
+  EXPECT_TRUE(CheckNoOverlap(TensorType(DType::kF32, {0, 3}), {0, 0}).ok());
+  for (const std::vector<int64_t>& strides :
+       std::vector<std::vector<int64_t>>{{0, 1}, {2, 1}, {1, 1}, {1, 0}}) {
+    EXPECT_FALSE(CheckNoOverlap(type, strides).ok());
+  }
+  EXPECT_THAT(std::string(CheckNoOverlap(type, {2, 1}).message()),
+              testing::HasSubstr("dimension 0 goes on in steps of 2, expected at least 3"));
 }
 
 TEST(StridedTest, WhatLeavesTheArenaIsRefused) {

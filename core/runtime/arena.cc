@@ -104,11 +104,21 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, in
   UniqueFd fd = Reopen(memory_file.get(), O_RDWR);
   if (!fd.valid()) return OutOfMemory("open(/proc/self/fd)", bytes, errno);
   // Mapped before it is sealed: FUTURE_WRITE forbids writable mappings from then on.
-  const int protection = kind == Kind::kStaging ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* const data = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd.get(), 0);
-  if (data == MAP_FAILED) return OutOfMemory("mmap", bytes, errno);
+  const auto map = [&fd, bytes](int protection) {
+    void* const at = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd.get(), 0);
+    return at == MAP_FAILED ? nullptr : static_cast<char*>(at);
+  };
+  char* const writable = map(PROT_READ | PROT_WRITE);
+  if (writable == nullptr) return OutOfMemory("mmap", bytes, errno);
+  char* data = writable;
+  if (kind == Kind::kStaging && (data = map(PROT_READ)) == nullptr) {
+    const absl::Status refused = OutOfMemory("mmap", bytes, errno);
+    munmap(writable, static_cast<size_t>(bytes));
+    return refused;
+  }
   const int file = fd.get();
-  auto memory = std::make_shared<const ArenaMemory>(std::move(fd), static_cast<char*>(data), bytes);
+  auto memory = std::make_shared<const ArenaMemory>(std::move(fd), data, bytes,
+                                                    data == writable ? nullptr : writable);
   const int seals = kind == Kind::kStaging
                         ? F_SEAL_SHRINK | F_SEAL_GROW
                         : F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;

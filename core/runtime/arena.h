@@ -56,8 +56,9 @@ class ArenaIds {
 
 // A memfd and its mapping in the daemon. Sealed so that no truncation can make the daemon's
 // reads fault, and nothing can write that should not:
-//   staging: SHRINK|GROW from its creation; the daemon maps it for reading only. The client maps it
-//            for writing, says so, and ConfirmMapped() adds FUTURE_WRITE|SEAL.
+//   staging: SHRINK|GROW from its creation; the daemon maps it for reading only, and once more for
+//            the outputs that are to go there: a kernel that writes to its input faults. The client
+//            maps it for writing, says so, and ConfirmMapped() adds FUTURE_WRITE|SEAL.
 //   result:  the daemon maps it for writing, then FUTURE_WRITE|SHRINK|GROW|SEAL, all before fd()
 //            can be had.
 // Clients get a descriptor of their own, of a result arena for reading only. It exposes the whole
@@ -87,7 +88,8 @@ class Arena {
   // What clients get; made at the first call, and the arena's. RESOURCE_EXHAUSTED: the kernel's
   // limit of descriptors.
   absl::StatusOr<int> ClientFd();
-  char* data() const { return memory_->data(); }
+  char* data() const { return memory_->data(); }          // of staging, for reading only
+  char* writable() const { return memory_->writable(); }  // the same pages
   const std::shared_ptr<const ArenaMemory>& memory() const { return memory_; }
 
   // Staging: the client has mapped it. INVALID_ARGUMENT: the client put a seal of its own on the

@@ -21,7 +21,10 @@ int64_t PageBytes() {
   return bytes;
 }
 
-ArenaMemory::~ArenaMemory() { munmap(data_, static_cast<size_t>(bytes_)); }
+ArenaMemory::~ArenaMemory() {
+  munmap(data_, static_cast<size_t>(bytes_));
+  if (writable_ != nullptr) munmap(writable_, static_cast<size_t>(bytes_));
+}
 
 void ArenaMemory::Touch(int64_t offset, int64_t bytes) const {
   if (madvise(data_ + offset, static_cast<size_t>(bytes), kPopulateWrite) == 0) return;

@@ -13,17 +13,19 @@
 
 namespace chorus {
 
-// A file and its mapping; both go with the object.
+// A file and its mappings; they go with the object.
 class ArenaMemory {
  public:
   // `fd` was opened by the file's name: what memfd_create gives does not count as an opener.
-  ArenaMemory(UniqueFd fd, char* data, int64_t bytes)
-      : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
+  // `writable`: the same pages where `data` is for reading only; null: `data` itself.
+  ArenaMemory(UniqueFd fd, char* data, int64_t bytes, char* writable = nullptr)
+      : fd_(std::move(fd)), data_(data), bytes_(bytes), writable_(writable) {}
   ~ArenaMemory();
   ArenaMemory(const ArenaMemory&) = delete;
   ArenaMemory& operator=(const ArenaMemory&) = delete;
   int fd() const { return fd_.get(); }
   char* data() const { return data_; }
+  char* writable() const { return writable_ != nullptr ? writable_ : data_; }
   int64_t bytes() const { return bytes_; }
   // Gives every page memory, without changing what is there: safe beside readers and writers.
   // A page that the kernel refuses is left for its first use.
@@ -36,6 +38,7 @@ class ArenaMemory {
   const UniqueFd fd_;
   char* const data_;
   const int64_t bytes_;
+  char* const writable_;
 };
 
 int64_t PageBytes();

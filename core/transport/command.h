@@ -45,7 +45,7 @@ struct OutBinding {
   enum class Kind : uint8_t { kFresh = 0, kInto = 1, kDiscard = 2 };
   Kind kind = Kind::kDiscard;
   TensorId id;         // kFresh
-  ExternalRange into;  // kInto: decoded, not run yet
+  ExternalRange into;  // kInto: a copy of its own, when the run's other results are there
 };
 
 // A group that a run uses, for one group slot of its graph.
