@@ -642,6 +642,40 @@ TEST_F(NodeTest, OutputsGoIntoClientMemory) {
   }
 }
 
+// The root's own piece is a part of its operand, the other's stands with the root.
+TEST_F(NodeTest, PartsOfABufferGoIntoClientMemory) {
+  constexpr int kRanks = 2;
+  Start(kRanks);
+  std::vector<std::unique_ptr<ClientMemory>> memory;
+  for (int r = 0; r < kRanks; ++r) {
+    memory.push_back(std::make_unique<ClientMemory>(ranks_[r].get(), 64));
+    GraphBuilder builder(1, {SlotOf(r, kRanks)});
+    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {4}));
+    NodeSpec scatter;
+    scatter.op = "scatter_tensor";
+    scatter.source = "into.cc:2";
+    scatter.collective = Collective();
+    scatter.collective->kind = CollectiveKind::kScatter;
+    scatter.collective->rank = GroupRank(r);
+    scatter.collective->root = GroupRank(1);
+    if (r == 1) {
+      scatter.inputs = {AddOp(&builder, "neg", {x})};
+    } else {
+      scatter.attributes = TypeAttributes(TensorType(DType::kF32, {2}));
+    }
+    AddOutput(&builder, (*builder.Emit(scatter))[0]);
+    ranks_[r]->Register(0, builder.Build());
+    auto run = ranks_[r]->WorldRun(0, {DirectRank::Inline({1, 2, 3, 4})}, {{0, 1}});
+    run.outputs[0] = memory[r]->From(3);
+    ranks_[r]->Submit(std::move(run));
+  }
+  for (int r = 0; r < kRanks; ++r) {
+    ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_EQ(memory[r]->Read(2, 6),
+              r == 1 ? (std::vector<float>{-1, -3, -4, -1}) : (std::vector<float>{-1, -1, -2, -1}));
+  }
+}
+
 // What takes long is copied in the background, and the outcome comes when it is there.
 TEST_F(NodeTest, LargeOutputsGoIntoClientMemoryToo) {
   for (const bool host : {true, false}) {
