@@ -20,6 +20,7 @@
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "core/base/unique_fd.h"
+#include "core/base/work.h"
 #include "core/graph/encoding.h"
 #include "core/node/node_loop.h"
 #include "core/ops/graph_builder.h"
@@ -694,6 +695,38 @@ TEST_F(NodeTest, LargeOutputsGoIntoClientMemoryToo) {
       EXPECT_EQ(std::count(got.begin(), got.end(), 1.0f), kLarge);
       EXPECT_EQ(got[0], -1.0f);
       EXPECT_EQ(got[static_cast<size_t>(2 * kLarge - 1)], 1.0f);
+    }
+  }
+}
+
+// Each is small enough to be copied at once, by the node or by the device; all of them are not.
+TEST_F(NodeTest, ManyCopiesAreNotOneSlice) {
+  constexpr int kInputs = 64;
+  for (const int64_t rows : {30000, 131072}) {  // of two: 240 kB, 1 MiB
+    ranks_.clear();
+    loop_.reset();
+    Start(1);
+    ClientMemory memory(ranks_[0].get(), 2 * rows);
+    GraphBuilder builder(1, {});
+    for (int i = 0; i < kInputs; ++i) {
+      const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {rows, 2}));
+      AddOutput(&builder, AddOp(&builder, "neg", {x}));
+    }
+    ranks_[0]->Register(0, builder.Build());
+    for (const bool strided : {false, true}) {
+      SCOPED_TRACE(testing::Message() << rows << (strided ? ", strided" : ""));
+      const std::vector<int64_t> strides =
+          strided ? std::vector<int64_t>{1, rows} : std::vector<int64_t>{};
+      std::vector<Binding> inputs(kInputs);
+      for (Binding& input : inputs) input = memory.From(0, strides).into;
+      auto run = DirectRank::LocalRun(0, inputs, std::vector<TensorId>(kInputs));
+      for (OutBinding& output : run.outputs) output = memory.From(0, strides);
+      memory.data()[0] = memory.data()[2] = -1;
+      memory.data()[1] = 5;
+      ranks_[0]->Submit(std::move(run));
+      ASSERT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
+      EXPECT_EQ(memory.Read(0, 3), (std::vector<float>{1, -5, 1}));
+      EXPECT_LE(ranks_[0]->Stats().largest_slice_work, kMaxSliceWork);
     }
   }
 }

@@ -9,13 +9,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "core/node/strided.h"
 
 namespace chorus::node {
 namespace {
 
-// Copies from staging of this size and more are not made by the node's thread.
 constexpr int64_t kBackgroundCopyBytes = 256 << 10;
+// Whether a copy from or to staging memory is not made by the node's thread: a large one, or one of
+// so many that this slice has done enough.
+bool IsForLater(int64_t bytes) {
+  return bytes >= kBackgroundCopyBytes || (bytes > kBytesOfWork && SliceWork() > kTurnWork);
+}
 // What is put in order before others' work in the background has its turn.
 constexpr int64_t kGatheredBytes = 16 << 20;
 
@@ -219,6 +224,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       return bound;
     }
     paths_->copied_bytes += bytes;
+    const bool later = IsForLater(bytes);
     if (extent.contiguous && (!host_ || bytes >= kBackgroundCopyBytes)) {
       CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
       bound.buffer->set_state(Buffer::State::kFrozen);
@@ -228,7 +234,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       return bound;
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
-    if (bytes >= kBackgroundCopyBytes) {
+    if (later) {
       gathers = std::move(arena);
     } else {
       CopyStrided(type, range.strides, 0, type.num_elements(), source, copy->host());
@@ -326,7 +332,7 @@ void Storage::Spread(const std::string& tenant, const char* from, const TensorTy
   const auto spread = [type, strides = target.strides, from, to](int64_t begin, int64_t end) {
     SpreadStrided(type, strides, begin, end, from, to);
   };
-  if (type.num_bytes() < kBackgroundCopyBytes) {
+  if (!IsForLater(type.num_bytes())) {
     spread(0, type.num_elements());
     return done();
   }

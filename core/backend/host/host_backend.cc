@@ -87,7 +87,9 @@ class HostEngine : public StreamEngine {
     }
     const HostEngine* const outer = draining;
     draining = this;
-    int64_t budget = options_.inline_bytes;
+    // Whatever is enqueued one by one in one slice of a thread's work has this in common.
+    const int64_t given = options_.inline_bytes - SliceWork() * kBytesOfWork;
+    int64_t budget = given;
     while (!ready_.empty()) {
       if (budget < 0) {
         PostReady();
@@ -98,7 +100,7 @@ class HostEngine : public StreamEngine {
       RunStream(stream, on_pool, &budget);
     }
     draining = outer;
-    CountWork((options_.inline_bytes - budget) / kBytesOfWork);
+    CountWork((given - budget) / kBytesOfWork);
   }
 
   void RunStream(StreamState* stream, bool on_pool, int64_t* budget)
@@ -161,13 +163,19 @@ class HostEngine : public StreamEngine {
     });
   }
 
+  // Whether work of so many bytes is small. Who enqueues it has something else to do when its share
+  // is used up.
+  bool RunsHere(int64_t traffic, bool on_pool, int64_t budget) const {
+    return traffic <= options_.inline_bytes && (on_pool || traffic <= std::max<int64_t>(budget, 0));
+  }
+
   absl::Status RunMeeting(Meeting* meeting, bool on_pool, int64_t* budget, bool* ended)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     CHORUS_RETURN_IF_ERROR(PrepareMeeting(meeting));
     CollectiveWork& work = WorkOf(meeting);
     const int64_t traffic = work.traffic_bytes();
     *budget -= kItemCost;
-    if (traffic <= options_.inline_bytes) {
+    if (RunsHere(traffic, on_pool, *budget)) {
       constexpr int64_t kWhole = std::numeric_limits<int64_t>::max() / 2;
       const int64_t chunks = work.Cut(kWhole);
       for (int64_t i = 0; i < chunks; ++i) work.RunChunk(i, /*streaming=*/false);
@@ -189,7 +197,7 @@ class HostEngine : public StreamEngine {
                        bool* ended) ABSL_LOCKS_EXCLUDED(mutex_) {
     CHORUS_ASSIGN_OR_RETURN(const ResolvedCopy copy, Resolve(item, stream->device));
     *budget -= kItemCost;
-    if (2 * copy.bytes <= options_.inline_bytes) {
+    if (RunsHere(2 * copy.bytes, on_pool, *budget)) {
       CopyBytes(copy.to, copy.from, copy.bytes, false);
       *budget -= 2 * copy.bytes;
       return absl::OkStatus();
