@@ -19,6 +19,7 @@ namespace data {
 namespace {
 
 using parallel::HostTensor;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -124,6 +125,11 @@ TEST(IdxTest, NoMoreIsAllocatedThanTheFileCanHave) {
   EXPECT_THAT(Error(Gzip(many)), HasSubstr("can have"));
   EXPECT_THAT(Error(std::string(Bytes({0, 0, 8, 255})) + std::string(1020, '\0')),
               HasSubstr("255 dimensions, at most 16 fit"));
+}
+
+TEST(IdxTest, NothingInSizesThatNoTensorHasIsRefused) {
+  EXPECT_THAT(Error(Bytes({0, 0, 8, 3, 0, 0, 0, 0, 1, 0, 0, 228, 255, 255, 255, 227})),
+              AllOf(HasSubstr("file: "), HasSubstr("u8[0,16777444,4294967267]")));
 }
 
 TEST(IdxTest, OtherFormatsAreRefused) {
