@@ -16,13 +16,14 @@ namespace chorus::node {
 namespace {
 
 constexpr int64_t kBackgroundCopyBytes = 256 << 10;
+// What is put in order before others' work in the background has its turn.
+constexpr int64_t kGatheredBytes = 16 << 20;
+
 // Whether a copy from or to staging memory is not made by the node's thread: a large one, or one of
 // so many that this slice has done enough.
 bool IsForLater(int64_t bytes) {
   return bytes >= kBackgroundCopyBytes || (bytes > kBytesOfWork && SliceWork() > kTurnWork);
 }
-// What is put in order before others' work in the background has its turn.
-constexpr int64_t kGatheredBytes = 16 << 20;
 
 absl::Status CheckInline(const InlineData& data, const TensorType& type) {
   if (static_cast<int64_t>(data.bytes.size()) == type.num_bytes()) return absl::OkStatus();
@@ -224,7 +225,6 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       return bound;
     }
     paths_->copied_bytes += bytes;
-    const bool later = IsForLater(bytes);
     if (extent.contiguous && (!host_ || bytes >= kBackgroundCopyBytes)) {
       CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
       bound.buffer->set_state(Buffer::State::kFrozen);
@@ -234,7 +234,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       return bound;
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
-    if (later) {
+    if (IsForLater(bytes)) {
       gathers = std::move(arena);
     } else {
       CopyStrided(type, range.strides, 0, type.num_elements(), source, copy->host());

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/backend/testing/device_rig.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -105,8 +106,7 @@ GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)
 
 PlanOptions GangRig::Options() const {
   PlanOptions options;
-  options.share_results =
-      backend_->device_count() == 1 || backend_->domain(0) == backend_->domain(1);
+  options.share_results = InOneDomain(*backend_);
   options.workspace_bytes = [this](const NodeView& node, absl::Span<const TensorType> outputs) {
     return backend_->WorkspaceBytes(node, outputs);
   };
