@@ -138,8 +138,8 @@ absl::Status RunHostile(const Context& context) {
   if (context.attack_program.empty()) {
     return absl::InvalidArgumentError("--attack: expected the program that attacks, got nothing");
   }
-  std::vector<std::string> attacks = {"planning", "sizes", "steps", "strides", "flood", "listing",
-                                      "names", "graphs", "sessions", "epochs",
+  std::vector<std::string> attacks = {"planning", "sizes", "steps", "strides", "copies", "flood",
+                                      "listing", "names", "graphs", "sessions", "epochs",
                                       // By gRPC alone.
                                       "messages", "large", "lists", "downloads"};
   if (context.effort == Effort::kSmoke) attacks = {"flood", "planning"};

@@ -504,6 +504,55 @@ absl::StatusOr<Report> Strides(Attacker* attacker) {
   return report;
 }
 
+// Runs of many operands and results in client memory, each of them soon copied.
+absl::StatusOr<Report> Copies(Attacker* attacker) {
+  constexpr int kValues = 32;
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  int32_t slot = 0;
+  for (const int64_t rows : {200, 4000, 30000}) {  // 1.6, 32 and 240 kB
+    const TensorType type(DType::kF32, {rows, int64_t{2}});
+    Graph graph;
+    graph.num_device_slots = 1;
+    graph.inputs.resize(kValues);
+    for (GraphInput& input : graph.inputs) input.type = type;
+    for (ValueIndex value = 0; value < kValues; ++value) {
+      Node node;
+      node.op = "neg";
+      node.inputs = {value};
+      node.outputs = {type};
+      graph.nodes.push_back(std::move(node));
+      graph.outputs.emplace_back();
+      graph.outputs.back().value = kValues + value;
+    }
+    CHORUS_ASSIGN_OR_RETURN(report.refused, impl.RegisterStaged(EncodeGraph(graph), slot));
+    if (!report.refused.ok()) return report;
+    CHORUS_ASSIGN_OR_RETURN(
+        const AttachClient::Staging staging,
+        impl.Stage(std::string(static_cast<size_t>(2 * type.num_bytes()), '\0')));
+    for (const bool strided : {false, true}) {
+      ExternalRange operand;
+      operand.arena = staging.arena;
+      if (strided) operand.strides = {1, rows};
+      OutBinding result;
+      result.kind = OutBinding::Kind::kInto;
+      result.into = operand;
+      result.into.offset = type.num_bytes();
+      Run run;
+      run.graph = {slot, 1};
+      run.inputs.assign(kValues, operand);
+      run.outputs.assign(kValues, result);
+      for (int times = 0; times < 4; ++times, ++report.done) {
+        CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(run));
+        if (!report.refused.ok()) return report;
+      }
+    }
+    CHORUS_RETURN_IF_ERROR(impl.attach->ReleaseStaging(staging.arena, Deadline()));
+    ++slot;
+  }
+  return report;
+}
+
 // Commands that ask for nothing, as fast as they go.
 absl::StatusOr<Report> Flood(Attacker* attacker) {
   Report report;
@@ -628,6 +677,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"sizes", &Sizes},
       {"steps", &Steps},
       {"strides", &Strides},
+      {"copies", &Copies},
       {"flood", &Flood},
       {"listing", &Listing},
       {"answers", &Answers},

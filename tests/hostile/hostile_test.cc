@@ -71,6 +71,7 @@ constexpr Case kCases[] = {
     {"sizes", "OK", 40, 40},
     {"steps", "OK", 20, 20},
     {"strides", "OK", 8, 8, int64_t{32} << 20},
+    {"copies", "OK", 24, 24, int64_t{48} << 20},
     {"flood", "OK", 20000, 20000},
     {"listing", "OK", 100, 100},
     {"halves", "OK", 600, 600},

@@ -255,7 +255,7 @@ class HostEngine : public StreamEngine {
       }
       return absl::OkStatus();
     };
-    if (cost <= kInlineKernelCost) {
+    if (cost <= kInlineKernelCost && RunsHere(4 * cost, on_pool, *budget)) {
       KernelRun run;
       CHORUS_RETURN_IF_ERROR(resolve(&run));
       *budget -= 4 * cost;
