@@ -169,7 +169,7 @@ bool Commands::LoadGraph(const std::shared_ptr<Session>& session, Sequence seque
     });
   };
   const absl::StatusOr<bool> loaded =
-      launcher_->LoadPlan(std::shared_ptr<LoadedPlan>(record, &record->main),
+      launcher_->LoadPlan(std::shared_ptr<LoadedPlan>(record, &record->main), record->large,
                           absl::MakeConstSpan(session->devices).first(slots),
                           {session->tenant->name, session->budget}, {absl::OkStatus(), wait});
   return loaded.ok() && !*loaded;

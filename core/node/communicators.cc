@@ -14,43 +14,52 @@ int64_t MemoryOf(const std::vector<int>& devices) {
 
 }  // namespace
 
-absl::StatusOr<CommunicatorId> CommunicatorPool::Take(const std::vector<int>& devices) {
+CommunicatorId CommunicatorPool::Take(const std::vector<int>& devices, CommunicatorLease* lease) {
   const auto idle = std::find_if(idle_.begin(), idle_.end(),
                                  [&devices](const auto& entry) { return entry.first == devices; });
+  CommunicatorId id;
   if (idle != idle_.end()) {
-    const CommunicatorId id = idle->second;
+    id = idle->second;
     idle_.erase(idle);
-    return id;
-  }
-  const CommunicatorId id = ++last_;
-  for (size_t member = 0; member < devices.size(); ++member) {
-    const absl::Status status =
-        executor(devices[member]).OpenCommunicator(id, devices, static_cast<int>(member));
-    if (!status.ok()) {
-      for (size_t i = 0; i < member; ++i) executor(devices[i]).CloseCommunicator(id);
-      return status;
+  } else {
+    id = ++last_;
+    for (size_t member = 0; member < devices.size(); ++member) {
+      executor(devices[member]).OpenCommunicator(id, devices, static_cast<int>(member));
     }
   }
-  ++open_;
+  leased_.emplace(id, lease);
   return id;
 }
 
 void CommunicatorPool::GiveBack(std::vector<int> devices, CommunicatorId id) {
+  leased_.erase(id);
   idle_.emplace_back(std::move(devices), id);
   if (idle_.size() <= kMaxIdle) return;
   Close(idle_.front().first, idle_.front().second);
   idle_.pop_front();
 }
 
+void CommunicatorPool::OnOpened(CommunicatorId id, const absl::Status& status) {
+  if (status.ok()) return;
+  if (const auto leased = leased_.find(id); leased != leased_.end()) {
+    return leased->second->Drop(id, status);
+  }
+  const auto idle = std::find_if(idle_.begin(), idle_.end(),
+                                 [id](const auto& entry) { return entry.second == id; });
+  if (idle == idle_.end()) return;
+  Close(idle->first, id);
+  idle_.erase(idle);
+}
+
 void CommunicatorPool::Drop(const std::vector<int>& devices, CommunicatorId id,
                             const absl::Status& why) {
+  leased_.erase(id);
   for (const int device : devices) executor(device).AbortCommunicator(id, why);
   Close(devices, id);
 }
 
 void CommunicatorPool::Close(const std::vector<int>& devices, CommunicatorId id) {
   for (const int device : devices) executor(device).CloseCommunicator(id);
-  --open_;
 }
 
 CommunicatorLease::~CommunicatorLease() {
@@ -73,7 +82,7 @@ absl::StatusOr<CommunicatorId> CommunicatorLease::Of(absl::Span<const DeviceInde
   if (pool == nullptr) return MakeError(Reason::kInternal, "the node has ended");
   const int64_t bytes = bytes_ + MemoryOf(key);
   CHORUS_RETURN_IF_ERROR(Cover(bytes));
-  CHORUS_ASSIGN_OR_RETURN(const CommunicatorId id, pool->Take(key));
+  const CommunicatorId id = pool->Take(key, this);
   bytes_ = bytes;
   devices_of_.emplace(id, key);
   by_devices_.emplace(std::move(key), id);

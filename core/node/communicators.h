@@ -28,6 +28,8 @@
 
 namespace chorus::node {
 
+class CommunicatorLease;
+
 class CommunicatorPool {
  public:
   // In any order of any devices; beyond that the one that has been idle longest is closed.
@@ -37,15 +39,18 @@ class CommunicatorPool {
   explicit CommunicatorPool(const std::vector<std::unique_ptr<Executor>>* executors)
       : executors_(executors) {}
 
-  // An idle one of these devices, or a new one. Errors: Backend::OpenCommunicator's.
-  absl::StatusOr<CommunicatorId> Take(const std::vector<int>& devices);
+  // An idle one of these devices, or a new one, for `lease`. Launches may use it at once.
+  CommunicatorId Take(const std::vector<int>& devices, CommunicatorLease* lease);
   // It is whole, and no call is under way in it.
   void GiveBack(std::vector<int> devices, CommunicatorId id);
+  // What has become of one of its ends. One that could not be opened has failed: its lease drops
+  // it.
+  void OnOpened(CommunicatorId id, const absl::Status& status);
   // Ends the calls that wait in it, with `why`, and closes it.
   void Drop(const std::vector<int>& devices, CommunicatorId id, const absl::Status& why);
 
   size_t idle() const { return idle_.size(); }
-  size_t open() const { return open_; }  // leased ones, too
+  size_t open() const { return idle_.size() + leased_.size(); }
 
  private:
   void Close(const std::vector<int>& devices, CommunicatorId id);
@@ -53,7 +58,7 @@ class CommunicatorPool {
 
   const std::vector<std::unique_ptr<Executor>>* const executors_;
   CommunicatorId last_;
-  size_t open_ = 0;
+  absl::flat_hash_map<CommunicatorId, CommunicatorLease*> leased_;
   std::deque<std::pair<std::vector<int>, CommunicatorId>> idle_;  // by devices; oldest first
 };
 
@@ -69,7 +74,7 @@ class CommunicatorLease {
   CommunicatorLease& operator=(const CommunicatorLease&) = delete;
 
   // The one of these devices in this order, leased at its first use. RESOURCE_EXHAUSTED
-  // kOutOfMemory: it cannot be charged; else as CommunicatorPool::Take.
+  // kOutOfMemory: it cannot be charged.
   absl::StatusOr<CommunicatorId> Of(absl::Span<const DeviceIndex> devices);
   // Where the owner notes that of a group, which spares it the look-up: 0 until it has, and again
   // when one is dropped. Until the next call.

@@ -17,23 +17,17 @@ namespace {
 // Knows which communicators are open on its device, and which of them were aborted.
 class FakeExecutor : public Executor {
  public:
-  absl::Status LoadPlan(PlanId, absl::string_view) override { return absl::OkStatus(); }
+  void LoadPlan(PlanId, absl::string_view) override {}
   void UnloadPlan(PlanId) override {}
-  absl::Status OpenCommunicator(CommunicatorId id, absl::Span<const int>, int) override {
-    if (refuses) return MakeError(Reason::kInternal, "no communicator today");
-    open.insert(id);
-    return absl::OkStatus();
-  }
+  void OpenCommunicator(CommunicatorId id, absl::Span<const int>, int) override { open.insert(id); }
   void AbortCommunicator(CommunicatorId id, absl::Status) override { aborted.insert(id); }
   void CloseCommunicator(CommunicatorId id) override { open.erase(id); }
   bool Launch(absl::string_view) override { return false; }
   bool Continue() override { return false; }
   void Settled(LaunchId) override {}
-  void Upload(DeviceAddress, const void*, int64_t, std::function<void(absl::Status)>) override {}
-  void Download(void*, DeviceAddress, int64_t, LaunchId,
-                std::function<void(absl::Status)>) override {}
+  void Upload(TransferId, DeviceAddress, const void*, int64_t) override {}
+  void Download(TransferId, void*, DeviceAddress, int64_t, LaunchId) override {}
 
-  bool refuses = false;
   std::set<CommunicatorId> open;
   std::set<CommunicatorId> aborted;
 };
@@ -144,13 +138,27 @@ TEST_F(CommunicatorsTest, LeasedOnesAreCharged) {
   EXPECT_GE(budget_->used() + CommunicatorLease::kNotCharged, static_cast<int64_t>(count) << 12);
 }
 
-TEST_F(CommunicatorsTest, OneThatDoesNotOpenOnADeviceIsClosedOnTheOthers) {
-  fakes_[2]->refuses = true;
-  const auto lease = Lease();
-  EXPECT_FALSE(lease->Of(Devices({0, 1, 2})).ok());
-  for (const FakeExecutor* fake : fakes_) EXPECT_TRUE(fake->open.empty());
+TEST_F(CommunicatorsTest, OneThatDoesNotOpenOnADeviceIsDroppedOnAll) {
+  const absl::Status refused = MakeError(Reason::kInternal, "no communicator today");
+  auto lease = Lease();
+  const CommunicatorId id = *lease->Of(Devices({0, 1, 2}));
+  for (int member = 0; member < 3; ++member) pool_->OnOpened(id, absl::OkStatus());
+  EXPECT_EQ(*lease->Of(Devices({0, 1, 2})), id);
+  pool_->OnOpened(id, refused);
+  for (int device = 0; device < 3; ++device) {
+    EXPECT_THAT(fakes_[static_cast<size_t>(device)]->aborted, testing::ElementsAre(id));
+    EXPECT_THAT(fakes_[static_cast<size_t>(device)]->open, testing::IsEmpty());
+  }
   EXPECT_EQ(pool_->open(), 0u);
-  EXPECT_TRUE(lease->Of(Devices({0, 1})).ok());
+  const CommunicatorId next = *lease->Of(Devices({0, 1, 2}));
+  EXPECT_NE(next, id);
+  pool_->OnOpened(id, refused);  // of another device, when it is gone
+  EXPECT_EQ(pool_->open(), 1u);
+  lease.reset();
+  EXPECT_EQ(pool_->idle(), 1u);
+  pool_->OnOpened(next, refused);
+  EXPECT_EQ(pool_->open(), 0u);
+  for (const FakeExecutor* fake : fakes_) EXPECT_TRUE(fake->open.empty());
 }
 
 // Sessions and worlds may end after the node's devices.

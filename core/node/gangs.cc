@@ -312,9 +312,8 @@ absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
   for (size_t slot = 0; slot < run->devices.size(); ++slot) {
     LaunchMessage& message = run->launches[slot];
     message.commit = gang->commit;
-    CHORUS_ASSIGN_OR_RETURN(message.plan,
-                            launcher_->PlanOn(run->plan, static_cast<int>(slot), run->devices[slot],
-                                              run->session->budget));
+    CHORUS_ASSIGN_OR_RETURN(
+        message.plan, Launcher::PlanOn(*run->plan, static_cast<int>(slot), run->devices[slot]));
     for (const Plan::CollectiveSlot& collective : plan.collectives[slot]) {
       message.collectives.emplace_back();
       LaunchMessage::CollectiveBinding& binding = message.collectives.back();

@@ -1,8 +1,12 @@
 #include "core/node/launcher.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/variant.h"
 #include "core/base/error.h"
 #include "core/base/work.h"
 
@@ -38,78 +42,108 @@ Launcher::Launcher(Backend* backend, Background* background, std::function<void(
       background_->Do("", std::move(take_apart), [] {});
     };
     executors_.push_back(CreateDeviceExecutor(
-        backend, i, [this](absl::string_view bytes) { OnCompletion(bytes); }, std::move(options)));
+        backend, i, [this](absl::string_view bytes) { OnEvent(bytes); }, std::move(options)));
   }
 }
 
-// Whole gangs, or their devices would wait for each other.
 Launcher::~Launcher() {
+  // Whole gangs, or their devices would wait for each other.
   while (Continue()) {
   }
+  // The last user of a plan unloads it.
+  const auto loading = std::move(loading_);
+  loading_.clear();
 }
 
-absl::StatusOr<PlanId> Launcher::PlanOn(LoadedPlan* plan, int slot, DeviceIndex device,
-                                        const BudgetRef& budget) {
-  const size_t s = static_cast<size_t>(slot);
-  if (const PlanId id = FindOn(*plan, s, device); id != PlanId()) return id;
-  CHORUS_ASSIGN_OR_RETURN(Charge charge, ChargePart(*plan, s, budget));
-  const PlanId id = ++last_plan_;
-  CHORUS_RETURN_IF_ERROR(executor(device)->LoadPlan(id, plan->plan.device_plans[s]));
-  plan->locations[s].emplace_back(device, id);
-  loaded_.emplace(id, std::move(charge));
-  return id;
+absl::StatusOr<PlanId> Launcher::PlanOn(const LoadedPlan& plan, int slot, DeviceIndex device) {
+  const PlanId id = FindOn(plan, static_cast<size_t>(slot), device);
+  if (id != PlanId()) return id;
+  return MakeError(Reason::kInternal,
+                   absl::StrCat("a plan's part for device slot ", slot,
+                                " has not been loaded on device ", device.value()));
 }
 
-absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
+absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan, bool large,
                                         absl::Span<const DeviceIndex> devices,
                                         const GraphStore::Client& client,
                                         const GraphStore::Waiting& waiting) {
-  struct Part {
-    size_t slot;
-    Executor* executor;
-    DeviceIndex device;
-    PlanId id;
-    Charge charge;
-    absl::Status loaded;
-  };
-  std::vector<size_t> missing;
+  absl::InlinedVector<size_t, 8> missing;
   for (size_t slot = 0; slot < devices.size(); ++slot) {
     if (FindOn(*plan, slot, devices[slot]) == PlanId()) missing.push_back(slot);
   }
   if (missing.empty()) return true;
   CHORUS_RETURN_IF_ERROR(waiting.failed);
-  auto parts = std::make_shared<std::vector<Part>>();
-  for (const size_t slot : missing) {
-    CHORUS_ASSIGN_OR_RETURN(Charge charge, ChargePart(*plan, slot, client.budget));
-    parts->push_back(
-        {slot, executor(devices[slot]), devices[slot], ++last_plan_, std::move(charge), {}});
+  auto loading = std::make_shared<Loading>();
+  loading->key.assign(devices.begin(), devices.end());
+  if (!plan->loading.Has(loading->key)) {
+    loading->plan = plan;
+    loading->left = missing.size();
+    std::vector<std::pair<PlanId, LoadingPart>> parts;
+    for (const size_t slot : missing) {
+      CHORUS_ASSIGN_OR_RETURN(Charge charge, ChargePart(*plan, slot, client.budget));
+      parts.emplace_back(++last_plan_,
+                         LoadingPart{loading, slot, devices[slot], std::move(charge)});
+    }
+    // What is being loaded keeps the plan, on this thread alone.
+    auto load = [this, bytes = &plan->plan.device_plans, missing, key = loading->key,
+                 id = parts.front().first]() mutable {
+      for (const size_t slot : missing) {
+        executor(key[slot])->LoadPlan(id, (*bytes)[slot]);
+        ++id;
+      }
+    };
+    for (auto& part : parts) loading_.insert(std::move(part));
+    if (large && background_ != nullptr) {
+      background_->Do(client.tenant, std::move(load), [] {});
+    } else {
+      load();
+      TakeLoadedAtOnce(*loading);
+      CHORUS_RETURN_IF_ERROR(loading->status);
+      if (loading->left == 0) return true;
+    }
   }
   CHORUS_ASSIGN_OR_RETURN(GraphStore::OnMade later, waiting.wait());
-  const std::vector<DeviceIndex> key(devices.begin(), devices.end());
-  if (!plan->loading.Wait(key, std::move(later))) return false;
-  background_->Do(
-      client.tenant,
-      [parts, bytes = &plan->plan.device_plans] {
-        for (Part& part : *parts) {
-          part.loaded = part.executor->LoadPlan(part.id, (*bytes)[part.slot]);
-        }
-      },
-      [this, parts, plan, key] {
-        absl::Status status;
-        for (Part& part : *parts) {
-          status.Update(part.loaded);
-          if (!part.loaded.ok()) continue;
-          loaded_.emplace(part.id, std::move(part.charge));
-          // Others may have asked for it, together with other devices.
-          if (FindOn(*plan, part.slot, part.device) != PlanId()) {
-            UnloadPlan(part.device, part.id);
-          } else {
-            plan->locations[part.slot].emplace_back(part.device, part.id);
-          }
-        }
-        plan->loading.Tell(key, status);
-      });
+  loading->is_waited_for = true;
+  plan->loading.Wait(loading->key, std::move(later));
   return false;
+}
+
+// What waits for other plans is told in its own time: this is in the middle of a command.
+void Launcher::TakeLoadedAtOnce(const Loading& loading) {
+  std::vector<LoadedMessage> loaded;
+  {
+    MutexLock lock(&mutex_);
+    std::vector<LoadedMessage>& all = events_.loaded;
+    const auto is_others = [&](const LoadedMessage& message) {
+      const auto part = loading_.find(message.plan);
+      return part == loading_.end() || part->second.loading.get() != &loading;
+    };
+    const auto own = std::stable_partition(all.begin(), all.end(), is_others);
+    loaded.assign(std::make_move_iterator(own), std::make_move_iterator(all.end()));
+    all.erase(own, all.end());
+  }
+  for (const LoadedMessage& message : loaded) Take(message);
+}
+
+void Launcher::Take(const LoadedMessage& loaded) {
+  auto node = loading_.extract(loaded.plan);
+  if (node.empty()) return;
+  LoadingPart& part = node.mapped();
+  Loading& loading = *part.loading;
+  loading.status.Update(loaded.status);
+  if (loaded.status.ok()) {
+    loaded_.emplace(loaded.plan, std::move(part.charge));
+    // Others may have asked for it, together with other devices.
+    if (FindOn(*loading.plan, part.slot, part.device) != PlanId()) {
+      UnloadPlan(part.device, loaded.plan);
+    } else {
+      loading.plan->locations[part.slot].emplace_back(part.device, loaded.plan);
+    }
+  }
+  if (--loading.left > 0) return;
+  // Not before the callbacks have ended: they may be the last to use it.
+  const std::shared_ptr<LoadedPlan> plan = std::move(loading.plan);
+  if (loading.is_waited_for) plan->loading.Tell(loading.key, loading.status);
 }
 
 void Launcher::UnloadPlan(DeviceIndex device, PlanId plan) {
@@ -137,23 +171,54 @@ bool Launcher::Continue() {
   return true;
 }
 
-void Launcher::OnCompletion(absl::string_view bytes) {
-  absl::StatusOr<CompletionMessage> message = DecodeCompletion(bytes);
-  if (!message.ok()) return;  // an executor of this build does not send such bytes
+void Launcher::Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
+                      OnTransferred done) {
+  executor(device)->Upload(BeginTransfer(std::move(done)), to, from, bytes);
+}
+
+void Launcher::Download(DeviceIndex device, void* to, DeviceAddress from, int64_t bytes,
+                        OnTransferred done) {
+  executor(device)->Download(BeginTransfer(std::move(done)), to, from, bytes, LaunchId());
+}
+
+// What a transfer keeps alive counts its references on this thread alone: the executor gets no more
+// than a number.
+TransferId Launcher::BeginTransfer(OnTransferred done) {
+  transfers_.emplace(++last_transfer_, std::move(done));
+  return last_transfer_;
+}
+
+void Launcher::Take(const TransferredMessage& transferred) {
+  auto node = transfers_.extract(transferred.transfer);
+  if (!node.empty()) node.mapped()(transferred.status);
+}
+
+void Launcher::OnEvent(absl::string_view bytes) {
+  absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
+  if (!event.ok()) return;  // an executor of this build does not send such bytes
   {
     MutexLock lock(&mutex_);
-    completed_.push_back(*std::move(message));
+    struct Add {
+      void operator()(CompletionMessage& of) { events->completed.push_back(std::move(of)); }
+      void operator()(LoadedMessage& of) { events->loaded.push_back(std::move(of)); }
+      void operator()(OpenedMessage& of) { events->opened.push_back(std::move(of)); }
+      void operator()(TransferredMessage& of) { events->transferred.push_back(std::move(of)); }
+      Events* events;
+    };
+    absl::visit(Add{&events_}, *event);
   }
-  // Sequentially consistent: a later look at whether the loop sleeps must not come before it.
-  ready_.store(true, std::memory_order_seq_cst);
-  wake_();
+  SetReady();
 }
 
 void Launcher::Post(std::function<void()> closure) {
   {
     MutexLock lock(&mutex_);
-    posted_.push_back(std::move(closure));
+    events_.posted.push_back(std::move(closure));
   }
+  SetReady();
+}
+
+void Launcher::SetReady() {
   // Sequentially consistent: a later look at whether the loop sleeps must not come before it.
   ready_.store(true, std::memory_order_seq_cst);
   wake_();
@@ -161,17 +226,28 @@ void Launcher::Post(std::function<void()> closure) {
 
 bool Launcher::Drain(std::vector<CompletionMessage>* completions) {
   if (!ready_.exchange(false, std::memory_order_acquire)) return false;
-  std::vector<std::function<void()>> posted;
+  Events events;
   {
     MutexLock lock(&mutex_);
-    completions->swap(completed_);
-    completed_.clear();
-    posted.swap(posted_);
+    completions->swap(events_.completed);
+    events_.completed.clear();
+    events.loaded.swap(events_.loaded);
+    events.opened.swap(events_.opened);
+    events.transferred.swap(events_.transferred);
+    events.posted.swap(events_.posted);
   }
-  for (std::function<void()>& closure : posted) {
-    const WorkSlice slice;
-    closure();
-  }
+  const auto each = [](auto& all, auto take) {
+    for (auto& one : all) {
+      const WorkSlice slice;
+      take(one);
+    }
+  };
+  each(events.posted, [](std::function<void()>& closure) { closure(); });
+  each(events.opened, [this](const OpenedMessage& opened) {
+    communicators_->OnOpened(opened.communicator, opened.status);
+  });
+  each(events.loaded, [this](const LoadedMessage& loaded) { Take(loaded); });
+  each(events.transferred, [this](const TransferredMessage& done) { Take(done); });
   return true;
 }
 

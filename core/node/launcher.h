@@ -1,7 +1,8 @@
-// The device side of the node: executors, loaded plans, the pool of communicators, completions.
+// The device side of the node: executors, loaded plans, the pool of communicators, transfers, and
+// what becomes of all that.
 //
-// Threads: the node thread; completions come from any thread and wait for Drain(). Ownership: owns
-// the executors, and through them loaded plans and communicators. Errors: as Executor's.
+// Threads: the node thread; executors' events come from any thread and wait for Drain(). Ownership:
+// owns the executors, and through them loaded plans and communicators. Errors: as Executor's.
 #ifndef CHORUS_CORE_NODE_LAUNCHER_H_
 #define CHORUS_CORE_NODE_LAUNCHER_H_
 
@@ -28,7 +29,7 @@ namespace chorus::node {
 
 class Launcher {
  public:
-  // `wake` is called, from any thread, when a completion has come. The background outlives this and
+  // `wake` is called, from any thread, when an event has come. The background outlives this and
   // is stopped before this ends.
   Launcher(Backend* backend, Background* background, std::function<void()> wake);
   ~Launcher();
@@ -37,17 +38,17 @@ class Launcher {
   Executor* executor(DeviceIndex device) { return executors_[device.value()].get(); }
   int64_t launches(DeviceIndex device) const { return launch_counts_[device.value()]; }
 
-  // The part of `plan` for device slot `slot` on `device`, loaded at its first use. For one device
-  // whoever names the graph is charged; for each other one `budget` is, until it is unloaded.
-  // RESOURCE_EXHAUSTED kOutOfMemory: it cannot be; else as Executor::LoadPlan. So in LoadPlan.
-  absl::StatusOr<PlanId> PlanOn(LoadedPlan* plan, int slot, DeviceIndex device,
-                                const BudgetRef& budget);
-  // Loads what PlanOn() would, of a plan so large that it takes the node thread too long, in the
-  // background; `devices` by slot. False: it is not there yet, and waiting.wait() was called.
-  absl::StatusOr<bool> LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
+  // Loads the parts of `plan`, which lives as long, on `devices`, by slot, where they are not yet.
+  // For one device of a part whoever names the graph is charged; for each other one the client is,
+  // until it is unloaded. Of a large plan, which takes the node thread too long, in the background.
+  // False: it is not there yet, and waiting.wait() was called. RESOURCE_EXHAUSTED kOutOfMemory: it
+  // cannot be charged; else as Executor::LoadPlan.
+  absl::StatusOr<bool> LoadPlan(const std::shared_ptr<LoadedPlan>& plan, bool large,
                                 absl::Span<const DeviceIndex> devices,
                                 const GraphStore::Client& client,
                                 const GraphStore::Waiting& waiting);
+  // The part for device slot `slot` on `device`. INTERNAL: it has not been loaded there.
+  static absl::StatusOr<PlanId> PlanOn(const LoadedPlan& plan, int slot, DeviceIndex device);
   void UnloadPlan(DeviceIndex device, PlanId plan);
   int64_t loaded_plans() const { return static_cast<int64_t>(loaded_.size()); }
 
@@ -67,25 +68,62 @@ class Launcher {
     for (auto& executor : executors_) executor->Settled(last);
   }
 
+  // Executor::Upload and Download; the host memory must stand until `done`, which Drain() calls.
+  using OnTransferred = std::function<void(const absl::Status&)>;
+  void Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
+              OnTransferred done);
+  void Download(DeviceIndex device, void* to, DeviceAddress from, int64_t bytes,
+                OnTransferred done);
+
   // Posts a closure to be run by Drain(), from any thread.
   void Post(std::function<void()> closure);
-  // Takes what has completed since the last call. Returns true when there was something.
+  // Takes what has come since the last call; what is not for the caller is seen to first. Returns
+  // true when there was something.
   bool Drain(std::vector<CompletionMessage>* completions);
   bool HasCompletions() const { return ready_.load(std::memory_order_seq_cst); }
 
  private:
-  void OnCompletion(absl::string_view bytes);
+  // Parts of a plan that are loaded for one who waits for all of them.
+  struct Loading {
+    std::shared_ptr<LoadedPlan> plan;
+    std::vector<DeviceIndex> key;  // by slot
+    size_t left = 0;
+    absl::Status status;
+    bool is_waited_for = false;
+  };
+  struct LoadingPart {
+    std::shared_ptr<Loading> loading;
+    size_t slot = 0;
+    DeviceIndex device;
+    Charge charge;
+  };
+  struct Events {
+    std::vector<CompletionMessage> completed;
+    std::vector<LoadedMessage> loaded;
+    std::vector<OpenedMessage> opened;
+    std::vector<TransferredMessage> transferred;
+    std::vector<std::function<void()>> posted;
+  };
+
+  void OnEvent(absl::string_view bytes);
+  void SetReady();
+  void TakeLoadedAtOnce(const Loading& loading);
+  void Take(const LoadedMessage& loaded);
+  void Take(const TransferredMessage& transferred);
+  TransferId BeginTransfer(OnTransferred done);
 
   Background* const background_;
   const std::function<void()> wake_;
   Mutex mutex_;
-  std::vector<CompletionMessage> completed_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::function<void()>> posted_ ABSL_GUARDED_BY(mutex_);
+  Events events_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> ready_{false};
 
   std::vector<int64_t> launch_counts_;
   PlanId last_plan_;
+  absl::flat_hash_map<PlanId, LoadingPart> loading_;
   absl::flat_hash_map<PlanId, Charge> loaded_;
+  TransferId last_transfer_;
+  absl::flat_hash_map<TransferId, OnTransferred> transfers_;  // under way
   LaunchId last_launch_;
   ByteWriter scratch_;
   std::vector<DeviceIndex> unfinished_;  // executors that have not enqueued all they were given

@@ -42,6 +42,23 @@ class LauncherTest : public ::testing::Test {
     return *record;
   }
 
+  absl::Status Load(const std::shared_ptr<GraphRecord>& record, int device,
+                    const BudgetRef& budget) {
+    const DeviceIndex devices[] = {DeviceIndex(device)};
+    const std::string tenant = "uid:1";
+    const absl::Status ok;
+    const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
+      return absl::InternalError("a small plan is there at once");
+    };
+    return launcher_
+        ->LoadPlan(std::shared_ptr<LoadedPlan>(record, &record->main), /*large=*/false, devices,
+                   {tenant, budget}, {ok, wait})
+        .status();
+  }
+  static PlanId PlanOn(const GraphRecord& record, int device) {
+    return Launcher::PlanOn(record.main, 0, DeviceIndex(device)).value_or(PlanId());
+  }
+
   const BudgetRef budget_ = Budget::OfNode(int64_t{1} << 30);
   ThreadPool pool_{1};
   std::unique_ptr<Backend> backend_;
@@ -55,18 +72,21 @@ TEST_F(LauncherTest, EachDeviceMoreThatHasAPlanIsCharged) {
   const int64_t used = budget_->used();
   const int64_t part = MemoryOfLoadedPart(record->main.plan.device_plans[0]);
   EXPECT_GT(record->bytes, part);
-  ASSERT_TRUE(launcher_->PlanOn(&record->main, 0, DeviceIndex(0), budget_).ok());
+  EXPECT_EQ(PlanOn(*record, 0), PlanId());
+  ASSERT_TRUE(Load(record, 0, budget_).ok());
+  EXPECT_NE(PlanOn(*record, 0), PlanId());
   EXPECT_EQ(budget_->used(), used) << "whoever names the graph is";
-  const auto second = launcher_->PlanOn(&record->main, 0, DeviceIndex(1), budget_);
-  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_TRUE(Load(record, 1, budget_).ok());
+  const PlanId second = PlanOn(*record, 1);
   EXPECT_EQ(budget_->used(), used + part);
-  EXPECT_EQ(*launcher_->PlanOn(&record->main, 0, DeviceIndex(1), budget_), *second);
+  ASSERT_TRUE(Load(record, 1, budget_).ok());
+  EXPECT_EQ(PlanOn(*record, 1), second);
   EXPECT_EQ(budget_->used(), used + part);
   const BudgetRef poor = Budget::OfNode(part - 1);
-  const auto third = launcher_->PlanOn(&record->main, 0, DeviceIndex(2), poor);
-  EXPECT_EQ(ErrorOf(third.status()).reason, Reason::kOutOfMemory);
+  EXPECT_EQ(ErrorOf(Load(record, 2, poor)).reason, Reason::kOutOfMemory);
+  EXPECT_EQ(PlanOn(*record, 2), PlanId());
   EXPECT_EQ(launcher_->loaded_plans(), 2);
-  launcher_->UnloadPlan(DeviceIndex(1), *second);
+  launcher_->UnloadPlan(DeviceIndex(1), second);
   EXPECT_EQ(launcher_->loaded_plans(), 1);
   EXPECT_EQ(budget_->used(), used);
 }
@@ -107,7 +127,7 @@ TEST_F(LauncherTest, ALoadedPartTakesNoMoreThanItIsChargedFor) {
   for (size_t i = 0; i < records.size(); ++i) {
     const std::string& encoded = records[i]->main.plan.device_plans[0];
     const HeapUse heap;
-    ASSERT_TRUE(launcher_->PlanOn(&records[i]->main, 0, DeviceIndex(0), budget_).ok());
+    ASSERT_TRUE(Load(records[i], 0, budget_).ok());
     EXPECT_LE(heap.bytes(), MemoryOfLoadedPart(encoded))
         << "graph " << i << ": " << encoded.size() << " bytes";
     RecordProperty(

@@ -762,6 +762,35 @@ TEST_F(NodeTest, WhereAnOutputCannotGoTheRunIsRefusedOnAllRanks) {
   EXPECT_EQ(std::count(got.begin(), got.end(), -1.0f), 1024);
 }
 
+// Nothing waits for a device that never came.
+TEST_F(NodeTest, WhereACommunicatorDoesNotOpenAllRanksAreToldAndTheNextOneServes) {
+  constexpr int kRanks = 3;
+  for (int fails = 0; fails < kRanks; ++fails) {
+    SCOPED_TRACE(fails);
+    ranks_.clear();
+    loop_.reset();
+    Start(kRanks, {}, absl::StrCat("open error skip=", fails));
+    for (int r = 0; r < kRanks; ++r)
+      ranks_[r]->Register(0, AllReduceGraph(r, kRanks, TensorType(DType::kF32, {2}), "t.cc:1"));
+    const auto sum = [&](int32_t slot) {
+      for (int r = 0; r < kRanks; ++r) {
+        ranks_[r]->Submit(ranks_[r]->WorldRun(0, {DirectRank::Inline({1, 2})}, {{slot, 1}}));
+      }
+    };
+    sum(0);
+    for (int r = 0; r < kRanks; ++r) {
+      const Error error = ErrorOf(ranks_[r]->LastOutcome());
+      EXPECT_EQ(error.reason, Reason::kExecFailed) << error.message;
+      EXPECT_THAT(error.message, testing::HasSubstr("injected"));
+    }
+    for (int r = 0; r < kRanks; ++r) ranks_[r]->NextEpoch();
+    sum(1);
+    for (int r = 0; r < kRanks; ++r) {
+      EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    }
+  }
+}
+
 TEST_F(NodeTest, ARunThatFailsWritesNothingIntoClientMemory) {
   Start(1, {}, "launch error");
   ClientMemory memory(ranks_[0].get(), 1024);
@@ -1657,9 +1686,6 @@ TEST_F(DonationTest, TheResultHasTheMemoryAndTheNameIsGone) {
     EXPECT_THAT(error.message, testing::HasSubstr(absl::StrCat("tensor 0.1 was donated to run ",
                                                                ranks_[r]->last_sequence().value(),
                                                                ", whose result has its memory")));
-    // A run that uses it is refused with the same.
-    ranks_[r]->RunLocal(1, {given_}, {3, 1});
-    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kDonated);
   }
   EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, 2 * kBytes);
   EXPECT_EQ(ranks_[0]->Stats().memory_used_bytes, used);
@@ -1667,6 +1693,11 @@ TEST_F(DonationTest, TheResultHasTheMemoryAndTheNameIsGone) {
   for (int r = 0; r < 2; ++r) ranks_[r]->RunStep(2, {1, 1}, 2, {4, 1}, {5, 1});
   for (int r = 0; r < 2; ++r) ExpectAll(r, {4, 1}, 1);
   EXPECT_EQ(ranks_[0]->Stats().memory_used_bytes, used);
+  // A run that uses it is refused with the same.
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->RunLocal(1, {given_}, {3, 1});
+    EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kDonated);
+  }
 }
 
 TEST_F(DonationTest, ARefusedRunGivesItBack) {

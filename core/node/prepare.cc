@@ -87,13 +87,10 @@ absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const GraphStore::Wa
   return Load(*run, run->own_plan, waiting);
 }
 
-// Large plans alone: small ones are loaded by their first launch.
 absl::StatusOr<bool> Preparer::Load(const RunState& run, std::shared_ptr<LoadedPlan> plan,
                                     const GraphStore::Waiting& waiting) {
-  if (!run.graph->large) return true;
   if (plan == nullptr) plan = std::shared_ptr<LoadedPlan>(run.graph, &run.graph->main);
-  return launcher_->LoadPlan(plan, run.devices, {run.session->tenant->name, run.session->budget},
-                             waiting);
+  return launcher_->LoadPlan(plan, run.graph->large, run.devices, ClientOf(run), waiting);
 }
 
 absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const GraphStore::Waiting& waiting,

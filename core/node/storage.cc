@@ -316,14 +316,13 @@ void Storage::WriteOut(const Tenant& tenant, DeviceIndex device, DeviceAddress a
   }
   char* const to =
       target.landing ? target.landing->host() : target.arena->writable() + target.offset;
-  launcher_->executor(device)->Download(
-      to, address, bytes, LaunchId(),
-      BeginTransfer([this, tenant = tenant.name, type, target,
-                     done = std::move(done)](const absl::Status& status) {
-        if (!status.ok() || !target.landing) return done(status);
-        Spread(tenant, target.landing->host(), type, target,
-               [landing = target.landing, done] { done(absl::OkStatus()); });
-      }));
+  launcher_->Download(device, to, address, bytes,
+                      [this, tenant = tenant.name, type, target,
+                       done = std::move(done)](const absl::Status& status) {
+                        if (!status.ok() || !target.landing) return done(status);
+                        Spread(tenant, target.landing->host(), type, target,
+                               [landing = target.landing, done] { done(absl::OkStatus()); });
+                      });
 }
 
 void Storage::Spread(const std::string& tenant, const char* from, const TensorType& type,
@@ -343,25 +342,9 @@ void Storage::Spread(const std::string& tenant, const char* from, const TensorTy
 template <typename Keep>
 void Storage::Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
                      OnUploaded uploaded) {
-  launcher_->executor(device)->Upload(
-      target->address(), source, target->bytes(),
-      BeginTransfer([keep = std::move(keep), target,
-                     uploaded = std::move(uploaded)](absl::Status status) { uploaded(status); }));
-}
-
-// What a transfer keeps alive counts its references on this thread alone: the backend's thread gets
-// no more than a number.
-std::function<void(absl::Status)> Storage::BeginTransfer(std::function<void(absl::Status)> done) {
-  const uint64_t id = ++last_transfer_;
-  transfers_.emplace(id, std::move(done));
-  return [this, id](absl::Status status) {
-    launcher_->Post([this, id, status = Detached(status)] {
-      const auto it = transfers_.find(id);
-      const std::function<void(absl::Status)> done = std::move(it->second);
-      transfers_.erase(it);
-      done(status);
-    });
-  };
+  launcher_->Upload(device, target->address(), source, target->bytes(),
+                    [keep = std::move(keep), target, uploaded = std::move(uploaded)](
+                        const absl::Status& status) { uploaded(status); });
 }
 
 // --- Reading ------------------------------------------------------------------------------------
@@ -393,15 +376,14 @@ Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<
   }
   downloads_[key].push_back({cell, std::move(done)});
   char* const to = (*mirror)->host();
-  launcher_->executor(cell->device)
-      ->Download(to, cell->address(), cell->bytes, LaunchId(),
-                 BeginTransfer([this, key, buffer = cell->buffer, offset = cell->offset,
-                                copy = *std::move(mirror)](const absl::Status& status) {
-                   if (status.ok()) buffer->AddMirror(offset, copy);
-                   const std::vector<Reader> readers = std::move(downloads_[key]);
-                   downloads_.erase(key);
-                   for (const Reader& reader : readers) reader.done(reader.cell, status);
-                 }));
+  launcher_->Download(cell->device, to, cell->address(), cell->bytes,
+                      [this, key, buffer = cell->buffer, offset = cell->offset,
+                       copy = *std::move(mirror)](const absl::Status& status) {
+                        if (status.ok()) buffer->AddMirror(offset, copy);
+                        const std::vector<Reader> readers = std::move(downloads_[key]);
+                        downloads_.erase(key);
+                        for (const Reader& reader : readers) reader.done(reader.cell, status);
+                      });
   return 0;
 }
 

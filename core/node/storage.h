@@ -1,9 +1,9 @@
 // Where the bytes of sessions stand: staging, results, device memory, and their ways there and
 // back.
 //
-// Threads: the node thread. Transfers' ends come from the devices' threads and wait for the next
-// Launcher::Drain(). Ownership: owns the memory of devices; tenants own result arenas, sessions
-// staging, and buffers keep what they stand in. Errors: said at each function.
+// Threads: the node thread; transfers end in a Launcher::Drain(). Ownership: owns the memory of
+// devices; tenants own result arenas, sessions staging, and buffers keep what they stand in.
+// Errors: said at each function.
 #ifndef CHORUS_CORE_NODE_STORAGE_H_
 #define CHORUS_CORE_NODE_STORAGE_H_
 
@@ -126,8 +126,6 @@ class Storage {
   template <typename Copy>
   void InParts(const std::string& tenant, const TensorType& type, Copy copy,
                std::function<void()> done);
-  // `done` will be called on the node thread; what is returned may be called, once, on any.
-  std::function<void(absl::Status)> BeginTransfer(std::function<void(absl::Status)> done);
 
   const NodeOptions* const options_;
   const bool host_;
@@ -145,8 +143,6 @@ class Storage {
     std::weak_ptr<Budget> budget;  // outlives it while something is charged
   };
   absl::flat_hash_map<std::string, TenantEntry> tenants_;
-  absl::flat_hash_map<uint64_t, std::function<void(absl::Status)>> transfers_;  // under way
-  uint64_t last_transfer_ = 0;
   // Those who wait for a range of a buffer that is on its way to the host: ranks have results in
   // common, and a rank may ask twice.
   using DownloadKey = std::tuple<const Buffer*, int64_t, int64_t>;  // its offset and bytes

@@ -30,6 +30,7 @@ class Waits {
     row->second.push_back(std::move(on_made));
     return first;
   }
+  bool Has(const Key& key) { return Find(key) != making_.end(); }
   void Tell(const Key& key, const absl::Status& status) { Tell(key, status, status); }
   // The first of those that wait may be told something else than the others.
   void Tell(const Key& key, const absl::Status& first, const absl::Status& others) {

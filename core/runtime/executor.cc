@@ -10,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
@@ -65,11 +66,10 @@ struct DeviceProgram {
 
 class DeviceExecutor final : public Executor {
  public:
-  DeviceExecutor(Backend* backend, int index, OnCompletion on_completion,
-                 DeviceExecutorOptions options)
+  DeviceExecutor(Backend* backend, int index, OnEvent on_event, DeviceExecutorOptions options)
       : backend_(backend),
         device_(backend->device(index)),
-        on_completion_(std::move(on_completion)),
+        on_event_(std::move(on_event)),
         options_(std::move(options)) {
     for (int s = 0; s < kStreams; ++s) {
       streams_[s] = device_->CreateStream();
@@ -98,8 +98,266 @@ class DeviceExecutor final : public Executor {
     for (auto& stream : streams_) stream.reset();
   }
 
+  void LoadPlan(PlanId id, absl::string_view bytes) override {
+    absl::Status loaded = Load(id, bytes);
+    Say(LoadedMessage{id, std::move(loaded)});
+  }
+
+  void UnloadPlan(PlanId id) override {
+    if (MustWait([this, id] { UnloadPlan(id); })) return;
+    if (FindPlan(id) == nullptr) return;
+    const auto it = plans_.find(id);
+    retired_.plans.push_back(std::move(it->second));
+    plans_.erase(it);
+    {
+      MutexLock lock(&loading_mutex_);
+      ids_.erase(id);
+    }
+    Reap();
+  }
+
+  void OpenCommunicator(CommunicatorId id, absl::Span<const int> devices, int member) override {
+    absl::Status status;
+    if (communicators_.contains(id)) {
+      status = Malformed(absl::StrCat("communicator ", id.value(), " is open already"));
+    } else {
+      auto opened = backend_->OpenCommunicator(id.value(), devices, member);
+      status = opened.status();
+      communicators_.emplace(id, std::move(opened));
+    }
+    Say(OpenedMessage{id, std::move(status)});
+  }
+
+  void AbortCommunicator(CommunicatorId id, absl::Status why) override {
+    const auto it = communicators_.find(id);
+    if (it != communicators_.end() && it->second.ok()) (*it->second)->Abort(std::move(why));
+  }
+
+  void CloseCommunicator(CommunicatorId id) override {
+    if (MustWait([this, id] { CloseCommunicator(id); })) return;
+    const auto it = communicators_.find(id);
+    if (it == communicators_.end()) return;
+    if (it->second.ok()) retired_.communicators.push_back(*std::move(it->second));
+    communicators_.erase(it);
+    Reap();
+  }
+
+  bool Launch(absl::string_view bytes) override {
+    slice_ = options_.slice_steps;
+    if (HasMore()) {
+      behind_.push_back([this, copy = std::string(bytes)] { BeginLaunch(copy); });
+    } else {
+      BeginLaunch(bytes);
+    }
+    return HasMore();
+  }
+
+  bool Continue() override {
+    slice_ = options_.slice_steps;
+    if (launching_) EnqueueSlice();
+    while (!launching_ && !behind_.empty() && slice_ > 0) {
+      const std::function<void()> next = std::move(behind_.front());
+      behind_.pop_front();
+      unwinding_ = true;
+      next();
+      unwinding_ = false;
+      --slice_;
+    }
+    return HasMore();
+  }
+
+  void Settled(LaunchId last) override {
+    if (MustWait([this, last] { Settled(last); })) return;
+    MutexLock lock(&failures_mutex_);
+    // What waits for its turn is not put off: the next call comes with the next failure.
+    if (forget_ == LaunchId()) {
+      forget_ = last;
+      forget_behind_ = last_guarded_;
+    }
+    ForgetFailures();
+  }
+
+  void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) override {
+    const int parity = Begin();
+    uploaded_ = ++enqueued_.end[kCopy];
+    streams_[kCopy]->CopyFromHost(to, from, bytes);
+    EndTransfer(id, parity);
+  }
+
+  void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
+                LaunchId after) override {
+    if (MustWait([=] { Download(id, to, from, bytes, after); })) return;
+    if (after != LaunchId()) Order(kCopy, NeededBy({after}));
+    const int parity = Begin();
+    ++enqueued_.end[kCopy];
+    streams_[kCopy]->CopyToHost(to, from, bytes);
+    EndTransfer(id, parity);
+  }
+
+ private:
+  // --- Slices ---
+
+  bool HasMore() const { return launching_ || !behind_.empty(); }
+  // What must come behind a launch that has been enqueued in part waits until all of it is.
+  template <typename Call>
+  bool MustWait(Call call) {
+    if (unwinding_ || !HasMore()) return false;
+    behind_.push_back(std::move(call));
+    return true;
+  }
+
+  void BeginLaunch(absl::string_view bytes) {
+    if (!retired_.empty() || !dying_.empty()) Reap();
+    if (!DecodeLaunchInto(bytes, &message_)) {
+      NoteFailure(message_.launch);
+      Complete(message_.launch,
+               Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode")),
+               /*held_back=*/true);
+      return;
+    }
+    DeviceProgram* plan = nullptr;
+    if (absl::Status status = Bind(&plan); !status.ok()) {
+      NoteFailure(message_.launch);
+      Complete(message_.launch, status, /*held_back=*/true);
+      return;
+    }
+    UnderWay& launch = launch_;
+    launch.plan = plan;
+    launch.next = 0;
+    launch.commits = message_.commit != CommunicatorId();
+    launch.failure = Failure();
+    for (int s = 0; s < kPlanStreams; ++s) launch.uses[s] = plan->uses[s] || launch.commits;
+    launch.uses[kCompute] |= !message_.inlines.empty();
+    const Position needed = NeededBy(message_.after);
+    // Collectives fail where peers do.
+    launch.may_fail =
+        plan->kernels_may_fail || plan->uses[kCommunication] || launch.commits || needed.may_fail;
+    if (plan->steps.empty() && !launch.commits && message_.inlines.empty()) {
+      // Its results are its inputs: complete when they are.
+      if (AllDone()) {
+        Note(launch.may_fail);
+        Complete(message_.launch, absl::OkStatus());
+        return;
+      }
+      launch.uses[kCompute] = true;
+    }
+    for (int s = 0; s < kPlanStreams; ++s) {
+      if (launch.uses[s]) Order(s, needed);
+    }
+    launch.parity = Begin();
+    launching_ = true;
+    BringInlines();
+    EnqueueSlice();
+  }
+
+  void EnqueueSlice() {
+    UnderWay& launch = launch_;
+    DeviceProgram* const plan = launch.plan;
+    const size_t left = plan->steps.size() - launch.next;
+    const size_t end = launch.next + std::min(left, static_cast<size_t>(slice_));
+    CountWork(static_cast<int64_t>(end - launch.next));
+    for (; launch.next < end; ++launch.next, --slice_) {
+      DeviceProgram::LoadedStep& step = plan->steps[launch.next];
+      // Devices that commit together do so at one point among their collectives: where the first of
+      // them may have to hold back, and before the barrier behind equal work, which is the last
+      // step.
+      const bool commits_here =
+          step.held_back || (plan->num_equal_groups > 0 && &step == &plan->steps.back());
+      if (launch.guard == nullptr && ((message_.hold_back && step.held_back && launch.may_fail) ||
+                                      (launch.commits && commits_here))) {
+        launch.guard = MakeGuard(launch.uses, launch.failure);
+      }
+      Enqueue(&step, launch.guard.get(), &launch.failure);
+    }
+    if (end < plan->steps.size()) return;
+    if (launch.commits && launch.guard == nullptr) {
+      launch.guard = MakeGuard(launch.uses, launch.failure);
+    }
+    for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += launch.uses[s];
+    Note(launch.may_fail);
+    launching_ = false;
+    Finish(launch.uses, launch.parity, std::move(launch.guard), std::move(launch.inlines),
+           launch.failure);
+  }
+
+  // Both streams find the bytes in their place.
+  void BringInlines() {
+    if (message_.inlines.empty()) return;
+    launch_.inlines = std::make_shared<Inlines>(message_.inlines);
+    for (const LaunchMessage::Inline& in_line : *launch_.inlines) {
+      streams_[kCompute]->CopyFromHost(message_.buffers[static_cast<size_t>(in_line.buffer)],
+                                       in_line.bytes.data(),
+                                       static_cast<int64_t>(in_line.bytes.size()));
+    }
+    if (!launch_.uses[kCommunication]) return;
+    streams_[kCompute]->Record(crossing_[kCompute].get());
+    streams_[kCommunication]->Wait(crossing_[kCompute].get());
+  }
+
+  // How much work each stream had been given.
+  struct Position {
+    LaunchId launch;
+    int64_t end[kStreams] = {};
+    bool may_fail = false;  // the launch, or one whose results it reads
+  };
+  struct Retired {
+    std::vector<std::unique_ptr<DeviceProgram>> plans;
+    std::vector<std::unique_ptr<Communicator>> communicators;
+    bool empty() const { return plans.empty() && communicators.empty(); }
+  };
+  // What a launch has come to: the first failure, or the first of its own.
+  struct Failure {
+    absl::Status status;
+    bool is_origin = false;
+
+    void Add(const absl::Status& result, bool is_own) {
+      if (result.ok() || (!status.ok() && (is_origin || !is_own))) return;
+      status = Detached(result);
+      is_origin = is_own;
+    }
+  };
+  // What decides whether a launch may write over what was given to it.
+  struct Guard : Veto {
+    std::atomic<bool> failed{false};
+    Mutex mutex;
+    Failure failure ABSL_GUARDED_BY(mutex);
+
+    void Add(const absl::Status& result, bool is_own = false) {
+      if (result.ok()) return;
+      MutexLock lock(&mutex);
+      failure.Add(result, is_own);
+      failed.store(true, std::memory_order_release);
+    }
+    Failure Result() {
+      MutexLock lock(&mutex);
+      return {Detached(failure.status), failure.is_origin};
+    }
+    absl::Status status() override { return Result().status; }
+  };
+  // The launch that is being enqueued; `message_`, `bound_`, `left_out_` and `commit_` are its own.
+  using Inlines = absl::InlinedVector<LaunchMessage::Inline, 1>;
+  struct UnderWay {
+    DeviceProgram* plan = nullptr;
+    size_t next = 0;  // step
+    bool commits = false;
+    bool may_fail = false;  // else it has nothing to hold back for
+    bool uses[kPlanStreams] = {};
+    int parity = 0;
+    Failure failure;  // of what could not be enqueued
+    std::shared_ptr<Guard> guard;
+    std::shared_ptr<const Inlines> inlines;  // read until it has ended
+  };
+  // What the ends of one launch on its streams have in common.
+  struct Ending {
+    std::atomic<int> left{0};
+    std::shared_ptr<const Inlines> inlines;
+    Mutex mutex;
+    Failure failure ABSL_GUARDED_BY(mutex);
+  };
+  static constexpr size_t kPositions = 1024;
+
   // On any thread: touches nothing that other calls use, but what is guarded.
-  absl::Status LoadPlan(PlanId id, absl::string_view bytes) override {
+  absl::Status Load(PlanId id, absl::string_view bytes) {
     CHORUS_ASSIGN_OR_RETURN(DevicePlan decoded, DecodeDevicePlan(bytes));
     auto plan = std::make_unique<DeviceProgram>();
     plan->num_buffers = static_cast<size_t>(decoded.num_buffers);
@@ -148,259 +406,6 @@ class DeviceExecutor final : public Executor {
     arrived_.emplace_back(id, std::move(plan));
     return absl::OkStatus();
   }
-
-  void UnloadPlan(PlanId id) override {
-    if (MustWait([this, id] { UnloadPlan(id); })) return;
-    if (FindPlan(id) == nullptr) return;
-    const auto it = plans_.find(id);
-    retired_.plans.push_back(std::move(it->second));
-    plans_.erase(it);
-    {
-      MutexLock lock(&loading_mutex_);
-      ids_.erase(id);
-    }
-    Reap();
-  }
-
-  absl::Status OpenCommunicator(CommunicatorId id, absl::Span<const int> devices,
-                                int member) override {
-    if (communicators_.contains(id)) {
-      return Malformed(absl::StrCat("communicator ", id.value(), " is open already"));
-    }
-    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
-                            backend_->OpenCommunicator(id.value(), devices, member));
-    communicators_.emplace(id, std::move(communicator));
-    return absl::OkStatus();
-  }
-
-  void AbortCommunicator(CommunicatorId id, absl::Status why) override {
-    const auto it = communicators_.find(id);
-    if (it != communicators_.end()) it->second->Abort(std::move(why));
-  }
-
-  void CloseCommunicator(CommunicatorId id) override {
-    if (MustWait([this, id] { CloseCommunicator(id); })) return;
-    const auto it = communicators_.find(id);
-    if (it == communicators_.end()) return;
-    retired_.communicators.push_back(std::move(it->second));
-    communicators_.erase(it);
-    Reap();
-  }
-
-  bool Launch(absl::string_view bytes) override {
-    slice_ = options_.slice_steps;
-    if (HasMore()) {
-      behind_.push_back([this, copy = std::string(bytes)] { BeginLaunch(copy); });
-    } else {
-      BeginLaunch(bytes);
-    }
-    return HasMore();
-  }
-
-  bool Continue() override {
-    slice_ = options_.slice_steps;
-    if (launching_) EnqueueSlice();
-    while (!launching_ && !behind_.empty() && slice_ > 0) {
-      const std::function<void()> next = std::move(behind_.front());
-      behind_.pop_front();
-      unwinding_ = true;
-      next();
-      unwinding_ = false;
-      --slice_;
-    }
-    return HasMore();
-  }
-
-  void Settled(LaunchId last) override {
-    if (MustWait([this, last] { Settled(last); })) return;
-    MutexLock lock(&failures_mutex_);
-    // What waits for its turn is not put off: the next call comes with the next failure.
-    if (forget_ == LaunchId()) {
-      forget_ = last;
-      forget_behind_ = last_guarded_;
-    }
-    ForgetFailures();
-  }
-
-  void Upload(DeviceAddress to, const void* from, int64_t bytes,
-              std::function<void(absl::Status)> done) override {
-    const int parity = Begin();
-    uploaded_ = ++enqueued_.end[kCopy];
-    streams_[kCopy]->CopyFromHost(to, from, bytes);
-    CallBack(kCopy, parity, std::move(done));
-  }
-
-  void Download(void* to, DeviceAddress from, int64_t bytes, LaunchId after,
-                std::function<void(absl::Status)> done) override {
-    if (MustWait([=] { Download(to, from, bytes, after, done); })) return;
-    if (after != LaunchId()) Order(kCopy, NeededBy({after}));
-    const int parity = Begin();
-    ++enqueued_.end[kCopy];
-    streams_[kCopy]->CopyToHost(to, from, bytes);
-    CallBack(kCopy, parity, std::move(done));
-  }
-
- private:
-  // --- Slices ---
-
-  bool HasMore() const { return launching_ || !behind_.empty(); }
-  // What must come behind a launch that has been enqueued in part waits until all of it is.
-  template <typename Call>
-  bool MustWait(Call call) {
-    if (unwinding_ || !HasMore()) return false;
-    behind_.push_back(std::move(call));
-    return true;
-  }
-
-  void BeginLaunch(absl::string_view bytes) {
-    if (!retired_.empty() || !dying_.empty()) Reap();
-    if (!DecodeLaunchInto(bytes, &message_)) {
-      NoteFailure(message_.launch);
-      Complete(message_.launch,
-               Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode")),
-               /*held_back=*/true);
-      return;
-    }
-    DeviceProgram* plan = nullptr;
-    if (absl::Status status = Bind(&plan); !status.ok()) {
-      NoteFailure(message_.launch);
-      Complete(message_.launch, status, /*held_back=*/true);
-      return;
-    }
-    UnderWay& launch = launch_;
-    launch.plan = plan;
-    launch.next = 0;
-    launch.commits = message_.commit != CommunicatorId();
-    launch.status = absl::OkStatus();
-    for (int s = 0; s < kPlanStreams; ++s) launch.uses[s] = plan->uses[s] || launch.commits;
-    launch.uses[kCompute] |= !message_.inlines.empty();
-    const Position needed = NeededBy(message_.after);
-    // Collectives fail where peers do.
-    launch.may_fail =
-        plan->kernels_may_fail || plan->uses[kCommunication] || launch.commits || needed.may_fail;
-    if (plan->steps.empty() && !launch.commits && message_.inlines.empty()) {
-      // Its results are its inputs: complete when they are.
-      if (AllDone()) {
-        Note(launch.may_fail);
-        Complete(message_.launch, absl::OkStatus());
-        return;
-      }
-      launch.uses[kCompute] = true;
-    }
-    for (int s = 0; s < kPlanStreams; ++s) {
-      if (launch.uses[s]) Order(s, needed);
-    }
-    launch.parity = Begin();
-    launching_ = true;
-    BringInlines();
-    EnqueueSlice();
-  }
-
-  void EnqueueSlice() {
-    UnderWay& launch = launch_;
-    DeviceProgram* const plan = launch.plan;
-    const size_t left = plan->steps.size() - launch.next;
-    const size_t end = launch.next + std::min(left, static_cast<size_t>(slice_));
-    CountWork(static_cast<int64_t>(end - launch.next));
-    for (; launch.next < end; ++launch.next, --slice_) {
-      DeviceProgram::LoadedStep& step = plan->steps[launch.next];
-      // Devices that commit together do so at one point among their collectives: where the first of
-      // them may have to hold back, and before the barrier behind equal work, which is the last
-      // step.
-      const bool commits_here =
-          step.held_back || (plan->num_equal_groups > 0 && &step == &plan->steps.back());
-      if (launch.guard == nullptr && ((message_.hold_back && step.held_back && launch.may_fail) ||
-                                      (launch.commits && commits_here))) {
-        launch.guard = MakeGuard(launch.uses, launch.status);
-      }
-      Enqueue(&step, launch.guard.get(), &launch.status);
-    }
-    if (end < plan->steps.size()) return;
-    if (launch.commits && launch.guard == nullptr) {
-      launch.guard = MakeGuard(launch.uses, launch.status);
-    }
-    for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += launch.uses[s];
-    Note(launch.may_fail);
-    launching_ = false;
-    Finish(launch.uses, launch.parity, std::move(launch.guard), std::move(launch.inlines),
-           std::move(launch.status));
-  }
-
-  // Both streams find the bytes in their place.
-  void BringInlines() {
-    if (message_.inlines.empty()) return;
-    launch_.inlines = std::make_shared<Inlines>(message_.inlines);
-    for (const LaunchMessage::Inline& in_line : *launch_.inlines) {
-      streams_[kCompute]->CopyFromHost(message_.buffers[static_cast<size_t>(in_line.buffer)],
-                                       in_line.bytes.data(),
-                                       static_cast<int64_t>(in_line.bytes.size()));
-    }
-    if (!launch_.uses[kCommunication]) return;
-    streams_[kCompute]->Record(crossing_[kCompute].get());
-    streams_[kCommunication]->Wait(crossing_[kCompute].get());
-  }
-
-  // How much work each stream had been given.
-  struct Position {
-    LaunchId launch;
-    int64_t end[kStreams] = {};
-    bool may_fail = false;  // the launch, or one whose results it reads
-  };
-  struct Retired {
-    std::vector<std::unique_ptr<DeviceProgram>> plans;
-    std::vector<std::unique_ptr<Communicator>> communicators;
-    bool empty() const { return plans.empty() && communicators.empty(); }
-  };
-  // What a launch has come to: the first failure, or the first of a kernel of its own.
-  struct Failure {
-    absl::Status status;
-    bool is_origin = false;
-
-    void Add(const absl::Status& result, bool of_kernel) {
-      if (result.ok() || (!status.ok() && (is_origin || !of_kernel))) return;
-      status = Detached(result);
-      is_origin = of_kernel;
-    }
-  };
-  // What decides whether a launch may write over what was given to it.
-  struct Guard : Veto {
-    std::atomic<bool> failed{false};
-    Mutex mutex;
-    Failure failure ABSL_GUARDED_BY(mutex);
-
-    void Add(const absl::Status& result, bool of_kernel = false) {
-      if (result.ok()) return;
-      MutexLock lock(&mutex);
-      failure.Add(result, of_kernel);
-      failed.store(true, std::memory_order_release);
-    }
-    Failure Result() {
-      MutexLock lock(&mutex);
-      return {Detached(failure.status), failure.is_origin};
-    }
-    absl::Status status() override { return Result().status; }
-  };
-  // The launch that is being enqueued; `message_`, `bound_`, `left_out_` and `commit_` are its own.
-  using Inlines = absl::InlinedVector<LaunchMessage::Inline, 1>;
-  struct UnderWay {
-    DeviceProgram* plan = nullptr;
-    size_t next = 0;  // step
-    bool commits = false;
-    bool may_fail = false;  // else it has nothing to hold back for
-    bool uses[kPlanStreams] = {};
-    int parity = 0;
-    absl::Status status;  // of what could not be enqueued
-    std::shared_ptr<Guard> guard;
-    std::shared_ptr<const Inlines> inlines;  // read until it has ended
-  };
-  // What the ends of one launch on its streams have in common.
-  struct Ending {
-    std::atomic<int> left{0};
-    std::shared_ptr<const Inlines> inlines;
-    Mutex mutex;
-    Failure failure ABSL_GUARDED_BY(mutex);
-  };
-  static constexpr size_t kPositions = 1024;
 
   // Sets `may_fail` where this one may, and else leaves it.
   absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const DevicePlan::Kernel& kernel,
@@ -508,7 +513,7 @@ class DeviceExecutor final : public Executor {
       if (communicator == communicators_.end()) {
         return UnknownName(absl::StrCat("communicator ", binding.communicator.value()));
       }
-      bound_.push_back(communicator->second.get());
+      bound_.push_back(&communicator->second);
     }
     commit_ = nullptr;
     if (message_.commit != CommunicatorId()) {
@@ -516,7 +521,7 @@ class DeviceExecutor final : public Executor {
       if (communicator == communicators_.end()) {
         return UnknownName(absl::StrCat("communicator ", message_.commit.value()));
       }
-      commit_ = communicator->second.get();
+      commit_ = &communicator->second;
     }
     return absl::OkStatus();
   }
@@ -586,9 +591,9 @@ class DeviceExecutor final : public Executor {
   // What follows on the compute stream waits for all of the launch so far, collectives too, and
   // learns whether any of it has failed, here, in a launch whose results it reads or on a device
   // that launches together with this one.
-  std::shared_ptr<Guard> MakeGuard(const bool (&uses)[kPlanStreams], const absl::Status& enqueued) {
+  std::shared_ptr<Guard> MakeGuard(const bool (&uses)[kPlanStreams], const Failure& enqueued) {
     auto guard = std::make_shared<Guard>();
-    guard->Add(enqueued);
+    guard->Add(enqueued.status, enqueued.is_origin);
     const LaunchId launch = last_guarded_ = message_.launch;
     const auto add = [guard](const absl::Status& result) { guard->Add(result); };
     if (uses[kCommunication]) {
@@ -598,7 +603,7 @@ class DeviceExecutor final : public Executor {
     }
     streams_[kCompute]->Callback(
         [this, guard, launch, after = message_.after](const absl::Status& result) {
-          guard->Add(result, /*of_kernel=*/true);
+          guard->Add(result, /*is_own=*/true);
           guard->Add(FailureOf(launch, after));
         });
     if (commit_ == nullptr) return guard;
@@ -607,14 +612,22 @@ class DeviceExecutor final : public Executor {
     CollectiveCall all;
     all.kind = CollectiveKind::kBarrier;
     all.veto = guard.get();
-    guard->Add(commit_->Enqueue(all, streams_[kCommunication].get()));
+    guard->Add(Enqueue(*commit_, all, streams_[kCommunication].get()), /*is_own=*/!commit_->ok());
     streams_[kCommunication]->Callback(add);
     streams_[kCommunication]->Record(crossing_[kCommunication].get());
     streams_[kCompute]->Wait(crossing_[kCommunication].get());
     return guard;
   }
 
-  void Enqueue(DeviceProgram::LoadedStep* step, const Guard* guard, absl::Status* status) {
+  // Or why it could not be opened.
+  using OpenedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
+  static absl::Status Enqueue(const OpenedCommunicator& communicator, const CollectiveCall& call,
+                              Stream* stream) {
+    CHORUS_RETURN_IF_ERROR(communicator.status());
+    return (*communicator)->Enqueue(call, stream);
+  }
+
+  void Enqueue(DeviceProgram::LoadedStep* step, const Guard* guard, Failure* failure) {
     Stream* const stream = streams_[step->stream].get();
     if (step->wait >= 0) stream->Wait(events_[static_cast<size_t>(step->wait)].get());
     if (step->equal_group >= 0 && left_out_[static_cast<size_t>(step->equal_group)]) {
@@ -655,13 +668,12 @@ class DeviceExecutor final : public Executor {
       for (std::vector<DeviceAddress>* extras : {&call.factors, &call.holders}) {
         for (DeviceAddress& address : *extras) address = result(*to++);
       }
-      absl::Status enqueued;
-      if (Communicator* const bound = bound_[collective.binding]; bound != nullptr) {
-        enqueued = bound->Enqueue(call, stream);
+      if (const OpenedCommunicator* const bound = bound_[collective.binding]; bound != nullptr) {
+        failure->Add(Enqueue(*bound, call, stream), /*is_own=*/!bound->ok());
       } else if (call.kind != CollectiveKind::kBarrier) {
-        enqueued = Malformed("a launch binds no communicator to a collective");
+        failure->Add(Malformed("a launch binds no communicator to a collective"),
+                     /*is_own=*/false);
       }
-      if (!enqueued.ok() && status->ok()) *status = std::move(enqueued);
     }
     if (step->record >= 0) stream->Record(events_[static_cast<size_t>(step->record)].get());
   }
@@ -710,24 +722,28 @@ class DeviceExecutor final : public Executor {
     forget_ = LaunchId();
   }
 
-  void Complete(LaunchId launch, const absl::Status& status, bool held_back = false,
-                bool is_origin = false) {
+  void Say(const EventMessage& event) {
     ByteWriter out;
-    EncodeCompletion({launch, status, held_back, is_origin}, &out);
-    on_completion_(out.bytes());
+    EncodeEvent(event, &out);
+    on_event_(out.bytes());
   }
 
-  void CallBack(int stream, int parity, std::function<void(absl::Status)> done) {
-    streams_[stream]->Callback([this, parity, done = std::move(done)](absl::Status status) {
+  void Complete(LaunchId launch, const absl::Status& status, bool held_back = false,
+                bool is_origin = false) {
+    Say(CompletionMessage{launch, status, held_back, is_origin});
+  }
+
+  void EndTransfer(TransferId id, int parity) {
+    streams_[kCopy]->Callback([this, parity, id](absl::Status status) {
       End(parity);
-      done(std::move(status));
+      Say(TransferredMessage{id, std::move(status)});
     });
   }
 
   void Finish(const bool (&uses)[kPlanStreams], int parity, std::shared_ptr<Guard> guard,
-              std::shared_ptr<const Inlines> inlines, absl::Status status) {
+              std::shared_ptr<const Inlines> inlines, const Failure& enqueued) {
     const LaunchId launch = message_.launch;
-    if (uses[kCompute] != uses[kCommunication] && status.ok() && guard == nullptr &&
+    if (uses[kCompute] != uses[kCommunication] && enqueued.status.ok() && guard == nullptr &&
         inlines == nullptr) {
       // Two words, so that std::function needs no memory for them.
       const uint64_t tagged = launch.value() << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 |
@@ -746,17 +762,17 @@ class DeviceExecutor final : public Executor {
     ending->inlines = std::move(inlines);
     {
       MutexLock lock(&ending->mutex);
-      ending->failure.Add(status, /*of_kernel=*/false);
+      ending->failure.Add(enqueued.status, enqueued.is_origin);
     }
     for (int s = 0; s < kPlanStreams; ++s) {
       if (!uses[s]) continue;
-      const bool of_kernel = s == kCompute;
+      const bool is_own = s == kCompute;
       streams_[s]->Callback(
-          [this, ending, guard, launch, parity, of_kernel](const absl::Status& result) {
+          [this, ending, guard, launch, parity, is_own](const absl::Status& result) {
             Failure all;
             {
               MutexLock lock(&ending->mutex);
-              ending->failure.Add(result, of_kernel);
+              ending->failure.Add(result, is_own);
               if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
               all = ending->failure;
             }
@@ -800,7 +816,7 @@ class DeviceExecutor final : public Executor {
 
   Backend* const backend_;
   Device* const device_;
-  const OnCompletion on_completion_;
+  const OnEvent on_event_;
   const DeviceExecutorOptions options_;
 
   Mutex loading_mutex_;
@@ -810,7 +826,7 @@ class DeviceExecutor final : public Executor {
       ABSL_GUARDED_BY(loading_mutex_);
   std::atomic<size_t> num_events_{0};  // of `events_`
   absl::flat_hash_map<PlanId, std::unique_ptr<DeviceProgram>> plans_;
-  absl::flat_hash_map<CommunicatorId, std::unique_ptr<Communicator>> communicators_;
+  absl::node_hash_map<CommunicatorId, OpenedCommunicator> communicators_;
   Retired retired_;                                        // since the last flip
   Retired dying_;                                          // before it
   std::vector<std::unique_ptr<Event>> events_;             // of plans; each launch uses them afresh
@@ -828,9 +844,9 @@ class DeviceExecutor final : public Executor {
   std::deque<std::function<void()>> behind_;  // calls that wait for that
   bool unwinding_ = false;                    // their turn has come
   LaunchMessage message_;                     // the one being launched
-  absl::InlinedVector<Communicator*, 4> bound_;
+  absl::InlinedVector<const OpenedCommunicator*, 4> bound_;
   std::vector<bool> left_out_;  // by group of equal work
-  Communicator* commit_ = nullptr;
+  const OpenedCommunicator* commit_ = nullptr;
 
   LaunchId last_guarded_;  // the last launch that has a guard
   Mutex failures_mutex_;
@@ -851,10 +867,9 @@ class DeviceExecutor final : public Executor {
 }  // namespace
 
 std::unique_ptr<Executor> CreateDeviceExecutor(Backend* backend, int index,
-                                               Executor::OnCompletion on_completion,
+                                               Executor::OnEvent on_event,
                                                DeviceExecutorOptions options) {
-  return std::make_unique<DeviceExecutor>(backend, index, std::move(on_completion),
-                                          std::move(options));
+  return std::make_unique<DeviceExecutor>(backend, index, std::move(on_event), std::move(options));
 }
 
 }  // namespace chorus

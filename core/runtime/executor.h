@@ -1,8 +1,8 @@
-// The executor boundary: bytes in, bytes out.
+// The executor boundary: messages in, events out.
 //
 // One executor owns one device, its streams and its ends of communicators. Its plans, launches and
-// completions are plain bytes, so that an executor can live in another process (one worker a GPU)
-// without any change above it.
+// events are plain bytes, so that an executor can live in another process (one worker a GPU)
+// without any change above it. So nothing that is asked for is answered by the call.
 //
 // Threads: said at Executor. Ownership: it shares nothing with its caller; the backend outlives it.
 // Errors: said at each function; of launches, at Executor.
@@ -22,23 +22,24 @@
 namespace chorus {
 
 // Threads: one thread makes all calls, but LoadPlan, which any thread may make, beside them.
-// Completions come on any thread, perhaps inside Launch, each launch exactly once; they must not
-// call the executor.
+// Events come on any thread, perhaps inside the call that asks, each once; they must not call the
+// executor.
 // Failure: a kernel or a communicator that fails in the middle does not stop the launch: everything
 //   is enqueued (so that peers do not wait for this device) and the completion has the first error.
 class Executor {
  public:
-  using OnCompletion = std::function<void(absl::string_view completion)>;
+  using OnEvent = std::function<void(absl::string_view event)>;  // DecodeEvent
   virtual ~Executor() = default;
 
-  // Takes time for each step of the plan. INVALID_ARGUMENT: bytes that are no plan, or an id that
-  // is taken. UNIMPLEMENTED: an op or dtype that this build does not run. INTERNAL: an op without a
-  // kernel here.
-  virtual absl::Status LoadPlan(PlanId id, absl::string_view plan) = 0;
+  // Ends with a LoadedMessage, until which the bytes must stand. Takes time for each step of the
+  // plan. INVALID_ARGUMENT: bytes that are no plan, or an id that is taken. UNIMPLEMENTED: an op or
+  // dtype that this build does not run. INTERNAL: an op without a kernel here.
+  virtual void LoadPlan(PlanId id, absl::string_view plan) = 0;
   virtual void UnloadPlan(PlanId id) = 0;  // launches under way keep it
+  // Ends with an OpenedMessage. Launches that follow may use it: where it could not be opened their
+  // calls in it fail for the same reason, and those of its other members wait until it is aborted.
   // INVALID_ARGUMENT: an id that is taken; else as Backend::OpenCommunicator.
-  virtual absl::Status OpenCommunicator(CommunicatorId id, absl::Span<const int> devices,
-                                        int member) = 0;
+  virtual void OpenCommunicator(CommunicatorId id, absl::Span<const int> devices, int member) = 0;
   // Ends the calls that wait in it, with `why`; for what later calls do see Communicator. Unknown
   // ids are ignored, here and below.
   virtual void AbortCommunicator(CommunicatorId id, absl::Status why) = 0;
@@ -54,13 +55,12 @@ class Executor {
   // No launch that follows reads what this one or an earlier one wrote: nobody will ask any more
   // whether these have failed. Until then that is kept of each that has.
   virtual void Settled(LaunchId last) = 0;
-  // Copies between host memory and the device, on a stream of their own beside the launches' work.
-  // Launches that follow an Upload see it; a Download sees what launch `after` wrote (none: nothing
-  // to wait for). The host memory must stand until `done`, which is called as completions are.
-  virtual void Upload(DeviceAddress to, const void* from, int64_t bytes,
-                      std::function<void(absl::Status)> done) = 0;
-  virtual void Download(void* to, DeviceAddress from, int64_t bytes, LaunchId after,
-                        std::function<void(absl::Status)> done) = 0;
+  // Copies between host memory and the device, on a stream of their own beside the launches' work;
+  // each ends with a TransferredMessage, until which the host memory must stand. Launches that
+  // follow an Upload see it; a Download sees what launch `after` wrote (none: nothing to wait for).
+  virtual void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) = 0;
+  virtual void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
+                        LaunchId after) = 0;
 };
 
 // An executor in this process over device `index` of `backend`, which must outlive it. Its
@@ -73,7 +73,7 @@ struct DeviceExecutorOptions {
   std::function<void(std::function<void()> take_apart)> dispose;
 };
 std::unique_ptr<Executor> CreateDeviceExecutor(Backend* backend, int index,
-                                               Executor::OnCompletion on_completion,
+                                               Executor::OnEvent on_event,
                                                DeviceExecutorOptions options = {});
 
 }  // namespace chorus

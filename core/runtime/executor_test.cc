@@ -959,7 +959,7 @@ TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
   constexpr uint64_t kPlans = 50;
   const auto load = [&](uint64_t first) {
     for (uint64_t i = 0; i < kPlans; ++i) {
-      EXPECT_TRUE(executor.LoadPlan(PlanId(first + i), plan).ok());
+      EXPECT_TRUE(rig_.LoadPlan(0, PlanId(first + i), plan).ok());
     }
   };
   std::thread one(load, 1000);
@@ -971,7 +971,7 @@ TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
   }
   one.join();
   other.join();
-  EXPECT_EQ(executor.LoadPlan(PlanId(2000), plan).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(rig_.LoadPlan(0, PlanId(2000), plan).code(), absl::StatusCode::kInvalidArgument);
   // Known, though not with these buffers.
   for (const uint64_t id : {1000 + kPlans - 1, 2000 + kPlans - 1}) {
     LaunchMessage message;
@@ -982,7 +982,7 @@ TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
     executor.Launch(bytes.bytes());
     EXPECT_EQ(rig_.WaitFor(message.launch).code(), absl::StatusCode::kInvalidArgument);
     executor.UnloadPlan(PlanId(id));
-    EXPECT_TRUE(executor.LoadPlan(PlanId(id), plan).ok()) << "the id is free again";
+    EXPECT_TRUE(rig_.LoadPlan(0, PlanId(id), plan).ok()) << "the id is free again";
   }
 }
 
@@ -994,10 +994,17 @@ TEST_P(ExecutorTest, LargePlansAreTakenApartElsewhere) {
   options.dispose = [&work](std::function<void()> take_apart) {
     work.push_back(std::move(take_apart));
   };
+  int loaded = 0;
   const auto executor = CreateDeviceExecutor(
-      backend.get(), 0, [](absl::string_view) {}, std::move(options));
+      backend.get(), 0,
+      [&loaded](absl::string_view bytes) {
+        const absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
+        loaded += event.ok() && absl::get<LoadedMessage>(*event).status.ok() ? 1 : 0;
+      },
+      std::move(options));
   for (const int steps : {8, 9}) {
-    ASSERT_TRUE(executor->LoadPlan(PlanId(1), NegatedTimes(rig_, steps)).ok());
+    executor->LoadPlan(PlanId(1), NegatedTimes(rig_, steps));
+    ASSERT_EQ(loaded, steps - 7);
     executor->UnloadPlan(PlanId(1));
     EXPECT_EQ(work.size(), steps == 9 ? 1u : 0u) << steps;
   }
@@ -1016,7 +1023,7 @@ TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
   const auto plan = CompilePlan(b.graph().Build(), rig_.Options());
   ASSERT_TRUE(plan.ok()) << plan.status();
   Executor& executor = *rig_.executor(0);
-  ASSERT_TRUE(executor.LoadPlan(PlanId(1000), plan->device_plans[0]).ok());
+  ASSERT_TRUE(rig_.LoadPlan(0, PlanId(1000), plan->device_plans[0]).ok());
   const std::vector<float> ones = {1, 1, 1, 1};
   const std::string in(reinterpret_cast<const char*>(ones.data()), 16);
   LaunchMessage messages[3];
@@ -1097,8 +1104,8 @@ TEST_P(ExecutorFailureTest, LaunchesThatNameUnknownThingsCompleteWithAnError) {
   const Plan plan = CompileEager();
   LaunchMessage message = MessageFor(plan);
   EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kNotFound);
-  ASSERT_TRUE(rig_.executor(0)->LoadPlan(PlanId(1000), plan.device_plans[0]).ok());
-  EXPECT_EQ(rig_.executor(0)->LoadPlan(PlanId(1000), plan.device_plans[0]).code(),
+  ASSERT_TRUE(rig_.LoadPlan(0, PlanId(1000), plan.device_plans[0]).ok());
+  EXPECT_EQ(rig_.LoadPlan(0, PlanId(1000), plan.device_plans[0]).code(),
             absl::StatusCode::kInvalidArgument);
   message.launch = rig_.NextLaunch();
   message.buffers.pop_back();
@@ -1122,7 +1129,7 @@ TEST_P(ExecutorFailureTest, LaunchesThatNameUnknownThingsCompleteWithAnError) {
 TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsable) {
   if (ranks() < 2) return;
   const Plan plan = CompileEager();
-  ASSERT_TRUE(rig_.executor(0)->LoadPlan(PlanId(1000), plan.device_plans[0]).ok());
+  ASSERT_TRUE(rig_.LoadPlan(0, PlanId(1000), plan.device_plans[0]).ok());
   const LaunchMessage message = MessageFor(plan);
   ByteWriter bytes;
   EncodeLaunch(message, &bytes);
@@ -1148,20 +1155,20 @@ TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsabl
 TEST_P(ExecutorFailureTest, PlansMustBeSoundBeforeTheyAreLoaded) {
   const std::string bytes = CompileEager().device_plans[0];
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_EQ(rig_.executor(0)->LoadPlan(PlanId(1000), bytes.substr(0, size)).code(),
+    EXPECT_EQ(rig_.LoadPlan(0, PlanId(1000), bytes.substr(0, size)).code(),
               absl::StatusCode::kInvalidArgument)
         << size;
   }
   absl::StatusOr<DevicePlan> plan = DecodeDevicePlan(bytes);
   ASSERT_TRUE(plan.ok());
   plan->nodes[0].node.op = "no_such_op";
-  EXPECT_FALSE(rig_.executor(0)->LoadPlan(PlanId(1000), EncodeDevicePlan(*plan)).ok());
+  EXPECT_FALSE(rig_.LoadPlan(0, PlanId(1000), EncodeDevicePlan(*plan)).ok());
   plan->nodes[0].node.op = "neg";
   plan->steps.back().workspace_bytes = 3;
-  const absl::Status small = rig_.executor(0)->LoadPlan(PlanId(1000), EncodeDevicePlan(*plan));
+  const absl::Status small = rig_.LoadPlan(0, PlanId(1000), EncodeDevicePlan(*plan));
   EXPECT_EQ(ErrorOf(small).message, "a device plan has 3 bytes of workspace for neg, expected 100");
   plan->nodes[0].node.outputs[0] = F32({5});
-  EXPECT_EQ(rig_.executor(0)->LoadPlan(PlanId(1000), EncodeDevicePlan(*plan)).code(),
+  EXPECT_EQ(rig_.LoadPlan(0, PlanId(1000), EncodeDevicePlan(*plan)).code(),
             absl::StatusCode::kInvalidArgument);
 }
 

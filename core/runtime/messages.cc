@@ -2,17 +2,53 @@
 
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace {
 
-// Bits of a completion's flags, where it has any.
+// An event's first byte: these, of one that has failed, and which kind it is.
 constexpr int kFailed = 1;
 constexpr int kHeldBack = 2;
 constexpr int kIsOrigin = 4;
+constexpr int kKindShift = 4;
+
+uint64_t IdOf(const CompletionMessage& message) { return message.launch.value(); }
+uint64_t IdOf(const LoadedMessage& message) { return message.plan.value(); }
+uint64_t IdOf(const OpenedMessage& message) { return message.communicator.value(); }
+uint64_t IdOf(const TransferredMessage& message) { return message.transfer.value(); }
+
+template <typename Message>
+int FlagsOf(const Message& message) {
+  return message.status.ok() ? 0 : kFailed;
+}
+int FlagsOf(const CompletionMessage& message) {
+  if (message.status.ok()) return 0;
+  return kFailed | (message.held_back ? kHeldBack : 0) | (message.is_origin ? kIsOrigin : 0);
+}
+
+absl::optional<EventMessage> EventOf(int kind, int flags, uint64_t id, absl::Status status) {
+  constexpr int kKnown = kFailed | kHeldBack | kIsOrigin;
+  const bool failed = (flags & kFailed) != 0;
+  if (flags > (kind == 0 ? kKnown : kFailed) || (flags != 0 && !failed)) return absl::nullopt;
+  switch (kind) {
+    case 0:
+      return CompletionMessage{LaunchId(id), std::move(status), (flags & kHeldBack) != 0,
+                               (flags & kIsOrigin) != 0};
+    case 1:
+      return LoadedMessage{PlanId(id), std::move(status)};
+    case 2:
+      return OpenedMessage{CommunicatorId(id), std::move(status)};
+    case 3:
+      return TransferredMessage{TransferId(id), std::move(status)};
+    default:
+      return absl::nullopt;
+  }
+}
 
 // For a small collective these bytes are more work than its arithmetic, so they are laid out to be
 // copied: a head with the counts, then the arrays, numbers as they stand in memory.
@@ -133,27 +169,29 @@ absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes) {
   return message;
 }
 
-void EncodeCompletion(const CompletionMessage& message, ByteWriter* out) {
-  out->PutVarint(message.launch.value());
-  const int failed =
-      kFailed | (message.held_back ? kHeldBack : 0) | (message.is_origin ? kIsOrigin : 0);
-  out->Put(static_cast<uint8_t>(message.status.ok() ? 0 : failed));
-  if (!message.status.ok()) out->PutString(EncodeError(ErrorOf(message.status)));
+void EncodeEvent(const EventMessage& message, ByteWriter* out) {
+  const int kind = static_cast<int>(message.index());
+  absl::visit(
+      [kind, out](const auto& of) {
+        out->Put(static_cast<uint8_t>(kind << kKindShift | FlagsOf(of)));
+        out->PutVarint(IdOf(of));
+        if (!of.status.ok()) out->PutString(EncodeError(ErrorOf(of.status)));
+      },
+      message);
 }
 
-absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes) {
+absl::StatusOr<EventMessage> DecodeEvent(absl::string_view bytes) {
   ByteReader in(bytes);
-  CompletionMessage message;
-  message.launch = LaunchId(in.GetVarint());
-  const uint8_t failed = in.Get<uint8_t>();
-  message.held_back = (failed & kHeldBack) != 0;
-  message.is_origin = (failed & kIsOrigin) != 0;
-  if (failed != 0) message.status = ToStatus(DecodeError(in.GetString()));
-  if (!in.Done() || failed > (kFailed | kHeldBack | kIsOrigin) ||
-      (failed != 0 && (failed & kFailed) == 0)) {
-    return Malformed(absl::StrCat("a completion of ", bytes.size(), " bytes does not decode"));
+  const int first = in.Get<uint8_t>();
+  const int flags = first & ((1 << kKindShift) - 1);
+  const uint64_t id = in.GetVarint();
+  absl::Status status;
+  if (flags != 0) status = ToStatus(DecodeError(in.GetString()));
+  absl::optional<EventMessage> event = EventOf(first >> kKindShift, flags, id, std::move(status));
+  if (!in.Done() || !event.has_value()) {
+    return Malformed(absl::StrCat("an event of ", bytes.size(), " bytes does not decode"));
   }
-  return message;
+  return *std::move(event);
 }
 
 }  // namespace chorus

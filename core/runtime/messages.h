@@ -1,4 +1,4 @@
-// What goes to an executor and comes back, as bytes: launches and completions.
+// What goes to an executor and comes back, as bytes: launches and events.
 //
 // An executor may be in another process, so both cross as plain bytes, and a decoder trusts
 // nothing.
@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/variant.h"
 #include "core/backend/backend.h"
 #include "core/base/bytes.h"
 #include "core/base/ids.h"
@@ -25,6 +26,7 @@ namespace chorus {
 using PlanId = StrongId<struct PlanIdTag, uint64_t>;
 using LaunchId = StrongId<struct LaunchIdTag, uint64_t>;  // ascending; the order of launches
 using CommunicatorId = StrongId<struct CommunicatorIdTag, uint64_t>;
+using TransferId = StrongId<struct TransferIdTag, uint64_t>;
 
 // Launches of one executor are enqueued in the order of the calls, on two streams: local ops on
 // one, collectives on the other. Within a launch the plan orders them. Between launches there is
@@ -64,15 +66,31 @@ absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes);
 // message holds is unspecified, but for `launch` where the head came whole.
 bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message);
 
+// What has become of what an executor was asked for, each once.
 struct CompletionMessage {
   LaunchId launch;
   absl::Status status;
   bool held_back = false;  // of a failed launch that was to hold back: the inputs are intact
-  // A kernel of this launch has failed: `status` is its own, not what came from a peer.
+  // A kernel of this launch has failed, or a communicator could not be opened here: `status` is its
+  // own, not what came from a peer.
   bool is_origin = false;
 };
-void EncodeCompletion(const CompletionMessage& message, ByteWriter* out);
-absl::StatusOr<CompletionMessage> DecodeCompletion(absl::string_view bytes);
+struct LoadedMessage {
+  PlanId plan;
+  absl::Status status;
+};
+struct OpenedMessage {
+  CommunicatorId communicator;
+  absl::Status status;
+};
+struct TransferredMessage {
+  TransferId transfer;
+  absl::Status status;
+};
+using EventMessage =
+    absl::variant<CompletionMessage, LoadedMessage, OpenedMessage, TransferredMessage>;
+void EncodeEvent(const EventMessage& message, ByteWriter* out);
+absl::StatusOr<EventMessage> DecodeEvent(absl::string_view bytes);
 
 }  // namespace chorus
 

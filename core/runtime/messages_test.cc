@@ -69,43 +69,73 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   EXPECT_TRUE(DecodeLaunch(neither)->hold_back);
 }
 
-TEST(MessageTest, CompletionsCarryTheWholeError) {
+absl::StatusOr<EventMessage> Sent(const EventMessage& message) {
   ByteWriter out;
-  EncodeCompletion({LaunchId(9), absl::OkStatus()}, &out);
-  absl::StatusOr<CompletionMessage> back = DecodeCompletion(out.bytes());
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back->launch, LaunchId(9));
-  EXPECT_TRUE(back->status.ok());
+  EncodeEvent(message, &out);
+  return DecodeEvent(out.bytes());
+}
+
+TEST(MessageTest, EventsSayWhatTheyAreOf) {
+  const absl::Status ok;
+  const auto completed = Sent(CompletionMessage{LaunchId(9), ok});
+  ASSERT_TRUE(completed.ok());
+  EXPECT_EQ(absl::get<CompletionMessage>(*completed).launch, LaunchId(9));
+  EXPECT_TRUE(absl::get<CompletionMessage>(*completed).status.ok());
+  const absl::Status refused = MakeError(Reason::kUnsupported, "not here");
+  for (const absl::Status& status : {ok, refused}) {
+    const auto loaded = Sent(LoadedMessage{PlanId(300), status});
+    ASSERT_TRUE(loaded.ok());
+    EXPECT_EQ(absl::get<LoadedMessage>(*loaded).plan, PlanId(300));
+    EXPECT_EQ(absl::get<LoadedMessage>(*loaded).status.code(), status.code());
+    const auto opened = Sent(OpenedMessage{CommunicatorId(4), status});
+    ASSERT_TRUE(opened.ok());
+    EXPECT_EQ(absl::get<OpenedMessage>(*opened).communicator, CommunicatorId(4));
+    EXPECT_EQ(absl::get<OpenedMessage>(*opened).status.code(), status.code());
+    const auto transferred = Sent(TransferredMessage{TransferId(5), status});
+    ASSERT_TRUE(transferred.ok());
+    EXPECT_EQ(absl::get<TransferredMessage>(*transferred).transfer, TransferId(5));
+    EXPECT_EQ(absl::get<TransferredMessage>(*transferred).status.code(), status.code());
+  }
+}
+
+TEST(MessageTest, EventsCarryTheWholeError) {
   Error error(Reason::kPeerDied);
   error.message = "rank 2 died";
   error.culprit.rank = 2;
-  out.Clear();
-  EncodeCompletion({LaunchId(10), ToStatus(error)}, &out);
-  back = DecodeCompletion(out.bytes());
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back->status.code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(ErrorOf(back->status).reason, Reason::kPeerDied);
-  EXPECT_EQ(ErrorOf(back->status).culprit.rank, 2);
-  EXPECT_FALSE(back->held_back);
-  EXPECT_FALSE(back->is_origin);
   for (const bool held_back : {false, true}) {
     for (const bool is_origin : {false, true}) {
-      out.Clear();
-      EncodeCompletion({LaunchId(10), ToStatus(error), held_back, is_origin}, &out);
-      back = DecodeCompletion(out.bytes());
+      const auto back =
+          Sent(CompletionMessage{LaunchId(10), ToStatus(error), held_back, is_origin});
       ASSERT_TRUE(back.ok());
-      EXPECT_EQ(back->held_back, held_back);
-      EXPECT_EQ(back->is_origin, is_origin);
+      const auto& completion = absl::get<CompletionMessage>(*back);
+      EXPECT_EQ(completion.launch, LaunchId(10));
+      EXPECT_EQ(completion.status.code(), absl::StatusCode::kAborted);
+      EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kPeerDied);
+      EXPECT_EQ(ErrorOf(completion.status).culprit.rank, 2);
+      EXPECT_EQ(completion.held_back, held_back);
+      EXPECT_EQ(completion.is_origin, is_origin);
     }
   }
-  // Flags of a failure without one.
-  std::string neither = out.bytes();
-  for (const char flags : {2, 4, 6, 8, 9}) {
-    neither[1] = flags;
-    EXPECT_FALSE(DecodeCompletion(neither).ok()) << int{flags};
+}
+
+TEST(MessageTest, WhatIsNoEventIsRefused) {
+  const absl::Status failed = MakeError(Reason::kPeerDied, "rank 2 died");
+  ByteWriter out;
+  EncodeEvent(CompletionMessage{LaunchId(10), failed, true, true}, &out);
+  const std::string bytes = out.bytes();
+  ASSERT_TRUE(DecodeEvent(bytes).ok());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(DecodeEvent(absl::string_view(bytes).substr(0, size)).ok()) << size;
   }
-  for (size_t size = 0; size < out.size(); ++size) {
-    EXPECT_FALSE(DecodeCompletion(absl::string_view(out.bytes()).substr(0, size)).ok()) << size;
+  EXPECT_FALSE(DecodeEvent(bytes + "x").ok());
+  for (int first = 0; first < 256; ++first) {
+    std::string other = bytes;
+    other[0] = static_cast<char>(first);
+    const int kind = first >> 4;
+    const int flags = first & 15;
+    // Flags of a failure without one, or that only launches have.
+    const bool is_event = kind == 0 ? flags < 8 && flags % 2 == 1 : kind < 4 && flags == 1;
+    EXPECT_EQ(DecodeEvent(other).ok(), is_event) << first;
   }
 }
 

@@ -87,20 +87,18 @@ HostKernelOrError MakeReferenceKernel(const NodeView& node, absl::Span<const Ten
 
 GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
   for (int d = 0; d < backend_->device_count(); ++d) {
-    const auto complete = [this](absl::string_view bytes) {
-      const absl::StatusOr<CompletionMessage> completion = DecodeCompletion(bytes);
-      if (!completion.ok()) Die("completion", completion.status());
+    const auto take = [this, d](absl::string_view bytes) {
+      const absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
+      if (!event.ok()) Die("event", event.status());
       MutexLock lock(&mutex_);
-      if (!completions_.emplace(completion->launch, *completion).second) {
-        Die("completion",
-            absl::InternalError(absl::StrCat(completion->launch.value(), " came twice")));
-      }
-      completed_.SignalAll();
+      const bool is_new = absl::visit([&](const auto& of) { return Keep(d, of); }, *event);
+      if (!is_new) Die("event", absl::InternalError("one came twice"));
+      changed_.SignalAll();
     };
     // Small slices: launches are in parts, and of the devices of a gang some more than others.
     DeviceExecutorOptions options;
     options.slice_steps = d % 2 == 0 ? 2 : 5;
-    executors_.push_back(CreateDeviceExecutor(backend_.get(), d, complete, std::move(options)));
+    executors_.push_back(CreateDeviceExecutor(backend_.get(), d, take, std::move(options)));
   }
 }
 
@@ -141,7 +139,7 @@ CompletionMessage GangRig::CompletionOf(LaunchId launch) {
           absl::DeadlineExceededError(absl::StrCat("launch ", launch.value(), " stands still"));
       return none;
     }
-    completed_.WaitFor(&mutex_, absl::Milliseconds(100));
+    changed_.WaitFor(&mutex_, absl::Milliseconds(100));
   }
 }
 
@@ -165,52 +163,40 @@ DeviceAddress GangRig::Allocate(int device, int64_t bytes) {
   return *address;
 }
 
-namespace {
-
-// One transfer's end, awaited.
-class Transfer {
- public:
-  std::function<void(absl::Status)> Done() {
-    return [this](absl::Status status) {
-      MutexLock lock(&mutex_);
-      status_ = std::move(status);
-      done_ = true;
-      changed_.SignalAll();
-    };
-  }
-  absl::Status Wait() {
-    const absl::Time deadline = absl::Now() + kDeadline;
-    MutexLock lock(&mutex_);
-    while (!done_) {
-      // The transfer still refers to this object.
-      if (absl::Now() > deadline) Die("transfer", absl::DeadlineExceededError("stands still"));
-      changed_.WaitFor(&mutex_, absl::Milliseconds(100));
+absl::Status GangRig::WaitFor(const EventKey& key) {
+  const absl::Time deadline = absl::Now() + kDeadline;
+  MutexLock lock(&mutex_);
+  while (true) {
+    const auto it = told_.find(key);
+    if (it != told_.end()) {
+      const absl::Status status = it->second;
+      told_.erase(it);
+      return status;
     }
-    return status_;
+    // A transfer still refers to its caller's bytes.
+    if (absl::Now() > deadline) Die("event", absl::DeadlineExceededError("stands still"));
+    changed_.WaitFor(&mutex_, absl::Milliseconds(100));
   }
+}
 
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
-};
-
-}  // namespace
+absl::Status GangRig::LoadPlan(int device, PlanId id, const std::string& plan) {
+  executor(device)->LoadPlan(id, plan);
+  return WaitFor(KeyOf(device, LoadedMessage{id, absl::OkStatus()}));
+}
 
 absl::Status GangRig::Upload(int device, DeviceAddress to, const std::string& bytes) {
-  Transfer transfer;
-  executor(device)->Upload(to, bytes.data(), static_cast<int64_t>(bytes.size()), transfer.Done());
+  const TransferId id = ++last_transfer_;
+  executor(device)->Upload(id, to, bytes.data(), static_cast<int64_t>(bytes.size()));
   Pump();
-  return transfer.Wait();
+  return WaitFor(KeyOf(device, TransferredMessage{id, absl::OkStatus()}));
 }
 
 std::string GangRig::Download(int device, DeviceAddress from, int64_t bytes, LaunchId after) {
   std::string result(static_cast<size_t>(bytes), '\0');
-  Transfer transfer;
-  executor(device)->Download(&result[0], from, bytes, after, transfer.Done());
+  const TransferId id = ++last_transfer_;
+  executor(device)->Download(id, &result[0], from, bytes, after);
   Pump();
-  const absl::Status status = transfer.Wait();
+  const absl::Status status = WaitFor(KeyOf(device, TransferredMessage{id, absl::OkStatus()}));
   if (!status.ok()) Die("Download", status);
   return result;
 }
@@ -221,8 +207,9 @@ CommunicatorId GangRig::CommunicatorOf(const std::vector<int>& devices) {
   const CommunicatorId id(communicators_.size() + 1);
   communicators_.emplace(devices, id);
   for (size_t member = 0; member < devices.size(); ++member) {
+    executor(devices[member])->OpenCommunicator(id, devices, static_cast<int>(member));
     const absl::Status status =
-        executor(devices[member])->OpenCommunicator(id, devices, static_cast<int>(member));
+        WaitFor(KeyOf(devices[member], OpenedMessage{id, absl::OkStatus()}));
     if (!status.ok()) Die("OpenCommunicator", status);
   }
   return id;
@@ -372,7 +359,7 @@ absl::Status GangRig::PrepareInto(const std::vector<Session>& sessions, Result* 
         mutate_(&decoded);
         bytes = EncodeDevicePlan(decoded);
       }
-      CHORUS_RETURN_IF_ERROR(executor(on.devices[slot])->LoadPlan(message.plan, bytes));
+      CHORUS_RETURN_IF_ERROR(LoadPlan(on.devices[slot], message.plan, bytes));
       message.buffers.assign(on.addresses.begin(), on.addresses.end());
       message.hold_back = donate_;
       for (const Plan::CollectiveSlot& wanted : on.plan.collectives[slot]) {

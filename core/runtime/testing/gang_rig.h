@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -110,6 +111,8 @@ class GangRig {
   CompletionMessage CompletionOf(LaunchId launch);
   LaunchId NextLaunch() { return ++last_launch_; }
   CommunicatorId CommunicatorOf(const std::vector<int>& devices);
+  // On any thread.
+  absl::Status LoadPlan(int device, PlanId id, const std::string& plan);
   DeviceAddress Allocate(int device, int64_t bytes);  // filled with garbage
   absl::Status Upload(int device, DeviceAddress to, const std::string& bytes);
   std::string Download(int device, DeviceAddress from, int64_t bytes, LaunchId after = LaunchId());
@@ -117,6 +120,26 @@ class GangRig {
  private:
   // Has the executors enqueue all that they were given.
   void Pump();
+  // What an executor says of anything but launches: its device, which kind of thing, and its id.
+  using EventKey = std::tuple<int, char, uint64_t>;
+  static EventKey KeyOf(int device, const LoadedMessage& of) {
+    return {device, 'l', of.plan.value()};
+  }
+  static EventKey KeyOf(int device, const OpenedMessage& of) {
+    return {device, 'o', of.communicator.value()};
+  }
+  static EventKey KeyOf(int device, const TransferredMessage& of) {
+    return {device, 't', of.transfer.value()};
+  }
+  absl::Status WaitFor(const EventKey& key);
+  // False: it has come before.
+  bool Keep(int, const CompletionMessage& of) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return completions_.emplace(of.launch, of).second;
+  }
+  template <typename Message>
+  bool Keep(int device, const Message& of) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return told_.emplace(KeyOf(device, of), of.status).second;
+  }
   struct Part {
     int session;
     int32_t participation;
@@ -143,6 +166,7 @@ class GangRig {
   bool donate_ = false;
   LaunchId last_launch_;
   PlanId last_plan_;
+  TransferId last_transfer_;
   std::map<std::vector<int>, CommunicatorId> communicators_;
   std::vector<std::pair<int, DeviceAddress>> allocated_;
 
@@ -152,8 +176,9 @@ class GangRig {
   std::map<std::string, DeviceAddress> shared_;
 
   Mutex mutex_;
-  CondVar completed_;
+  CondVar changed_;
   std::map<LaunchId, CompletionMessage> completions_ ABSL_GUARDED_BY(mutex_);
+  std::map<EventKey, absl::Status> told_ ABSL_GUARDED_BY(mutex_);  // of all else
 
   std::vector<std::unique_ptr<Executor>> executors_;
 };

@@ -131,16 +131,17 @@ void WriteExecutorBytes(const Corpus& corpus) {
   EncodeLaunch(launch, &full);
   corpus.Write("launch", 1, full.bytes());
 
-  CompletionMessage completion;
-  completion.launch = LaunchId(300);
-  ByteWriter ok;
-  EncodeCompletion(completion, &ok);
-  corpus.Write("completion_ok", 2, ok.bytes());
-  completion.status = MakeError(Reason::kPeerDied, "rank 1 (pid 77) died");
-  completion.held_back = true;
-  ByteWriter aborted;
-  EncodeCompletion(completion, &aborted);
-  corpus.Write("completion_aborted", 2, aborted.bytes());
+  const auto write_event = [&corpus](const std::string& name, const EventMessage& event) {
+    ByteWriter bytes;
+    EncodeEvent(event, &bytes);
+    corpus.Write(name, 2, bytes.bytes());
+  };
+  const absl::Status died = MakeError(Reason::kPeerDied, "rank 1 (pid 77) died");
+  write_event("completion_ok", CompletionMessage{LaunchId(300), absl::OkStatus()});
+  write_event("completion_aborted", CompletionMessage{LaunchId(300), died, /*held_back=*/true});
+  write_event("loaded", LoadedMessage{PlanId(7), absl::OkStatus()});
+  write_event("opened", OpenedMessage{CommunicatorId(9), died});
+  write_event("transferred", TransferredMessage{TransferId(8), absl::OkStatus()});
 }
 
 // `varying`: what the first dimensions of the inputs are. `rules`: which numbers in nodes follow.
