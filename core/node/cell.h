@@ -22,17 +22,17 @@ namespace chorus::node {
 // readers, so that releasing the id takes nothing away from work under way.
 struct Cell {
   enum class State : uint8_t {
-    kPending,   // its run is not launched: it has no memory yet
-    kLaunched,  // has its memory; written when launch `launch` has completed
+    kPending,   // its run is not launched: it has no memory yet; without one it is being made
+    kLaunched,  // has its memory; written when launch `launch`, or an upload, has completed
     kReady,
     kFailed,
   };
   State state = State::kPending;
   std::shared_ptr<const TensorType> type;
   DeviceIndex device;
-  RunHandle producer;  // while kPending
+  RunHandle producer;  // until it is settled; none: it is made from a client's bytes
   int32_t output = 0;  // of it, which one
-  LaunchId launch;     // while kLaunched
+  LaunchId launch;     // while kLaunched; 0: launches that follow on its device see the upload
   BufferRef buffer;    // null: no bytes
   int64_t offset = 0;  // in `buffer`
   int64_t bytes = 0;
@@ -46,6 +46,8 @@ struct Cell {
   Waiters<std::shared_ptr<Cell>> on_settled;
 
   bool settled() const { return state == State::kReady || state == State::kFailed; }
+  // Of a client's bytes, which are on their way: no device may read it.
+  bool being_made() const { return state == State::kPending && producer == RunHandle(); }
   DeviceAddress address() const {
     return buffer ? buffer->address() + static_cast<DeviceAddress>(offset) : 0;
   }

@@ -268,13 +268,13 @@ absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequ
     }
     cell->on_settled.Call(cell);
   };
-  bool upload = false;
   CHORUS_ASSIGN_OR_RETURN(Storage::Bound bound,
                           storage_->Bind(*session, command.source, command.type, command.device,
-                                         /*stable=*/true, settle, &upload));
+                                         /*stable=*/true, settle));
   cell->buffer = std::move(bound.buffer);
   session->names.NameTensor(id, cell);
-  if (!upload) settle(absl::OkStatus());
+  if (bound.arrival == Storage::Bound::Arrival::kInOrder) cell->state = Cell::State::kLaunched;
+  if (bound.arrival == Storage::Bound::Arrival::kThere) settle(absl::OkStatus());
   return absl::OkStatus();
 }
 

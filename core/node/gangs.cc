@@ -418,7 +418,7 @@ void Gangs::LaunchRun(RunState* run) {
     }
     for (size_t i = 0; i < run->inputs.size(); ++i) {
       const Cell* cell = run->inputs[i].get();
-      if (cell != nullptr && cell->state == Cell::State::kLaunched &&
+      if (cell != nullptr && cell->state == Cell::State::kLaunched && cell->launch != LaunchId() &&
           graph.graph.inputs[i].device_slot == static_cast<int32_t>(slot)) {
         message.after.push_back(cell->launch);
       }

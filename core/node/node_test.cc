@@ -762,6 +762,78 @@ TEST_F(NodeTest, WhereAnOutputCannotGoTheRunIsRefusedOnAllRanks) {
   EXPECT_EQ(std::count(got.begin(), got.end(), -1.0f), 1024);
 }
 
+// The kernel before the all_reduce fails on rank 0, which has long work behind it: whatever rank 1
+// makes of the sum meanwhile.
+TEST_F(NodeTest, WhatComesOfAFailureIsNeverPublishedBeforeItIsKnown) {
+  Start(2, {}, "launch error device=0; launch delay device=0 for=300ms");
+  for (int r = 0; r < 2; ++r) {
+    GraphBuilder builder(1, {SlotOf(r, 2)});
+    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {2}));
+    const ValueIndex sum = AddAllReduce(&builder, AddOp(&builder, "neg", {x}), r, "fail.cc:1");
+    AddOutput(&builder, r == 0 ? AddOp(&builder, "neg", {sum}) : sum);
+    ranks_[r]->Register(0, builder.Build());
+    ranks_[r]->Submit(ranks_[r]->WorldRun(0, {DirectRank::Inline({1, 2})}, {{0, 1}}));
+  }
+  DirectRank& rank = *ranks_[1];
+  rank.Register(1, NegateGraph(2));
+  rank.Submit(DirectRank::LocalRun(1, {TensorId{0, 1}}, {{1, 1}}));
+  rank.Submit(DirectRank::LocalRun(1, {TensorId{1, 1}}, {{2, 1}}));
+  for (const int32_t slot : {2, 1, 0}) {
+    const Error error = ErrorOf(rank.Read({slot, 1}).status());
+    EXPECT_EQ(error.reason, Reason::kExecFailed) << slot << ": " << error.message;
+    EXPECT_EQ(error.culprit.rank, 0) << slot;
+  }
+}
+
+// It is made in the background, for it is strided.
+TEST_F(NodeTest, WhatReadsATensorReadsAllOfItHoweverItIsMade) {
+  constexpr int64_t kRows = 2 << 20;
+  for (const bool sim : {false, true}) {
+    for (const bool strided : {false, true}) {
+      SCOPED_TRACE(testing::Message() << (sim ? "sim" : "host") << (strided ? ", strided" : ""));
+      ranks_.clear();
+      loop_.reset();
+      sim ? StartOnSim(1) : Start(1);
+      ClientMemory memory(ranks_[0].get(), 2 * kRows);
+      std::fill(memory.data(), memory.data() + 2 * kRows, 7.0f);
+      ranks_[0]->Register(0, NegateGraph(2 * kRows));
+      CreateTensor create;
+      create.tensor = {0, 1};
+      create.type = TensorType(DType::kF32, {2 * kRows});
+      create.source =
+          memory.From(0, strided ? std::vector<int64_t>{0} : std::vector<int64_t>{}).into;
+      std::vector<CommandBody> commands = {std::move(create)};
+      commands.push_back(DirectRank::LocalRun(0, {TensorId{0, 1}}, {{1, 1}}));
+      ranks_[0]->SubmitTogether(std::move(commands));
+      ASSERT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
+      const absl::StatusOr<std::vector<float>> got = ranks_[0]->Read({1, 1});
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_EQ(std::count(got->begin(), got->end(), -7.0f), 2 * kRows);
+    }
+  }
+}
+
+TEST_F(NodeTest, WhatReadsATensorThatCouldNotBeMadeFailsWithIt) {
+  constexpr int64_t kElements = 128 << 10;
+  Start(1, {}, "copy error");
+  ClientMemory memory(ranks_[0].get(), kElements);
+  ranks_[0]->Register(0, NegateGraph(kElements));
+  CreateTensor create;
+  create.tensor = {0, 1};
+  create.type = TensorType(DType::kF32, {kElements});
+  create.source = memory.From(0).into;
+  std::vector<CommandBody> commands = {std::move(create)};
+  for (int32_t i = 0; i < 3; ++i) {
+    commands.push_back(DirectRank::LocalRun(0, {TensorId{i, 1}}, {{i + 1, 1}}));
+  }
+  ranks_[0]->SubmitTogether(std::move(commands));
+  for (int32_t slot = 3; slot >= 0; --slot) {
+    const absl::Status read = ranks_[0]->Read({slot, 1}).status();
+    EXPECT_EQ(ErrorOf(read).reason, Reason::kExecFailed) << slot << ": " << read;
+    EXPECT_THAT(std::string(read.message()), testing::HasSubstr("injected fault: copy")) << slot;
+  }
+}
+
 // Nothing waits for a device that never came.
 TEST_F(NodeTest, WhereACommunicatorDoesNotOpenAllRanksAreToldAndTheNextOneServes) {
   constexpr int kRanks = 3;

@@ -320,6 +320,14 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
                                       ", tensor ", id->slot, ".", id->generation, " on device ",
                                       cell->device.value(), "; copy it first"));
       }
+      if (cell->being_made()) {
+        ++run->blockers;
+        const auto settled = [this, handle = run->handle](const CellRef& made) {
+          const bool failed = made->state == Cell::State::kFailed;
+          uploaded_(handle, failed ? ToStatus(*made->error) : absl::OkStatus());
+        };
+        run->awaited.emplace_back(cell, cell->on_settled.Add(settled));
+      }
       run->inputs[i] = std::move(cell);
       continue;
     }
@@ -331,17 +339,15 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
       if (buffer) run->inlines.push_back({static_cast<int32_t>(i), data->bytes});
       continue;
     }
-    bool upload = false;
     const RunHandle handle = run->handle;
     CHORUS_ASSIGN_OR_RETURN(
         Storage::Bound bound,
-        storage_->Bind(
-            *run->session, command.inputs[i], input.type, device,
-            /*stable=*/!run->plan->plan.input_may_be_staging[i],
-            [this, handle](absl::Status status) { uploaded_(handle, status); }, &upload));
+        storage_->Bind(*run->session, command.inputs[i], input.type, device,
+                       /*stable=*/!run->plan->plan.input_may_be_staging[i],
+                       [this, handle](absl::Status status) { uploaded_(handle, status); }));
     run->addresses[i] = bound.address;
     run->refs[i] = std::move(bound.buffer);
-    if (upload) ++run->blockers;
+    if (bound.arrival != Storage::Bound::Arrival::kThere) ++run->blockers;
   }
   return absl::OkStatus();
 }

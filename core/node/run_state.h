@@ -87,9 +87,10 @@ struct RunState {
   absl::InlinedVector<Donation, 1> donations;
   bool donated = false;  // launched with them
 
-  // How much it waits for: runs that are not launched, whose results it needs, and uploads. And the
-  // runs that need its own results, each once.
+  // How much it waits for: runs that are not launched, whose results it needs, uploads, and tensors
+  // that are being made. And the runs that need its own results, each once.
   int32_t blockers = 0;
+  std::vector<std::pair<CellRef, Waiters<CellRef>::Id>> awaited;  // these tensors
   absl::InlinedVector<RunHandle, 2> consumers;
   // The runs that were to compute its inputs when it came, each once (producers.h).
   absl::InlinedVector<RunHandle, 2> producers;
@@ -156,6 +157,7 @@ struct RunState {
     donated = false;
     held_back = true;
     blockers = 0;
+    awaited.clear();
     consumers.clear();
     producers.clear();
     voted_producers.clear();

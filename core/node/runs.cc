@@ -327,9 +327,25 @@ void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const E
   following_ = false;
 }
 
+// A device may be done with a gang before others are with those whose results it reads, and with
+// them it may have read what will have failed. True: the gang is finished later.
+bool Runs::AwaitInputs(const Gang& gang, int32_t index) {
+  for (RunHandle handle : gang.runs) {
+    for (const CellRef& input : Find(handle)->inputs) {
+      if (input == nullptr || input->settled()) continue;
+      const RunState* const producer = Find(input->producer);
+      if (producer != nullptr && producer->gang == index) continue;  // they are complete together
+      input->on_settled.Add([this, index](const CellRef&) { finishing_.push_back(index); });
+      return true;
+    }
+  }
+  return false;
+}
+
 void Runs::FinishGang(int32_t index, absl::Time now) {
-  CHORUS_FAILPOINT("node.before_publish");
   Gang& gang = gangs_->at(index);
+  if (AwaitInputs(gang, index)) return;
+  CHORUS_FAILPOINT("node.before_publish");
   // What was computed from a result that failed is no result either, and has failed for that
   // reason, whatever else its devices say.
   absl::Status status;
@@ -505,11 +521,20 @@ void Runs::FailNext(absl::Time now) {
 }
 
 bool Runs::Continue(absl::Time now) {
-  if (failing_.empty()) return false;
+  if (failing_.empty() && finishing_.empty()) return false;
   do {
-    FailNext(now);
-  } while (!failing_.empty() && SliceWork() <= options_->fail_work);
+    failing_.empty() ? FinishNext(now) : FailNext(now);
+  } while (!(failing_.empty() && finishing_.empty()) && SliceWork() <= options_->fail_work);
   return true;
+}
+
+void Runs::FinishNext(absl::Time now) {
+  const int32_t index = finishing_.front();
+  finishing_.pop_front();
+  for (RunHandle handle : gangs_->at(index).runs) {
+    CountWork(kWorkPerRun + kWorkPerResult * static_cast<int64_t>(Find(handle)->outputs.size()));
+  }
+  FinishGang(index, now);
 }
 
 void Runs::LetGoOfShared(SharedResults shared) {
@@ -537,6 +562,7 @@ void Runs::AfterFailing(std::function<void()> then) {
 
 void Runs::End(RunState* run) {
   donations_->Return(run);
+  for (const auto& tensor : run->awaited) tensor.first->on_settled.Remove(tensor.second);
   Session& session = *run->session;
   const RunHandle last = session.runs.back();
   session.runs[run->index] = last;

@@ -90,7 +90,8 @@ class Runs final : public AgreementListener {
   void StopTaking() { stopped_ = true; }
   void FailAll(const Error& why, absl::Time now);
 
-  // Goes on with runs that fail, for a turn's share. Whether there were any.
+  // Goes on with runs that fail, and with those that waited for what they were computed from, for a
+  // turn's share. Whether there were any.
   bool Continue(absl::Time now);
   // Runs `then`, in a Continue(), when those that fail by now have.
   void AfterFailing(std::function<void()> then);
@@ -124,6 +125,7 @@ class Runs final : public AgreementListener {
   void Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const Error> failed,
               absl::Time now);
   void FinishGang(int32_t index, absl::Time now);
+  bool AwaitInputs(const Gang& gang, int32_t index);
   void Publish(RunState* run, absl::Time now);
   // Of a run whose results are published: its outputs that go into client memory. Then it has
   // ended.
@@ -132,6 +134,7 @@ class Runs final : public AgreementListener {
   void Fail(RunState* run, const Error& error, absl::Time now);
   void FailAtOnce(RunState* run, const Error& error, absl::Time now);
   void FailNext(absl::Time now);
+  void FinishNext(absl::Time now);
   using SharedResults = decltype(World::shared);
   // In pieces, behind what fails by now.
   void LetGoOfShared(SharedResults shared);
@@ -174,6 +177,8 @@ class Runs final : public AgreementListener {
     std::function<void()> then;  // null: it is a run's
   };
   std::deque<Failing> failing_;
+  // Gangs that are complete, by index, and so is now what they have waited for.
+  std::deque<int32_t> finishing_;
 };
 
 }  // namespace chorus::node

@@ -198,7 +198,7 @@ absl::StatusOr<BufferRef> Storage::BindInline(const Session& session, const Inli
 
 absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Binding& binding,
                                              const TensorType& type, DeviceIndex device,
-                                             bool stable, OnUploaded uploaded, bool* upload) {
+                                             bool stable, OnUploaded uploaded) {
   const int64_t bytes = type.num_bytes();
   Bound bound;
   BufferRef copy;                  // in host memory
@@ -229,7 +229,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
       bound.buffer->set_state(Buffer::State::kFrozen);
       bound.address = bound.buffer->address();
-      *upload = true;
+      bound.arrival = Bound::Arrival::kInOrder;
       Upload(device, bound.buffer, source, std::move(arena), std::move(uploaded));
       return bound;
     }
@@ -245,13 +245,13 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   if (!host_) {
     CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
     bound.buffer->set_state(Buffer::State::kFrozen);
-    *upload = true;
+    bound.arrival = Bound::Arrival::kInOrder;
     uploaded = [this, device, target = bound.buffer, copy, uploaded = std::move(uploaded)](
                    const absl::Status&) { Upload(device, target, copy->host(), copy, uploaded); };
   }
   bound.address = bound.buffer->address();
   if (gathers != nullptr) {
-    *upload = true;
+    bound.arrival = Bound::Arrival::kLater;
     Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, std::move(copy),
            std::move(uploaded));
   } else if (!host_) {

@@ -73,14 +73,20 @@ class Storage {
                                        const TensorType& type, DeviceIndex device);
   using OnUploaded = std::function<void(absl::Status)>;
   // The bytes that `binding` names, as a buffer that the device can read. `stable`: they must not
-  // change any more, so client-writable memory is copied. `upload` is set when they are still on
-  // their way; that ends with a call of `uploaded`.
+  // change any more, so client-writable memory is copied. Unless they are there, that ends with a
+  // call of `uploaded`.
   struct Bound {
+    enum class Arrival : uint8_t {
+      kThere,
+      kInOrder,  // on their way, which launches that follow on this device see
+      kLater,    // no launch may read them before `uploaded` is called
+    };
     BufferRef buffer;
     DeviceAddress address = 0;
+    Arrival arrival = Arrival::kThere;
   };
   absl::StatusOr<Bound> Bind(const Session& session, const Binding& binding, const TensorType& type,
-                             DeviceIndex device, bool stable, OnUploaded uploaded, bool* upload);
+                             DeviceIndex device, bool stable, OnUploaded uploaded);
 
   // Where an output is to be written in client memory. INVALID_ARGUMENT: not inside the arena, or
   // elements share a place. RESOURCE_EXHAUSTED kOutOfMemory: what is on its way needs host memory.

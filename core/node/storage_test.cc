@@ -62,10 +62,11 @@ class StorageTest : public ::testing::Test {
     return range;
   }
   absl::StatusOr<Storage::Bound> Bind(const Binding& binding, const TensorType& type, bool stable) {
-    bool upload = false;
     absl::StatusOr<Storage::Bound> bound =
-        storage_->Bind(*session_, binding, type, DeviceIndex(0), stable, nullptr, &upload);
-    EXPECT_FALSE(upload);
+        storage_->Bind(*session_, binding, type, DeviceIndex(0), stable, nullptr);
+    if (bound.ok()) {
+      EXPECT_EQ(bound->arrival, Storage::Bound::Arrival::kThere);
+    }
     return bound;
   }
 
@@ -151,14 +152,13 @@ TEST_F(StorageTest, MuchThatIsStridedIsCopiedBesideTheNodeThread) {
     std::string bytes(2 << 20, static_cast<char>(1 + (i >> 20)));
     ASSERT_TRUE(storage_->WriteStaging(*session_, staging->arena, 2 * i, bytes).ok());
   }
-  bool upload = false;
   absl::optional<absl::Status> outcome;
   const TensorType type(DType::kF16, {kElements, 2});
-  const absl::StatusOr<Storage::Bound> bound = storage_->Bind(
-      *session_, Staged(staging->arena, 0, {1, 0}), type, DeviceIndex(0),
-      /*stable=*/true, [&](const absl::Status& status) { outcome = status; }, &upload);
+  const absl::StatusOr<Storage::Bound> bound =
+      storage_->Bind(*session_, Staged(staging->arena, 0, {1, 0}), type, DeviceIndex(0),
+                     /*stable=*/true, [&](const absl::Status& status) { outcome = status; });
   ASSERT_TRUE(bound.ok()) << bound.status();
-  EXPECT_TRUE(upload);
+  EXPECT_EQ(bound->arrival, Storage::Bound::Arrival::kLater);
   EXPECT_FALSE(outcome.has_value());
   // It goes on without the client.
   ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), staging->arena).ok());
