@@ -23,7 +23,7 @@ namespace chorus::node {
 struct Cell {
   enum class State : uint8_t {
     kPending,   // its run is not launched: it has no memory yet; without one it is being made
-    kLaunched,  // has its memory; written when launch `launch`, or an upload, has completed
+    kLaunched,  // has its memory; written when `launch`, or `upload`, has completed
     kReady,
     kFailed,
   };
@@ -32,7 +32,8 @@ struct Cell {
   DeviceIndex device;
   RunHandle producer;  // until it is settled; none: it is made from a client's bytes
   int32_t output = 0;  // of it, which one
-  LaunchId launch;     // while kLaunched; 0: launches that follow on its device see the upload
+  LaunchId launch;     // while kLaunched: this,
+  TransferId upload;   // or that
   BufferRef buffer;    // null: no bytes
   int64_t offset = 0;  // in `buffer`
   int64_t bytes = 0;

@@ -253,7 +253,8 @@ absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequ
   cell->device = command.device;
   cell->bytes = command.type.num_bytes();
   const TensorId id = command.tensor;
-  const auto settle = [this, session, sequence, id, cell](const absl::Status& status) {
+  const auto settle = [this, session, sequence, id, cell](Storage::Arrival,
+                                                          const absl::Status& status) {
     if (status.ok()) {
       cell->state = Cell::State::kReady;
     } else {
@@ -273,8 +274,12 @@ absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequ
                                          /*stable=*/true, settle));
   cell->buffer = std::move(bound.buffer);
   session->names.NameTensor(id, cell);
-  if (bound.arrival == Storage::Bound::Arrival::kInOrder) cell->state = Cell::State::kLaunched;
-  if (bound.arrival == Storage::Bound::Arrival::kThere) settle(absl::OkStatus());
+  if (bound.arrival == Storage::Arrival::kInOrder) {
+    cell->state = Cell::State::kLaunched;
+    cell->upload = bound.upload;
+  } else if (bound.arrival == Storage::Arrival::kThere) {
+    settle(bound.arrival, absl::OkStatus());
+  }
   return absl::OkStatus();
 }
 

@@ -410,18 +410,20 @@ void Gangs::LaunchRun(RunState* run) {
     message.hold_back = run->donated;
     message.left_out.assign(run->left_out.begin(), run->left_out.end());
     message.buffers.assign(run->addresses.begin(), run->addresses.end());
+    const auto is_here = [&](size_t input) {
+      return graph.graph.inputs[input].device_slot == static_cast<int32_t>(slot);
+    };
     for (const LaunchMessage::Inline& in_line : run->inlines) {
-      if (graph.graph.inputs[static_cast<size_t>(in_line.buffer)].device_slot ==
-          static_cast<int32_t>(slot)) {
-        message.inlines.push_back(in_line);
-      }
+      if (is_here(static_cast<size_t>(in_line.buffer))) message.inlines.push_back(in_line);
     }
     for (size_t i = 0; i < run->inputs.size(); ++i) {
       const Cell* cell = run->inputs[i].get();
-      if (cell != nullptr && cell->state == Cell::State::kLaunched && cell->launch != LaunchId() &&
-          graph.graph.inputs[i].device_slot == static_cast<int32_t>(slot)) {
-        message.after.push_back(cell->launch);
-      }
+      if (cell == nullptr || cell->state != Cell::State::kLaunched || !is_here(i)) continue;
+      if (cell->launch != LaunchId()) message.after.push_back(cell->launch);
+      if (cell->upload != TransferId()) message.uploads.push_back(cell->upload);
+    }
+    for (const auto& upload : run->uploads) {
+      if (is_here(static_cast<size_t>(upload.first))) message.uploads.push_back(upload.second);
     }
     for (size_t i = 0; i < run->outputs.size(); ++i) {
       if (run->outputs[i] != nullptr &&
@@ -445,13 +447,16 @@ absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion) {
   --run->launches_left;
   run->held_back = run->held_back && completion.held_back;
   Gang& gang = at(run->gang);
-  if (completion.is_origin && !completion.status.ok() && !gang.knows_origin) {
-    gang.status = FailureOf(*run, completion.status);
-    gang.knows_origin = true;
-  }
+  if (completion.is_origin && !completion.status.ok()) Fail(*run, completion.status);
   gang.status.Update(completion.status);
   if (--gang.launches_left > 0) return absl::nullopt;
   return run->gang;
+}
+
+void Gangs::Fail(const RunState& run, const absl::Status& why) {
+  Gang& gang = at(run.gang);
+  if (std::exchange(gang.knows_origin, true)) return;
+  gang.status = FailureOf(run, why);
 }
 
 void Gangs::Abort(int32_t index, const absl::Status& why) {

@@ -81,6 +81,8 @@ class Gangs {
   // Until Recycle(), when its runs have ended. References stay valid.
   Gang& at(int32_t index) { return gangs_[static_cast<size_t>(index)]; }
   void Recycle(int32_t index);
+  // Something of this launched run has failed by itself; the first such failure is its gang's.
+  void Fail(const RunState& run, const absl::Status& why);
   // Its devices have failed, or not finished in time, and those that wait for each other would do
   // so for ever: ends their waits. The gang keeps its memory until its last completion.
   void Abort(int32_t index, const absl::Status& why);

@@ -1,7 +1,6 @@
 #include "core/node/launcher.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -110,19 +109,18 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
 
 // What waits for other plans is told in its own time: this is in the middle of a command.
 void Launcher::TakeLoadedAtOnce(const Loading& loading) {
-  std::vector<LoadedMessage> loaded;
+  std::vector<LoadedMessage> own;
   {
     MutexLock lock(&mutex_);
-    std::vector<LoadedMessage>& all = events_.loaded;
-    const auto is_others = [&](const LoadedMessage& message) {
+    std::vector<LoadedMessage> others;
+    for (LoadedMessage& message : events_.loaded) {
       const auto part = loading_.find(message.plan);
-      return part == loading_.end() || part->second.loading.get() != &loading;
-    };
-    const auto own = std::stable_partition(all.begin(), all.end(), is_others);
-    loaded.assign(std::make_move_iterator(own), std::make_move_iterator(all.end()));
-    all.erase(own, all.end());
+      const bool is_own = part != loading_.end() && part->second.loading.get() == &loading;
+      (is_own ? own : others).push_back(std::move(message));
+    }
+    events_.loaded.swap(others);
   }
-  for (const LoadedMessage& message : loaded) Take(message);
+  for (const LoadedMessage& message : own) Take(message);
 }
 
 void Launcher::Take(const LoadedMessage& loaded) {
@@ -162,6 +160,13 @@ void Launcher::Launch(DeviceIndex device, const LaunchMessage& message) {
   }
 }
 
+// What has failed before an older transfer that is still under way is kept until the next time.
+void Launcher::Settled(LaunchId last) {
+  const TransferId ended =
+      transfers_.empty() ? last_transfer_ : TransferId(transfers_.begin()->first.value() - 1);
+  for (auto& executor : executors_) executor->Settled(last, ended);
+}
+
 bool Launcher::Continue() {
   if (unfinished_.empty()) return false;
   unfinished_.erase(
@@ -171,9 +176,11 @@ bool Launcher::Continue() {
   return true;
 }
 
-void Launcher::Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
-                      OnTransferred done) {
-  executor(device)->Upload(BeginTransfer(std::move(done)), to, from, bytes);
+TransferId Launcher::Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
+                            OnTransferred done) {
+  const TransferId id = BeginTransfer(std::move(done));
+  executor(device)->Upload(id, to, from, bytes);
+  return id;
 }
 
 void Launcher::Download(DeviceIndex device, void* to, DeviceAddress from, int64_t bytes,
@@ -190,7 +197,7 @@ TransferId Launcher::BeginTransfer(OnTransferred done) {
 
 void Launcher::Take(const TransferredMessage& transferred) {
   auto node = transfers_.extract(transferred.transfer);
-  if (!node.empty()) node.mapped()(transferred.status);
+  if (node) node.mapped()(transferred.status);
 }
 
 void Launcher::OnEvent(absl::string_view bytes) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -63,15 +64,13 @@ class Launcher {
   // Goes on with launches that were too large to be enqueued at once. Whether there were any.
   bool Continue();
   bool HasMore() const { return !unfinished_.empty(); }
-  // Executor::Settled, on each device.
-  void Settled(LaunchId last) {
-    for (auto& executor : executors_) executor->Settled(last);
-  }
+  // Executor::Settled, on each device; of uploads, those that have ended.
+  void Settled(LaunchId last);
 
   // Executor::Upload and Download; the host memory must stand until `done`, which Drain() calls.
   using OnTransferred = std::function<void(const absl::Status&)>;
-  void Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
-              OnTransferred done);
+  TransferId Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
+                    OnTransferred done);
   void Download(DeviceIndex device, void* to, DeviceAddress from, int64_t bytes,
                 OnTransferred done);
 
@@ -123,7 +122,7 @@ class Launcher {
   absl::flat_hash_map<PlanId, LoadingPart> loading_;
   absl::flat_hash_map<PlanId, Charge> loaded_;
   TransferId last_transfer_;
-  absl::flat_hash_map<TransferId, OnTransferred> transfers_;  // under way
+  absl::btree_map<TransferId, OnTransferred> transfers_;  // under way
   LaunchId last_launch_;
   ByteWriter scratch_;
   std::vector<DeviceIndex> unfinished_;  // executors that have not enqueued all they were given

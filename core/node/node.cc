@@ -150,7 +150,9 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
       donations(&runs_under_way, &errors),
       equal_work(&domains, &storage, &stats),
       preparer(&domains, &graphs, &launcher, &storage, &donations, &equal_work,
-               [this](RunHandle run, const absl::Status& status) { runs.Uploaded(run, status); }),
+               [this](RunHandle run, Storage::Arrival arrival, const absl::Status& status) {
+                 runs.Arrived(run, arrival, status);
+               }),
       gangs(&domains, &runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
       runs(
           {&options, &clock, &runs_under_way, &storage, &preparer, &donations, &equal_work, &gangs,

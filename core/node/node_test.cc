@@ -177,6 +177,13 @@ ValueIndex BeginStep(GraphBuilder* builder) {
   return before;
 }
 
+// In which nothing may fail.
+Graph SoundStepGraph() {
+  GraphBuilder builder(1, {});
+  AddOutput(&builder, BeginStep(&builder));
+  return builder.Build();
+}
+
 // With a division of whole numbers, which may fail: else a step without collectives holds nothing
 // back.
 Graph LocalStepGraph() {
@@ -832,6 +839,24 @@ TEST_F(NodeTest, WhatReadsATensorThatCouldNotBeMadeFailsWithIt) {
     EXPECT_EQ(ErrorOf(read).reason, Reason::kExecFailed) << slot << ": " << read;
     EXPECT_THAT(std::string(read.message()), testing::HasSubstr("injected fault: copy")) << slot;
   }
+}
+
+TEST_F(NodeTest, ARunWhoseOwnBytesDoNotArriveFailsAndWhatComesOfIt) {
+  SimBackendOptions sim;
+  sim.devices = 1;
+  sim.make_kernel = MakeHostKernel;
+  StartOn(CreateFaultBackend(CreateSimBackend(sim), *ParseFaultScript("copy error"), nullptr),
+          OneEach(1), {});
+  ClientMemory memory(ranks_[0].get(), 2);
+  ranks_[0]->Register(0, NegateGraph(2));
+  ranks_[0]->SubmitTogether({DirectRank::LocalRun(0, {memory.From(0).into}, {{0, 1}}),
+                             DirectRank::LocalRun(0, {TensorId{0, 1}}, {{1, 1}})});
+  for (const int32_t slot : {1, 0}) {
+    const absl::Status read = ranks_[0]->Read({slot, 1}).status();
+    EXPECT_THAT(std::string(read.message()), testing::HasSubstr("injected fault: copy")) << slot;
+  }
+  ranks_[0]->Submit(DirectRank::LocalRun(0, {memory.From(0).into}, {{2, 1}}));
+  EXPECT_EQ(ranks_[0]->Read({2, 1})->at(1), 1);
 }
 
 // Nothing waits for a device that never came.
@@ -2089,6 +2114,43 @@ TEST_F(DonationTest, AKernelOfALocalStepThatFailsLeavesItIntact) {
   }
   ExpectAll(0, {3, 1}, -1);
   EXPECT_EQ(rank.Stats().paths.donated_bytes, kBytes);
+}
+
+// The step is launched by then.
+TEST_F(DonationTest, BytesThatDoNotArriveLeaveItIntact) {
+  for (const bool created : {false, true}) {
+    SCOPED_TRACE(created);
+    ranks_.clear();
+    loop_.reset();
+    SimBackendOptions sim;
+    sim.devices = 2;
+    sim.make_kernel = MakeHostKernel;
+    // The first are inline bytes of what Prepare() runs.
+    StartOn(CreateFaultBackend(CreateSimBackend(sim),
+                               *ParseFaultScript("copy error device=0 skip=1"), nullptr),
+            OneEach(2), {});
+    Prepare();
+    DirectRank& rank = *ranks_[0];
+    rank.Register(5, SoundStepGraph());
+    ClientMemory memory(&rank, 2);
+    for (const int32_t slot : {1, 3}) {
+      const TensorId made{slot + 20, 1};
+      CreateTensor create;
+      create.tensor = made;
+      create.type = TensorType(DType::kF32, {2});
+      create.source = memory.From(0).into;
+      chorus::Run run =
+          DirectRank::LocalRun(5, {given_, memory.From(0).into}, {{slot, 1}, {slot + 1, 1}});
+      if (created) run.inputs[1] = made;
+      run.donate = {true, false};
+      created ? rank.SubmitTogether({create, run}) : rank.Submit(run);
+      EXPECT_EQ(rank.LastOutcome().ok(), slot == 3) << rank.LastOutcome();
+      if (slot == 3) continue;
+      EXPECT_THAT(std::string(rank.LastOutcome().message()), testing::HasSubstr("injected"));
+      ExpectAll(0, given_, 1);
+    }
+    ExpectAll(0, {3, 1}, -1);
+  }
 }
 
 // The steps behind it are launched by then, with the memory that the first gives back.

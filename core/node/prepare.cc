@@ -140,8 +140,8 @@ absl::Status Preparer::ChargeRows(RunState* run) {
   const Plan& plan = run->plan->plan;
   const Graph& graph = run->graph->graph;
   constexpr int64_t kPerRow = 4096;
-  constexpr int64_t kPerInput = 160;  // bytes that come along, too
-  static_assert(sizeof(LaunchMessage::Inline) + 64 <= kPerInput);
+  constexpr int64_t kPerInput = 192;  // bytes that come along, or their upload, too
+  static_assert(sizeof(LaunchMessage::Inline) + 2 * sizeof(RunState::uploads[0]) + 64 <= kPerInput);
   constexpr int64_t kPerOutput = 320;  // its cell, too, which has a name of its own for a while
   static_assert(sizeof(Cell) + sizeof(CellRef) + sizeof(TensorId) + 64 <= kPerOutput);
   constexpr int64_t kPerBuffer = 64;
@@ -324,7 +324,8 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
         ++run->blockers;
         const auto settled = [this, handle = run->handle](const CellRef& made) {
           const bool failed = made->state == Cell::State::kFailed;
-          uploaded_(handle, failed ? ToStatus(*made->error) : absl::OkStatus());
+          arrived_(handle, Storage::Arrival::kLater,
+                   failed ? ToStatus(*made->error) : absl::OkStatus());
         };
         run->awaited.emplace_back(cell, cell->on_settled.Add(settled));
       }
@@ -344,10 +345,15 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
         Storage::Bound bound,
         storage_->Bind(*run->session, command.inputs[i], input.type, device,
                        /*stable=*/!run->plan->plan.input_may_be_staging[i],
-                       [this, handle](absl::Status status) { uploaded_(handle, status); }));
+                       [this, handle](Storage::Arrival arrival, const absl::Status& status) {
+                         arrived_(handle, arrival, status);
+                       }));
     run->addresses[i] = bound.address;
     run->refs[i] = std::move(bound.buffer);
-    if (bound.arrival != Storage::Bound::Arrival::kThere) ++run->blockers;
+    if (bound.arrival == Storage::Arrival::kLater) ++run->blockers;
+    if (bound.arrival == Storage::Arrival::kInOrder) {
+      run->uploads.emplace_back(static_cast<int32_t>(i), bound.upload);
+    }
   }
   return absl::OkStatus();
 }

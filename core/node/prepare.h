@@ -40,18 +40,18 @@ std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session);
 
 class Preparer {
  public:
-  // `uploaded` is called when bytes of a run's inputs have come to its device, or cannot: each is
-  // one of the run's blockers. All outlive it.
-  using Uploaded = std::function<void(RunHandle run, const absl::Status& status)>;
+  // `arrived` is called when bytes of a run's inputs have come to its device, or cannot: kLater,
+  // they are one of the run's blockers. All outlive it.
+  using Arrived = std::function<void(RunHandle run, Storage::Arrival, const absl::Status& status)>;
   Preparer(const Domains* domains, GraphStore* graphs, Launcher* launcher, Storage* storage,
-           Donations* donations, EqualWork* equal_work, Uploaded uploaded)
+           Donations* donations, EqualWork* equal_work, Arrived arrived)
       : domains_(domains),
         graphs_(graphs),
         launcher_(launcher),
         storage_(storage),
         donations_(donations),
         equal_work_(equal_work),
-        uploaded_(std::move(uploaded)) {}
+        arrived_(std::move(arrived)) {}
 
   // `run` is new: it has its session, handle and sequence. An error leaves it half made; Forget()
   // and Return() (EqualWork, Donations) give back what it has reserved with others. False: its plan
@@ -94,7 +94,7 @@ class Preparer {
   Storage* const storage_;
   Donations* const donations_;
   EqualWork* const equal_work_;
-  const Uploaded uploaded_;
+  const Arrived arrived_;
 };
 
 }  // namespace chorus::node

@@ -68,6 +68,8 @@ struct RunState {
   absl::InlinedVector<DeviceAddress, 4> addresses;  // by plan buffer
   // Bytes that its launches bring along, by graph input.
   absl::InlinedVector<LaunchMessage::Inline, 1> inlines;
+  // Of bytes that come to its devices in the order of launches: by graph input.
+  absl::InlinedVector<std::pair<int32_t, TransferId>, 1> uploads;
   Vote vote;  // of a run with groups
   // By participation: the first that is of its instance, where the plan depends on it.
   absl::InlinedVector<int32_t, 1> instance_of;
@@ -144,6 +146,7 @@ struct RunState {
     refs.clear();
     addresses.clear();
     inlines.clear();
+    uploads.clear();
     vote.what.reset();
     vote.groups.clear();
     vote.bound.clear();

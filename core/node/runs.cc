@@ -177,13 +177,15 @@ Agreement::Decision Runs::DecideRefusal(const RunState& run, const Error& why, a
   return agreement->Refuse(members, run.vote.epoch, why, now);
 }
 
-void Runs::Uploaded(RunHandle handle, const absl::Status& status) {
+void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status) {
   RunState* run = Find(handle);
   if (run == nullptr) return;
   if (status.ok()) {
-    Unblock(handle, clock_->now);
+    if (arrival == Storage::Arrival::kLater) Unblock(handle, clock_->now);
   } else if (run->phase == RunState::Phase::kVoted) {
     RefuseVote(run, status, clock_->now);
+  } else if (run->phase == RunState::Phase::kLaunched) {
+    gangs_->Fail(*run, status);
   } else {
     Fail(run, ErrorOf(status), clock_->now);
   }

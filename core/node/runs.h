@@ -80,7 +80,7 @@ class Runs final : public AgreementListener {
   // Withdraws a run of the session, unless it is launched: commit wins.
   void Cancel(const Session& session, Sequence sequence, absl::Time now);
   // Bytes of one of its inputs have come to its device, or have not.
-  void Uploaded(RunHandle handle, const absl::Status& status);
+  void Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status);
   void Complete(const CompletionMessage& completion, absl::Time now);
   // The session has ended: nothing will read the results of its runs that still wait.
   void FailWaiting(const Session& session, const Error& why, absl::Time now);

@@ -198,7 +198,7 @@ absl::StatusOr<BufferRef> Storage::BindInline(const Session& session, const Inli
 
 absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Binding& binding,
                                              const TensorType& type, DeviceIndex device,
-                                             bool stable, OnUploaded uploaded) {
+                                             bool stable, OnArrived arrived) {
   const int64_t bytes = type.num_bytes();
   Bound bound;
   BufferRef copy;                  // in host memory
@@ -229,8 +229,9 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
       bound.buffer->set_state(Buffer::State::kFrozen);
       bound.address = bound.buffer->address();
-      bound.arrival = Bound::Arrival::kInOrder;
-      Upload(device, bound.buffer, source, std::move(arena), std::move(uploaded));
+      bound.arrival = Arrival::kInOrder;
+      bound.upload =
+          Upload(device, bound.buffer, source, std::move(arena), bound.arrival, std::move(arrived));
       return bound;
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
@@ -245,17 +246,19 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   if (!host_) {
     CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
     bound.buffer->set_state(Buffer::State::kFrozen);
-    bound.arrival = Bound::Arrival::kInOrder;
-    uploaded = [this, device, target = bound.buffer, copy, uploaded = std::move(uploaded)](
-                   const absl::Status&) { Upload(device, target, copy->host(), copy, uploaded); };
   }
   bound.address = bound.buffer->address();
   if (gathers != nullptr) {
-    bound.arrival = Bound::Arrival::kLater;
-    Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, std::move(copy),
-           std::move(uploaded));
+    bound.arrival = Arrival::kLater;
+    Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, copy,
+           [this, device, target = bound.buffer, copy, arrived = std::move(arrived)] {
+             if (host_) return arrived(Arrival::kLater, absl::OkStatus());
+             Upload(device, target, copy->host(), copy, Arrival::kLater, arrived);
+           });
   } else if (!host_) {
-    uploaded(absl::OkStatus());
+    bound.arrival = Arrival::kInOrder;
+    bound.upload =
+        Upload(device, bound.buffer, copy->host(), copy, bound.arrival, std::move(arrived));
   }
   return bound;
 }
@@ -276,7 +279,7 @@ void Storage::InParts(const std::string& tenant, const TensorType& type, Copy co
 
 void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
                      const ExternalRange& range, const TensorType& type, BufferRef copy,
-                     OnUploaded gathered) {
+                     std::function<void()> gathered) {
   const char* const from = arena->data() + range.offset;
   char* const to = copy->host();
   InParts(
@@ -285,7 +288,7 @@ void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
         CopyStrided(type, strides, begin, end, from, to);
       },
       [arena = std::move(arena), copy = std::move(copy), gathered = std::move(gathered)] {
-        gathered(absl::OkStatus());
+        gathered();
       });
 }
 
@@ -306,7 +309,7 @@ absl::StatusOr<ClientTarget> Storage::FindTarget(const Session& session, const E
 }
 
 void Storage::WriteOut(const Tenant& tenant, DeviceIndex device, DeviceAddress address,
-                       const TensorType& type, const ClientTarget& target, OnUploaded done) {
+                       const TensorType& type, const ClientTarget& target, OnWritten done) {
   const int64_t bytes = type.num_bytes();
   if (bytes == 0) return done(absl::OkStatus());
   paths_->copied_bytes += bytes;
@@ -340,11 +343,11 @@ void Storage::Spread(const std::string& tenant, const char* from, const TensorTy
 
 // On the device's copy stream, beside what the device and the node do meanwhile.
 template <typename Keep>
-void Storage::Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
-                     OnUploaded uploaded) {
-  launcher_->Upload(device, target->address(), source, target->bytes(),
-                    [keep = std::move(keep), target, uploaded = std::move(uploaded)](
-                        const absl::Status& status) { uploaded(status); });
+TransferId Storage::Upload(DeviceIndex device, const BufferRef& target, const char* source,
+                           Keep keep, Arrival arrival, OnArrived arrived) {
+  return launcher_->Upload(device, target->address(), source, target->bytes(),
+                           [keep = std::move(keep), target, arrival, arrived = std::move(arrived)](
+                               const absl::Status& status) { arrived(arrival, status); });
 }
 
 // --- Reading ------------------------------------------------------------------------------------

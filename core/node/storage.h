@@ -71,22 +71,23 @@ class Storage {
   // INVALID_ARGUMENT: there are more or fewer than `type` has.
   absl::StatusOr<BufferRef> BindInline(const Session& session, const InlineData& data,
                                        const TensorType& type, DeviceIndex device);
-  using OnUploaded = std::function<void(absl::Status)>;
   // The bytes that `binding` names, as a buffer that the device can read. `stable`: they must not
-  // change any more, so client-writable memory is copied. Unless they are there, that ends with a
-  // call of `uploaded`.
+  // change any more, so client-writable memory is copied.
+  enum class Arrival : uint8_t {
+    kThere,
+    kInOrder,  // on their way, which launches on this device see that name the upload
+    kLater,    // no launch may read them before `arrived` is called
+  };
   struct Bound {
-    enum class Arrival : uint8_t {
-      kThere,
-      kInOrder,  // on their way, which launches that follow on this device see
-      kLater,    // no launch may read them before `uploaded` is called
-    };
     BufferRef buffer;
     DeviceAddress address = 0;
     Arrival arrival = Arrival::kThere;
+    TransferId upload;  // kInOrder
   };
+  // Not called where they are there.
+  using OnArrived = std::function<void(Arrival, const absl::Status&)>;
   absl::StatusOr<Bound> Bind(const Session& session, const Binding& binding, const TensorType& type,
-                             DeviceIndex device, bool stable, OnUploaded uploaded);
+                             DeviceIndex device, bool stable, OnArrived arrived);
 
   // Where an output is to be written in client memory. INVALID_ARGUMENT: not inside the arena, or
   // elements share a place. RESOURCE_EXHAUSTED kOutOfMemory: what is on its way needs host memory.
@@ -94,8 +95,9 @@ class Storage {
                                           const TensorType& type) const;
   // Writes what stands at `address`, in a buffer of the caller's, which keeps it until `done` is
   // called, perhaps at once. Failures are the device's.
+  using OnWritten = std::function<void(const absl::Status&)>;
   void WriteOut(const Tenant& tenant, DeviceIndex device, DeviceAddress address,
-                const TensorType& type, const ClientTarget& target, OnUploaded done);
+                const TensorType& type, const ClientTarget& target, OnWritten done);
 
   // --- Reading --------------------------------------------------------------------------------
   // Calls `done` when the host can read the cell, or with the reason why it never can. `done` must
@@ -119,11 +121,11 @@ class Storage {
   void LookAtHeldLater(absl::Time now);
   // Keeps `keep`, which holds the source, until it is copied.
   template <typename Keep>
-  void Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
-              OnUploaded uploaded);
-  // Puts elements of client memory in order, beside the node thread, then uploads them if need be.
+  TransferId Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
+                    Arrival arrival, OnArrived arrived);
+  // Puts elements of client memory in order, beside the node thread.
   void Gather(const Session& session, std::shared_ptr<Arena> arena, const ExternalRange& range,
-              const TensorType& type, BufferRef copy, OnUploaded gathered);
+              const TensorType& type, BufferRef copy, std::function<void()> gathered);
   // From host memory, which stands until `done`.
   void Spread(const std::string& tenant, const char* from, const TensorType& type,
               const ClientTarget& target, std::function<void()> done);

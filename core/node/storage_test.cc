@@ -65,7 +65,7 @@ class StorageTest : public ::testing::Test {
     absl::StatusOr<Storage::Bound> bound =
         storage_->Bind(*session_, binding, type, DeviceIndex(0), stable, nullptr);
     if (bound.ok()) {
-      EXPECT_EQ(bound->arrival, Storage::Bound::Arrival::kThere);
+      EXPECT_EQ(bound->arrival, Storage::Arrival::kThere);
     }
     return bound;
   }
@@ -154,11 +154,11 @@ TEST_F(StorageTest, MuchThatIsStridedIsCopiedBesideTheNodeThread) {
   }
   absl::optional<absl::Status> outcome;
   const TensorType type(DType::kF16, {kElements, 2});
-  const absl::StatusOr<Storage::Bound> bound =
-      storage_->Bind(*session_, Staged(staging->arena, 0, {1, 0}), type, DeviceIndex(0),
-                     /*stable=*/true, [&](const absl::Status& status) { outcome = status; });
+  const absl::StatusOr<Storage::Bound> bound = storage_->Bind(
+      *session_, Staged(staging->arena, 0, {1, 0}), type, DeviceIndex(0),
+      /*stable=*/true, [&](Storage::Arrival, const absl::Status& status) { outcome = status; });
   ASSERT_TRUE(bound.ok()) << bound.status();
-  EXPECT_EQ(bound->arrival, Storage::Bound::Arrival::kLater);
+  EXPECT_EQ(bound->arrival, Storage::Arrival::kLater);
   EXPECT_FALSE(outcome.has_value());
   // It goes on without the client.
   ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), staging->arena).ok());

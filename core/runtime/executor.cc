@@ -166,12 +166,14 @@ class DeviceExecutor final : public Executor {
     return HasMore();
   }
 
-  void Settled(LaunchId last) override {
-    if (MustWait([this, last] { Settled(last); })) return;
+  void Settled(LaunchId last, TransferId last_upload) override {
+    if (MustWait([this, last, last_upload] { Settled(last, last_upload); })) return;
     MutexLock lock(&failures_mutex_);
     // What waits for its turn is not put off: the next call comes with the next failure.
-    if (forget_ == LaunchId()) {
+    if (!forgets_) {
+      forgets_ = true;
       forget_ = last;
+      forget_upload_ = last_upload;
       forget_behind_ = last_guarded_;
     }
     ForgetFailures();
@@ -181,7 +183,7 @@ class DeviceExecutor final : public Executor {
     const int parity = Begin();
     uploaded_ = ++enqueued_.end[kCopy];
     streams_[kCopy]->CopyFromHost(to, from, bytes);
-    EndTransfer(id, parity);
+    EndTransfer(id, parity, /*is_upload=*/true);
   }
 
   void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
@@ -191,7 +193,7 @@ class DeviceExecutor final : public Executor {
     const int parity = Begin();
     ++enqueued_.end[kCopy];
     streams_[kCopy]->CopyToHost(to, from, bytes);
-    EndTransfer(id, parity);
+    EndTransfer(id, parity, /*is_upload=*/false);
   }
 
  private:
@@ -230,8 +232,8 @@ class DeviceExecutor final : public Executor {
     launch.uses[kCompute] |= !message_.inlines.empty();
     const Position needed = NeededBy(message_.after);
     // Collectives fail where peers do.
-    launch.may_fail =
-        plan->kernels_may_fail || plan->uses[kCommunication] || launch.commits || needed.may_fail;
+    launch.may_fail = plan->kernels_may_fail || plan->uses[kCommunication] || launch.commits ||
+                      needed.may_fail || !message_.uploads.empty();
     if (plan->steps.empty() && !launch.commits && message_.inlines.empty()) {
       // Its results are its inputs: complete when they are.
       if (AllDone()) {
@@ -601,11 +603,11 @@ class DeviceExecutor final : public Executor {
       streams_[kCommunication]->Record(crossing_[kCommunication].get());
       streams_[kCompute]->Wait(crossing_[kCommunication].get());
     }
-    streams_[kCompute]->Callback(
-        [this, guard, launch, after = message_.after](const absl::Status& result) {
-          guard->Add(result, /*is_own=*/true);
-          guard->Add(FailureOf(launch, after));
-        });
+    streams_[kCompute]->Callback([this, guard, launch, after = message_.after,
+                                  uploads = message_.uploads](const absl::Status& result) {
+      guard->Add(result, /*is_own=*/true);
+      guard->Add(FailureOf(launch, after, uploads));
+    });
     if (commit_ == nullptr) return guard;
     streams_[kCompute]->Record(crossing_[kCompute].get());
     streams_[kCommunication]->Wait(crossing_[kCompute].get());
@@ -696,14 +698,22 @@ class DeviceExecutor final : public Executor {
     failures_.insert(launch);
   }
   // Asked by each launch with a guard, in their order: the guard's callbacks are of one stream.
-  absl::Status FailureOf(LaunchId guarded, absl::Span<const LaunchId> launches)
+  absl::Status FailureOf(LaunchId guarded, absl::Span<const LaunchId> launches,
+                         absl::Span<const TransferId> uploads)
       ABSL_LOCKS_EXCLUDED(failures_mutex_) {
     MutexLock lock(&failures_mutex_);
     absl::Status status;
     for (const LaunchId launch : launches) {
-      if (!status.ok() || !failures_.contains(launch)) continue;
-      status = MakeError(Reason::kExecFailed, absl::StrCat("launch ", launch.value(),
-                                                           ", whose results it reads, has failed"));
+      if (!failures_.contains(launch)) continue;
+      status.Update(MakeError(
+          Reason::kExecFailed,
+          absl::StrCat("launch ", launch.value(), ", whose results it reads, has failed")));
+    }
+    for (const TransferId upload : uploads) {
+      if (!failed_uploads_.contains(upload)) continue;
+      status.Update(
+          MakeError(Reason::kExecFailed,
+                    absl::StrCat("upload ", upload.value(), ", whose bytes it reads, has failed")));
     }
     last_asked_ = guarded;
     ForgetFailures();
@@ -711,15 +721,19 @@ class DeviceExecutor final : public Executor {
   }
   // Once the launches that may still ask have.
   void ForgetFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(failures_mutex_) {
-    if (forget_ == LaunchId() || last_asked_ < forget_behind_) return;
-    for (auto it = failures_.begin(); it != failures_.end();) {
-      if (*it <= forget_) {
-        failures_.erase(it++);
-      } else {
-        ++it;
+    if (!forgets_ || last_asked_ < forget_behind_) return;
+    const auto forget = [](auto last, auto* failed) {
+      for (auto it = failed->begin(); it != failed->end();) {
+        if (*it <= last) {
+          failed->erase(it++);
+        } else {
+          ++it;
+        }
       }
-    }
-    forget_ = LaunchId();
+    };
+    forget(forget_, &failures_);
+    forget(forget_upload_, &failed_uploads_);
+    forgets_ = false;
   }
 
   void Say(const EventMessage& event) {
@@ -733,8 +747,12 @@ class DeviceExecutor final : public Executor {
     Say(CompletionMessage{launch, status, held_back, is_origin});
   }
 
-  void EndTransfer(TransferId id, int parity) {
-    streams_[kCopy]->Callback([this, parity, id](absl::Status status) {
+  void EndTransfer(TransferId id, int parity, bool is_upload) {
+    streams_[kCopy]->Callback([this, parity, id, is_upload](absl::Status status) {
+      if (is_upload && !status.ok()) {
+        MutexLock lock(&failures_mutex_);
+        failed_uploads_.insert(id);
+      }
       End(parity);
       Say(TransferredMessage{id, std::move(status)});
     });
@@ -850,11 +868,15 @@ class DeviceExecutor final : public Executor {
 
   LaunchId last_guarded_;  // the last launch that has a guard
   Mutex failures_mutex_;
-  absl::flat_hash_set<LaunchId> failures_
-      ABSL_GUARDED_BY(failures_mutex_);                      // that may be asked for
-  LaunchId last_asked_ ABSL_GUARDED_BY(failures_mutex_);     // the last launch whose guard has
-  LaunchId forget_ ABSL_GUARDED_BY(failures_mutex_);         // failures up to it, 0: none,
-  LaunchId forget_behind_ ABSL_GUARDED_BY(failures_mutex_);  // once this one's guard has asked
+  // That may be asked for.
+  absl::flat_hash_set<LaunchId> failures_ ABSL_GUARDED_BY(failures_mutex_);
+  absl::flat_hash_set<TransferId> failed_uploads_ ABSL_GUARDED_BY(failures_mutex_);
+  LaunchId last_asked_ ABSL_GUARDED_BY(failures_mutex_);  // the last launch whose guard has
+  // Whether failures up to these are to be forgotten, once that launch's guard has asked.
+  bool forgets_ ABSL_GUARDED_BY(failures_mutex_) = false;
+  LaunchId forget_ ABSL_GUARDED_BY(failures_mutex_);
+  TransferId forget_upload_ ABSL_GUARDED_BY(failures_mutex_);
+  LaunchId forget_behind_ ABSL_GUARDED_BY(failures_mutex_);
 
   // Written by completions.
   std::atomic<int64_t> in_flight_[2] = {{0}, {0}};

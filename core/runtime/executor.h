@@ -52,12 +52,13 @@ class Executor {
   static constexpr int64_t kSliceSteps = 64;
   virtual bool Launch(absl::string_view launch) = 0;
   virtual bool Continue() = 0;
-  // No launch that follows reads what this one or an earlier one wrote: nobody will ask any more
-  // whether these have failed. Until then that is kept of each that has.
-  virtual void Settled(LaunchId last) = 0;
+  // No launch that follows reads what these or earlier ones wrote: nobody will ask any more whether
+  // they have failed. Until then that is kept of each that has.
+  virtual void Settled(LaunchId last, TransferId last_upload) = 0;
   // Copies between host memory and the device, on a stream of their own beside the launches' work;
-  // each ends with a TransferredMessage, until which the host memory must stand. Launches that
-  // follow an Upload see it; a Download sees what launch `after` wrote (none: nothing to wait for).
+  // each ends with a TransferredMessage, until which the host memory must stand. Ids ascend.
+  // Launches that follow an Upload see it; a Download sees what launch `after` wrote (none: nothing
+  // to wait for).
   virtual void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) = 0;
   virtual void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
                         LaunchId after) = 0;

@@ -37,7 +37,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       chorus::EncodeLaunch(*launch, &out);
       const auto again = chorus::DecodeLaunch(out.bytes());
       Require(again.ok() && again->launch == launch->launch && again->buffers == launch->buffers &&
-              again->after == launch->after && again->inlines.size() == launch->inlines.size());
+              again->after == launch->after && again->uploads == launch->uploads &&
+              again->inlines.size() == launch->inlines.size());
       return 0;
     }
     default: {

@@ -827,7 +827,7 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
   launch("neg", 1, {sound.get(), 0, 0}, &completion);
   EXPECT_FALSE(completion.held_back);
   // What nobody asks for is forgotten.
-  rig.executor(0)->Settled(behind->sessions[0].launches[0]);
+  rig.executor(0)->Settled(behind->sessions[0].launches[0], TransferId());
   const auto forgiven = launch("mul", 2, {failed.get(), 0, 0}, &completion);
   EXPECT_TRUE(completion.status.ok()) << completion.status;
   // What somebody may ask for is not, however many of others fail meanwhile, and they are not all

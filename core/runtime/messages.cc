@@ -62,6 +62,7 @@ struct LaunchHead {
   uint32_t hold_back;
   uint32_t inlines;
   uint64_t commit;
+  uint64_t uploads;
 };
 struct BindingHead {
   uint64_t communicator;
@@ -72,7 +73,7 @@ struct InlineHead {
   int32_t buffer;
   uint32_t bytes;
 };
-static_assert(sizeof(LaunchHead) == 48 && sizeof(BindingHead) == 16 && sizeof(InlineHead) == 8,
+static_assert(sizeof(LaunchHead) == 56 && sizeof(BindingHead) == 16 && sizeof(InlineHead) == 8,
               "no padding is sent");
 
 template <typename Array>
@@ -110,7 +111,8 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
                         static_cast<uint32_t>(message.left_out.size()),
                         message.hold_back,
                         static_cast<uint32_t>(message.inlines.size()),
-                        message.commit.value()};
+                        message.commit.value(),
+                        message.uploads.size()};
   out->PutRaw(&head, sizeof(head));
   PutArray(message.buffers, out);
   for (const LaunchMessage::CollectiveBinding& binding : message.collectives) {
@@ -120,6 +122,7 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
     PutArray(binding.present, out);
   }
   PutArray(message.after, out);
+  PutArray(message.uploads, out);
   PutArray(message.left_out, out);
   for (const LaunchMessage::Inline& in_line : message.inlines) {
     const InlineHead head{in_line.buffer, static_cast<uint32_t>(in_line.bytes.size())};
@@ -147,6 +150,7 @@ bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
     if (!GetArray(&in, bound.present, &binding.present)) return false;
   }
   if (!GetArray(&in, head.after, &message->after) ||
+      !GetArray(&in, head.uploads, &message->uploads) ||
       !GetArray(&in, head.left_out, &message->left_out) ||
       head.inlines > in.remaining() / sizeof(InlineHead)) {
     return false;

@@ -49,12 +49,13 @@ struct LaunchMessage {
   PlanId plan;
   absl::InlinedVector<DeviceAddress, 8> buffers;          // the plan's buffer table
   absl::InlinedVector<CollectiveBinding, 1> collectives;  // in the plan's order
-  absl::InlinedVector<LaunchId, 4> after;    // earlier launches on this device to wait for
-  absl::InlinedVector<int32_t, 4> left_out;  // groups of equal work that another device does
+  absl::InlinedVector<LaunchId, 4> after;      // earlier launches on this device to wait for
+  absl::InlinedVector<TransferId, 1> uploads;  // earlier ones to this device whose bytes it reads
+  absl::InlinedVector<int32_t, 4> left_out;    // groups of equal work that another device does
   absl::InlinedVector<Inline, 1> inlines;
   // Outputs stand where donated inputs do: nothing is written there before everything else is
-  // complete, nor when anything has failed, here or in one of `after`. Where nothing of that may
-  // fail (MayFail of core/ops/op.h), that costs nothing.
+  // complete, nor when anything has failed, here, in one of `after` or of `uploads`. Where nothing
+  // of that may fail (MayFail of core/ops/op.h), that costs nothing.
   bool hold_back = false;
   // The communicator of all devices that launch together with this one, of which some hold back: if
   // anything has failed on one of them, nothing is written on any. None: there are no others.

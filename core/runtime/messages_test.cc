@@ -20,6 +20,7 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   message.collectives[0].communicator = CommunicatorId(5);
   message.collectives[1].present = {0, 2, 7};
   message.after = {LaunchId(1), LaunchId(299)};
+  message.uploads = {TransferId(8), TransferId(9)};
   message.left_out = {0, 3, 4};
   message.hold_back = true;
   message.commit = CommunicatorId(77);
@@ -36,6 +37,7 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   EXPECT_TRUE(back->collectives[0].present.empty());
   EXPECT_EQ(back->collectives[1].present, message.collectives[1].present);
   EXPECT_EQ(back->after, message.after);
+  EXPECT_EQ(back->uploads, message.uploads);
   EXPECT_EQ(back->left_out, message.left_out);
   EXPECT_TRUE(back->hold_back);
   EXPECT_EQ(back->commit, CommunicatorId(77));

@@ -451,10 +451,14 @@ class FaultBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
                                                                  absl::Span<const int> devices,
                                                                  int member) override {
+    // Before the inner backend, which says what is wrong with the call: the others wait for a
+    // member that has never been there.
+    const bool is_member = member >= 0 && member < static_cast<int>(devices.size());
+    if (is_member && core_.Draw(Site::kOpen, devices[member]).has_value()) {
+      return InjectedError(Site::kOpen, devices[member]);
+    }
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> opened,
                             inner_->OpenCommunicator(id, devices, member));
-    const int device = devices[member];
-    if (core_.Draw(Site::kOpen, device).has_value()) return InjectedError(Site::kOpen, device);
     return std::unique_ptr<Communicator>(std::make_unique<FaultCommunicator>(
         &core_, static_cast<int>(devices.size()), member, std::move(opened)));
   }

@@ -124,6 +124,7 @@ void WriteExecutorBytes(const Corpus& corpus) {
   launch.collectives[0].communicator = CommunicatorId(9);
   launch.collectives[0].present = {0, 2};
   launch.after = {LaunchId(298), LaunchId(299)};
+  launch.uploads = {TransferId(8)};
   launch.left_out = {1};
   launch.hold_back = true;
   launch.inlines = {{2, {'r', 'a', 't', 'e'}}};
