@@ -76,8 +76,9 @@ class Launcher {
 
   // Posts a closure to be run by Drain(), from any thread.
   void Post(std::function<void()> closure);
-  // Takes what has come since the last call; what is not for the caller is seen to first. Returns
-  // true when there was something.
+  // Takes what has come since the last call; what is not for the caller is seen to first: transfers
+  // have ended before the launches that read what they brought. Returns true when there was
+  // something.
   bool Drain(std::vector<CompletionMessage>* completions);
   bool HasCompletions() const { return ready_.load(std::memory_order_seq_cst); }
 
