@@ -268,13 +268,13 @@ void Storage::InParts(const std::string& tenant, const TensorType& type, Copy co
                       std::function<void()> done) {
   const int64_t part = kGatheredBytes / DTypeBytes(type.dtype);
   const int64_t elements = type.num_elements();
-  for (int64_t begin = 0; begin < elements; begin += part) {
-    const int64_t end = std::min(elements, begin + part);
-    std::function<void()> then = [] {};
-    if (end == elements) then = std::move(done);
+  int64_t begin = 0;
+  for (; elements - begin > part; begin += part) {
     background_->Do(
-        tenant, [copy, begin, end] { copy(begin, end); }, std::move(then));
+        tenant, [copy, begin, part] { copy(begin, begin + part); }, [] {});
   }
+  background_->Do(
+      tenant, [copy, begin, elements] { copy(begin, elements); }, std::move(done));
 }
 
 void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
