@@ -90,10 +90,8 @@ GangRig::GangRig(std::unique_ptr<Backend> backend) : backend_(std::move(backend)
     const auto take = [this, d](absl::string_view bytes) {
       const absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
       if (!event.ok()) Die("event", event.status());
-      MutexLock lock(&mutex_);
       const bool is_new = absl::visit([&](const auto& of) { return Keep(d, of); }, *event);
       if (!is_new) Die("event", absl::InternalError("one came twice"));
-      changed_.SignalAll();
     };
     // Small slices: launches are in parts, and of the devices of a gang some more than others.
     DeviceExecutorOptions options;

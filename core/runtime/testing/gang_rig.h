@@ -132,12 +132,16 @@ class GangRig {
     return {device, 't', of.transfer.value()};
   }
   absl::Status WaitFor(const EventKey& key);
-  // False: it has come before.
-  bool Keep(int, const CompletionMessage& of) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  // For those who wait. False: it has come before.
+  bool Keep(int, const CompletionMessage& of) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    changed_.SignalAll();
     return completions_.emplace(of.launch, of).second;
   }
   template <typename Message>
-  bool Keep(int device, const Message& of) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  bool Keep(int device, const Message& of) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    changed_.SignalAll();
     return told_.emplace(KeyOf(device, of), of.status).second;
   }
   struct Part {
