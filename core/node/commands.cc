@@ -168,10 +168,9 @@ bool Commands::LoadGraph(const std::shared_ptr<Session>& session, Sequence seque
       GoOn(session, clock_->now);
     });
   };
-  const absl::StatusOr<bool> loaded =
-      launcher_->LoadPlan(std::shared_ptr<LoadedPlan>(record, &record->main), record->large,
-                          absl::MakeConstSpan(session->devices).first(slots),
-                          {session->tenant->name, session->budget}, {absl::OkStatus(), wait});
+  const absl::StatusOr<bool> loaded = launcher_->LoadPlan(
+      record, /*variant=*/nullptr, absl::MakeConstSpan(session->devices).first(slots),
+      {session->tenant->name, session->budget}, {absl::OkStatus(), wait});
   return loaded.ok() && !*loaded;
 }
 

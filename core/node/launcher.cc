@@ -62,10 +62,12 @@ absl::StatusOr<PlanId> Launcher::PlanOn(const LoadedPlan& plan, int slot, Device
                                 " has not been loaded on device ", device.value()));
 }
 
-absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan, bool large,
+absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<GraphRecord>& record,
+                                        const std::shared_ptr<LoadedPlan>& variant,
                                         absl::Span<const DeviceIndex> devices,
                                         const GraphStore::Client& client,
                                         const GraphStore::Waiting& waiting) {
+  LoadedPlan* const plan = variant != nullptr ? variant.get() : &record->main;
   absl::InlinedVector<size_t, 8> missing;
   for (size_t slot = 0; slot < devices.size(); ++slot) {
     if (FindOn(*plan, slot, devices[slot]) == PlanId()) missing.push_back(slot);
@@ -75,7 +77,7 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
   auto loading = std::make_shared<Loading>();
   loading->key.assign(devices.begin(), devices.end());
   if (!plan->loading.Has(loading->key)) {
-    loading->plan = plan;
+    loading->plan = variant != nullptr ? variant : std::shared_ptr<LoadedPlan>(record, plan);
     loading->left = missing.size();
     std::vector<std::pair<PlanId, LoadingPart>> parts;
     for (const size_t slot : missing) {
@@ -92,7 +94,7 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<LoadedPlan>& plan,
       }
     };
     for (auto& part : parts) loading_.insert(std::move(part));
-    if (large && background_ != nullptr) {
+    if (record->large && background_ != nullptr) {
       background_->Do(client.tenant, std::move(load), [] {});
     } else {
       load();

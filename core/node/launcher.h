@@ -39,12 +39,13 @@ class Launcher {
   Executor* executor(DeviceIndex device) { return executors_[device.value()].get(); }
   int64_t launches(DeviceIndex device) const { return launch_counts_[device.value()]; }
 
-  // Loads the parts of `plan`, which lives as long, on `devices`, by slot, where they are not yet.
-  // For one device of a part whoever names the graph is charged; for each other one the client is,
-  // until it is unloaded. Of a large plan, which takes the node thread too long, in the background.
-  // False: it is not there yet, and waiting.wait() was called. RESOURCE_EXHAUSTED kOutOfMemory: it
-  // cannot be charged; else as Executor::LoadPlan.
-  absl::StatusOr<bool> LoadPlan(const std::shared_ptr<LoadedPlan>& plan, bool large,
+  // Loads the parts of a plan of the record (null: its main one) on `devices`, by slot, where they
+  // are not yet. For one device of a part whoever names the graph is charged; for each other one
+  // the client is, until it is unloaded. Of a large record, which takes the node thread too long,
+  // in the background. False: it is not there yet, and waiting.wait() was called.
+  // RESOURCE_EXHAUSTED kOutOfMemory: it cannot be charged; else as Executor::LoadPlan.
+  absl::StatusOr<bool> LoadPlan(const std::shared_ptr<GraphRecord>& record,
+                                const std::shared_ptr<LoadedPlan>& variant,
                                 absl::Span<const DeviceIndex> devices,
                                 const GraphStore::Client& client,
                                 const GraphStore::Waiting& waiting);

@@ -50,9 +50,7 @@ class LauncherTest : public ::testing::Test {
     const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
       return absl::InternalError("a small plan is there at once");
     };
-    return launcher_
-        ->LoadPlan(std::shared_ptr<LoadedPlan>(record, &record->main), /*large=*/false, devices,
-                   {tenant, budget}, {ok, wait})
+    return launcher_->LoadPlan(record, /*variant=*/nullptr, devices, {tenant, budget}, {ok, wait})
         .status();
   }
   static PlanId PlanOn(const GraphRecord& record, int device) {

@@ -84,13 +84,7 @@ absl::StatusOr<bool> Preparer::FindPlan(const Run& command, const GraphStore::Wa
   CHORUS_RETURN_IF_ERROR(FindWorld(command, run));
   CHORUS_ASSIGN_OR_RETURN(const bool chosen, ChoosePlan(waiting, run));
   if (!chosen) return false;
-  return Load(*run, run->own_plan, waiting);
-}
-
-absl::StatusOr<bool> Preparer::Load(const RunState& run, std::shared_ptr<LoadedPlan> plan,
-                                    const GraphStore::Waiting& waiting) {
-  if (plan == nullptr) plan = std::shared_ptr<LoadedPlan>(run.graph, &run.graph->main);
-  return launcher_->LoadPlan(plan, run.graph->large, run.devices, ClientOf(run), waiting);
+  return launcher_->LoadPlan(run->graph, run->own_plan, run->devices, ClientOf(*run), waiting);
 }
 
 absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const GraphStore::Waiting& waiting,
@@ -471,7 +465,8 @@ absl::StatusOr<bool> Preparer::FollowOrder(RunState* run, const std::vector<int3
       std::shared_ptr<LoadedPlan> plan,
       graphs_->PlanOf(run->graph, VariantOf(*run, order), ClientOf(*run), waiting));
   if (plan == nullptr) return false;
-  CHORUS_ASSIGN_OR_RETURN(const bool loaded, Load(*run, plan, waiting));
+  CHORUS_ASSIGN_OR_RETURN(const bool loaded, launcher_->LoadPlan(run->graph, plan, run->devices,
+                                                                 ClientOf(*run), waiting));
   if (!loaded) return false;
   const auto& before = run->plan->plan.buffers;
   const auto& after = plan->plan.buffers;

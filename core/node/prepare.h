@@ -73,9 +73,6 @@ class Preparer {
   absl::StatusOr<bool> ChoosePlan(const GraphStore::Waiting& waiting, RunState* run);
   absl::Status FindInstances(RunState* run);
   absl::Status FindOneDomain(RunState* run);
-  // `plan`: null: the graph's main one.
-  absl::StatusOr<bool> Load(const RunState& run, std::shared_ptr<LoadedPlan> plan,
-                            const GraphStore::Waiting& waiting);
   absl::StatusOr<std::vector<int64_t>> SizesOf(const Run& command, const RunState& run) const;
   absl::Status ChargeRows(RunState* run);
   absl::Status FindDevices(const Run& command, RunState* run);

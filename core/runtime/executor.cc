@@ -478,6 +478,14 @@ class DeviceExecutor final : public Executor {
     return it == plans_.end() ? nullptr : it->second.get();
   }
 
+  // Or why it could not be opened.
+  using OpenedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
+  absl::StatusOr<const OpenedCommunicator*> FindCommunicator(CommunicatorId id) const {
+    const auto communicator = communicators_.find(id);
+    if (communicator != communicators_.end()) return &communicator->second;
+    return UnknownName(absl::StrCat("communicator ", id.value()));
+  }
+
   // Finds what the message names, before anything is enqueued.
   absl::Status Bind(DeviceProgram** plan) {
     *plan = FindPlan(message_.plan);
@@ -511,19 +519,13 @@ class DeviceExecutor final : public Executor {
         bound_.push_back(nullptr);
         continue;
       }
-      const auto communicator = communicators_.find(binding.communicator);
-      if (communicator == communicators_.end()) {
-        return UnknownName(absl::StrCat("communicator ", binding.communicator.value()));
-      }
-      bound_.push_back(&communicator->second);
+      CHORUS_ASSIGN_OR_RETURN(const OpenedCommunicator* const bound,
+                              FindCommunicator(binding.communicator));
+      bound_.push_back(bound);
     }
     commit_ = nullptr;
     if (message_.commit != CommunicatorId()) {
-      const auto communicator = communicators_.find(message_.commit);
-      if (communicator == communicators_.end()) {
-        return UnknownName(absl::StrCat("communicator ", message_.commit.value()));
-      }
-      commit_ = &communicator->second;
+      CHORUS_ASSIGN_OR_RETURN(commit_, FindCommunicator(message_.commit));
     }
     return absl::OkStatus();
   }
@@ -621,8 +623,6 @@ class DeviceExecutor final : public Executor {
     return guard;
   }
 
-  // Or why it could not be opened.
-  using OpenedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
   static absl::Status Enqueue(const OpenedCommunicator& communicator, const CollectiveCall& call,
                               Stream* stream) {
     CHORUS_RETURN_IF_ERROR(communicator.status());
