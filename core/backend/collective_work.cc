@@ -207,6 +207,28 @@ absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
   return CheckExtras(call, size, member);
 }
 
+absl::Status AddressSpace::Read(int device, DeviceAddress from, int64_t bytes, void* to) const {
+  void* pointer = nullptr;
+  CHORUS_RETURN_IF_ERROR(Resolve(device, from, bytes, &pointer));
+  std::memcpy(to, pointer, static_cast<size_t>(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status AddressSpace::Write(int device, DeviceAddress to, int64_t bytes,
+                                 const void* from) const {
+  void* pointer = nullptr;
+  CHORUS_RETURN_IF_ERROR(Resolve(device, to, bytes, &pointer));
+  std::memcpy(pointer, from, static_cast<size_t>(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveWork::Read(const Member& member, DeviceAddress from, int64_t bytes,
+                                  void* to) const {
+  if (space_ != nullptr) return space_->Read(member.device, from, bytes, to);
+  std::memcpy(to, reinterpret_cast<const void*>(from), static_cast<size_t>(bytes));
+  return absl::OkStatus();
+}
+
 absl::Status CollectiveWork::Resolve(const Member& member, DeviceAddress address, int64_t bytes,
                                      void** pointer) const {
   if (space_ == nullptr) {
@@ -353,6 +375,7 @@ void CollectiveWork::EndMove() {
 
 absl::Status CollectiveWork::ReadScales(absl::Span<const Member> members) {
   scales_.clear();
+  scale_places_.clear();
   divisor_ = 1;
   if (common_.reduction == Reduction::kAvg) {
     scales_.resize(members.size(), 1);
@@ -360,20 +383,22 @@ absl::Status CollectiveWork::ReadScales(absl::Span<const Member> members) {
   }
   if (common_.reduction != Reduction::kPremulSum) return absl::OkStatus();
   const bool wide = common_.dtype == DType::kF64;
+  const bool by_device = space_ != nullptr && !space_->host_addressable();
   for (const Member& member : members) {
     if (member.call == nullptr) continue;
-    void* pointer = nullptr;
-    CHORUS_RETURN_IF_ERROR(
-        Resolve(member, member.call->factor, wide ? sizeof(double) : sizeof(float), &pointer));
+    const DeviceAddress factor = member.call->factor;
+    if (by_device) {
+      void* place = nullptr;
+      CHORUS_RETURN_IF_ERROR(
+          Resolve(member, factor, wide ? sizeof(double) : sizeof(float), &place));
+      scale_places_.push_back(place);
+      continue;
+    }
     float narrow = 0;
     double scale = 0;
-    if (wide) {
-      std::memcpy(&scale, pointer, sizeof(scale));
-    } else {
-      std::memcpy(&narrow, pointer, sizeof(narrow));
-      scale = narrow;
-    }
-    scales_.push_back(scale);
+    CHORUS_RETURN_IF_ERROR(wide ? Read(member, factor, sizeof(scale), &scale)
+                                : Read(member, factor, sizeof(narrow), &narrow));
+    scales_.push_back(wide ? scale : narrow);
   }
   return absl::OkStatus();
 }
@@ -475,12 +500,41 @@ absl::Status CollectiveWork::PrepareMovement(absl::Span<const Member> members) {
 
 absl::Status CollectiveWork::CopyCounts(const Member& member, DeviceAddress address, int count) {
   if (count == 0 || address == 0) return absl::OkStatus();
-  const int64_t bytes = count * int64_t{sizeof(int64_t)};
-  void* from = nullptr;
-  CHORUS_RETURN_IF_ERROR(Resolve(member, address, bytes, &from));
   counts_.resize(counts_.size() + count);
-  std::memcpy(counts_.data() + counts_.size() - count, from, bytes);
-  return absl::OkStatus();
+  return Read(member, address, count * int64_t{sizeof(int64_t)},
+              counts_.data() + counts_.size() - count);
+}
+
+std::vector<std::pair<DeviceAddress, int64_t>> CollectiveWork::NumbersOf(
+    const Common& common, absl::Span<const Member> members) {
+  std::vector<std::pair<DeviceAddress, int64_t>> numbers;
+  const int size = static_cast<int>(members.size());
+  const CollectiveFacts& facts = FactsOf(common.kind);
+  for (int m = 0; common.runtime && m < size; ++m) {
+    if (members[m].call == nullptr) continue;
+    const CollectiveCall::RuntimeCounts& runtime = *members[m].call->runtime;
+    const auto add = [&](DeviceAddress address, Pieces pieces) {
+      const int64_t count = PiecesOn(pieces, size, m == common.root);
+      if (address != 0 && count > 0) numbers.emplace_back(address, count * sizeof(int64_t));
+    };
+    add(runtime.sends, facts.in);
+    add(runtime.receives, facts.out);
+  }
+  return numbers;
+}
+
+CollectiveWork::List CollectiveWork::list() const {
+  List list;
+  list.common = common_;
+  list.moves = moves_;
+  list.inputs = inputs_;
+  list.outputs = outputs_;
+  list.holders = holders_;
+  list.factors = factors_;
+  list.steps = absl::MakeConstSpan(tree_.steps(), tree_.num_steps());
+  list.scales = scale_places_;
+  list.divisor = divisor_;
+  return list;
 }
 
 absl::Status CollectiveWork::ReadRuntimeCounts(absl::Span<const Member> members) {
@@ -563,12 +617,15 @@ absl::Status CollectiveWork::FinishRuntime(absl::Span<const Member> members) {
                                       runtime.input_rows * row, sizeof(float)));
     }
     if (runtime.received == 0) continue;
-    void* to = nullptr;
-    CHORUS_RETURN_IF_ERROR(
-        Resolve(member, runtime.received, num_received * int64_t{sizeof(int64_t)}, &to));
-    for (int k = 0; k < num_received; ++k) {
-      const int64_t rows = pieces_.Output(m, k).count;
-      std::memcpy(static_cast<char*>(to) + k * sizeof(rows), &rows, sizeof(rows));
+    received_.clear();
+    for (int k = 0; k < num_received; ++k) received_.push_back(pieces_.Output(m, k).count);
+    const int64_t bytes = num_received * int64_t{sizeof(int64_t)};
+    if (space_ != nullptr) {
+      CHORUS_RETURN_IF_ERROR(
+          space_->Write(member.device, runtime.received, bytes, received_.data()));
+    } else {
+      std::memcpy(reinterpret_cast<void*>(runtime.received), received_.data(),
+                  static_cast<size_t>(bytes));
     }
   }
   return absl::OkStatus();

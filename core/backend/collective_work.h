@@ -1,7 +1,8 @@
 // What a matched collective comes down to: a list of reductions and copies between addresses, cut
 // into chunks that any number of threads may run in any order.
 //
-// Shared by the backends that compute with the CPU, so that they have one arithmetic. Elements are
+// The backends that compute with the CPU run the chunks here, so that they have one arithmetic; a
+// backend that has another processor takes the list from here and runs it there. Elements are
 // reduced in the one tree over all members (core/backend/reduction.h), the same for every kind,
 // piece and output, whatever the chunks: bits depend on neither size nor timing. Members that do
 // not take part are left out of it: they are nothing, not zeros.
@@ -14,6 +15,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,6 +34,11 @@ absl::Status CheckCall(const CollectiveCall& call, int size, int member);
 class AddressSpace {
  public:
   virtual ~AddressSpace() = default;
+  // False: a pointer is of use only to the device, for which the list is made. Numbers that the
+  // list depends on come and go by Read and Write; PREMUL_SUM's factors are left to the device.
+  virtual bool host_addressable() const { return true; }
+  virtual absl::Status Read(int device, DeviceAddress from, int64_t bytes, void* to) const;
+  virtual absl::Status Write(int device, DeviceAddress to, int64_t bytes, const void* from) const;
   // INTERNAL: [address, address + bytes) is not wholly inside one live allocation in the domain of
   // `device`.
   virtual absl::Status Resolve(int device, DeviceAddress address, int64_t bytes,
@@ -55,23 +62,6 @@ class CollectiveWork {
     const CollectiveCall* call = nullptr;  // null: it does not take part
   };
 
-  // Each member's call has passed CheckCall. `space` is null where addresses are pointers. Keeps no
-  // reference to its arguments; may be called again, and then allocates nothing unless the new call
-  // is larger. INTERNAL: members disagree about a piece, or memory is not what it should be.
-  // INVALID_ARGUMENT: runtime counts that are wrong.
-  absl::Status Prepare(const Common& common, absl::Span<const Member> members,
-                       const AddressSpace* space);
-
-  // Bytes read and written in all.
-  int64_t traffic_bytes() const { return traffic_bytes_; }
-  // The bytes of each result in a chunk that reads and writes about `traffic_bytes`.
-  int64_t ChunkBytes(int64_t traffic_bytes) const;
-  // Cuts the work into chunks of at most `chunk_bytes` bytes (rounded to whole cache lines) of each
-  // result. How many they are.
-  int64_t Cut(int64_t chunk_bytes);
-  void RunChunk(int64_t chunk, bool streaming) const;
-
- private:
   // One pass: the elements of the inputs, reduced, to every output.
   struct Move {
     int64_t count = 0;  // elements
@@ -90,7 +80,43 @@ class CollectiveWork {
     int32_t input = 0;  // of the move
     void* to = nullptr;
   };
+  // What Prepare made, for a device that runs it: moves, and the lists that they index. It stands
+  // until the next Prepare.
+  struct List {
+    Common common;
+    absl::Span<const Move> moves;
+    absl::Span<const void* const> inputs;
+    absl::Span<void* const> outputs;
+    absl::Span<float* const> holders;  // null for some
+    absl::Span<const Factor> factors;
+    absl::Span<const ReductionTree::Step> steps;
+    absl::Span<const void* const> scales;  // PREMUL_SUM: where each input's factor stands
+    double divisor = 1;
+  };
 
+  // Each member's call has passed CheckCall. `space` is null where addresses are pointers. Keeps no
+  // reference to its arguments; may be called again, and then allocates nothing unless the new call
+  // is larger. INTERNAL: members disagree about a piece, or memory is not what it should be.
+  // INVALID_ARGUMENT: runtime counts that are wrong.
+  absl::Status Prepare(const Common& common, absl::Span<const Member> members,
+                       const AddressSpace* space);
+
+  // The numbers that Prepare reads of a device's memory where there are runtime counts: address and
+  // bytes of each.
+  static std::vector<std::pair<DeviceAddress, int64_t>> NumbersOf(const Common& common,
+                                                                  absl::Span<const Member> members);
+  List list() const;
+
+  // Bytes read and written in all.
+  int64_t traffic_bytes() const { return traffic_bytes_; }
+  // The bytes of each result in a chunk that reads and writes about `traffic_bytes`.
+  int64_t ChunkBytes(int64_t traffic_bytes) const;
+  // Cuts the work into chunks of at most `chunk_bytes` bytes (rounded to whole cache lines) of each
+  // result. How many they are.
+  int64_t Cut(int64_t chunk_bytes);
+  void RunChunk(int64_t chunk, bool streaming) const;
+
+ private:
   // For texts: "member 2's input 0".
   struct Operand {
     int member = -1;
@@ -107,6 +133,7 @@ class CollectiveWork {
 
   absl::Status ReadRuntimeCounts(absl::Span<const Member> members);
   absl::Status CopyCounts(const Member& member, DeviceAddress address, int count);
+  absl::Status Read(const Member& member, DeviceAddress from, int64_t bytes, void* to) const;
   // What stands behind the pieces, and what is told of them.
   absl::Status FinishRuntime(absl::Span<const Member> members);
   // Adds a move of zeros to elements [begin, end); not if they stand in `once`, where they are
@@ -156,7 +183,8 @@ class CollectiveWork {
   int64_t traffic_bytes_ = 0;
   int64_t chunk_elements_ = 1;
   double divisor_ = 1;
-  std::vector<double> scales_;  // AVG, PREMUL_SUM: by input of a move
+  std::vector<double> scales_;             // AVG, PREMUL_SUM: by input of a move
+  std::vector<const void*> scale_places_;  // PREMUL_SUM, where the device reads them
   std::vector<int32_t> ranks_;  // the members that take part: the inputs of each move that reduces
   ReductionTree tree_;          // of these
   Move move_;                   // being made
@@ -168,6 +196,7 @@ class CollectiveWork {
   std::vector<Factor> factors_;
   RuntimePieces pieces_;
   std::vector<int64_t> counts_;  // the members' sends and receives, copied
+  std::vector<int64_t> received_;
   std::vector<RuntimePieces::Part> parts_;
 };
 

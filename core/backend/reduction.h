@@ -26,6 +26,7 @@
 #ifndef CHORUS_CORE_BACKEND_REDUCTION_H_
 #define CHORUS_CORE_BACKEND_REDUCTION_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -58,6 +59,7 @@ class ReductionTree {
   static ReductionTree Whole(int size);
 
   const Step* steps() const { return steps_.data(); }
+  size_t num_steps() const { return steps_.size(); }
 
  private:
   std::vector<int32_t> ranks_;
