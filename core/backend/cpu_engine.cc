@@ -101,7 +101,7 @@ absl::StatusOr<std::unique_ptr<Kernel>> CpuEngine::MakeKernel(
 }
 
 absl::StatusOr<int64_t> CpuEngine::WorkspaceBytes(const NodeView& node,
-                                                     absl::Span<const TensorType> outputs) const {
+                                                  absl::Span<const TensorType> outputs) const {
   CHORUS_ASSIGN_OR_RETURN(const std::unique_ptr<HostKernel> kernel, make_kernel_(node, outputs));
   return kernel->workspace_bytes();
 }
@@ -134,7 +134,7 @@ int64_t CpuEngine::CostOf(const KernelCall& call) {
 }
 
 absl::StatusOr<CpuEngine::ResolvedKernel> CpuEngine::Resolve(const KernelCall& call,
-                                                                   int device) const {
+                                                             int device) const {
   const auto* prepared = static_cast<const PreparedKernel*>(call.kernel);
   if (call.inputs.size() != prepared->input_bytes.size() ||
       call.outputs.size() != prepared->output_bytes.size()) {
@@ -171,8 +171,7 @@ absl::StatusOr<CpuEngine::ResolvedKernel> CpuEngine::Resolve(const KernelCall& c
   return resolved;
 }
 
-absl::StatusOr<CpuEngine::ResolvedCopy> CpuEngine::Resolve(const CopyItem& item,
-                                                                 int device) const {
+absl::StatusOr<CpuEngine::ResolvedCopy> CpuEngine::Resolve(const CopyItem& item, int device) const {
   ResolvedCopy copy;
   copy.bytes = item.bytes;
   copy.to = reinterpret_cast<void*>(item.to);

@@ -1,5 +1,6 @@
-// What the CPU's engines have in common beyond their queues: kernels, and how calls and copies become
-// work on pointers. `host` runs what is ready at once, `sim` picks among it by a seeded generator.
+// What the CPU's engines have in common beyond their queues: kernels, and how calls and copies
+// become work on pointers. `host` runs what is ready at once, `sim` picks among it by a seeded
+// generator.
 //
 // Threads: as StreamEngine; resolved work runs outside the mutex. Ownership: kernels are the
 // callers'. Errors: those of backend.h.
@@ -22,7 +23,8 @@ namespace chorus {
 
 class CpuEngine : public StreamEngine {
  public:
-  // `make_kernel` is MakeHostKernel (core/ops/host_kernels.h), or a test's. `space`: StreamEngine's.
+  // `make_kernel` is MakeHostKernel (core/ops/host_kernels.h), or a test's. `space`:
+  // StreamEngine's.
   CpuEngine(HostKernelFactory make_kernel, const AddressSpace* space)
       : StreamEngine(space), make_kernel_(make_kernel) {}
 
@@ -74,8 +76,7 @@ class CpuEngine : public StreamEngine {
   // Takes those of the kernels behind `first`, which Begin gave, that may run with it block by
   // block of elements: elementwise ones of as many elements, which have nothing in memory in common
   // with each other but element by element. Each counts as work that Begin gave.
-  void TakeChain(CpuStream* stream, const KernelCall& first)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeChain(CpuStream* stream, const KernelCall& first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Without the mutex: only the thread that Begin gave the work to may use them.
   absl::StatusOr<ResolvedCopy> Resolve(const CopyItem& item, int device) const;

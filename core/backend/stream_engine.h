@@ -1,13 +1,17 @@
-// Streams, events and communicators for backends that compute with the CPU.
+// Streams, events and communicators: the queues of every backend.
 //
 // The engine keeps the queues and decides what may run: stream order, events and the meeting of
-// collective calls. A backend derives from it and decides where and when: `host` runs what is ready
-// at once, `sim` picks among it by a seeded generator. They share everything else, so that a
+// collective calls. What derives from it decides where and when, and what running is: the CPU's
+// engines (cpu_engine.h) compute, `cuda` hands work to a GPU. They share everything else, so that a
 // program that is right on one is wrong on the other only for what order lets happen.
 //
-// An event costs no work on its stream: its record is the number of items enqueued before it, and
-// it has passed when as many have completed. Stream states are recycled and never freed before the
-// engine, and their counts never go back, so an old event stays meaningful.
+// An item has passed when Advance() has been called for it. Where running means computing, that is
+// when it has ended. Where it means handing over (HandsOver), it is when whoever it was handed to
+// knows of it, and keeps the order from there on: an event is then an item of its own, so that its
+// record and each wait for it are handed over, too.
+//
+// An event's record is the number of items that must have passed. Stream states are recycled and
+// never freed before the engine, and their counts never go back, so an old event stays meaningful.
 //
 // Threads: one mutex guards every queue. Work and callbacks run outside it. Ownership: the engine
 // has the states of streams and the groups of communicators; the handles that it gives refer to
@@ -27,26 +31,20 @@
 #include "core/backend/backend.h"
 #include "core/backend/collective_work.h"
 #include "core/base/mutex.h"
-#include "core/base/thread_pool.h"
-#include "core/ops/host_kernel.h"
 
 namespace chorus {
 
 class StreamEngine {
  public:
-  // `make_kernel` is MakeHostKernel (core/ops/host_kernels.h), or a test's. `space` turns addresses
-  // into pointers, null where they are pointers; it must outlive the engine.
-  StreamEngine(HostKernelFactory make_kernel, const AddressSpace* space);
+  // `space` turns addresses into pointers, null where they are pointers; it must outlive the
+  // engine.
+  explicit StreamEngine(const AddressSpace* space);
   virtual ~StreamEngine();
   StreamEngine(const StreamEngine&) = delete;
   StreamEngine& operator=(const StreamEngine&) = delete;
 
   std::unique_ptr<Stream> CreateStream(int device);
   std::unique_ptr<Event> CreateEvent();
-  absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const NodeView& node,
-                                                     absl::Span<const TensorType> outputs);
-  absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
-                                         absl::Span<const TensorType> outputs) const;
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
                                                                  absl::Span<const int> devices,
                                                                  int member);
@@ -74,7 +72,9 @@ class StreamEngine {
     Meeting* meeting = nullptr;
     int32_t member = 0;
   };
-  using Item = absl::variant<WaitItem, CopyItem, KernelCall, CallbackItem, CollectiveItem>;
+  struct RecordItem {};  // only where the engine hands over
+  using Item =
+      absl::variant<WaitItem, RecordItem, CopyItem, KernelCall, CallbackItem, CollectiveItem>;
 
   // First in, first out, in memory that it keeps unless that is much.
   class ItemQueue {
@@ -91,8 +91,8 @@ class StreamEngine {
     size_t size_ = 0;
   };
 
-  // The task is for backends that run streams on a pool.
-  struct StreamState : ThreadPool::Task {
+  struct StreamState {
+    virtual ~StreamState() = default;
     enum class State : uint8_t {
       kIdle,     // nothing to do
       kReady,    // in ready_, or in the hands of a thread that runs it
@@ -114,39 +114,6 @@ class StreamEngine {
     bool released = false;  // its Stream is gone; recycled when it is idle
     absl::Status failure;   // the first since the last callback
     std::vector<Waiter> waiters;
-    std::vector<KernelCall> chain;  // what TakeChain has taken
-  };
-
-  // What KernelCall::kernel points to.
-  struct PreparedKernel : Kernel {
-    int64_t workspace_bytes() const override { return kernel->workspace_bytes(); }
-
-    std::unique_ptr<HostKernel> kernel;
-    std::vector<int64_t> input_bytes;
-    std::vector<int64_t> output_bytes;
-    int64_t cost = 0;
-    // May be one of a chain: the op is elementwise, a unit is an element, and there is no
-    // workspace, which may be the next kernel's too. Which inputs have the output's type.
-    bool elementwise = false;
-    std::vector<bool> input_is_like_output;
-    std::string op;
-    bool may_fail = false;  // its op says so
-    std::string source;
-  };
-  struct ResolvedKernel {
-    // Units [begin, end). What fails says where in the trainer it was asked for. INTERNAL: a kernel
-    // failed that must not (MayFail of core/ops/op.h): nobody guards against that.
-    absl::Status Run(int64_t begin, int64_t end) const;
-
-    const PreparedKernel* prepared = nullptr;
-    absl::InlinedVector<const void*, 4> inputs;
-    absl::InlinedVector<void*, 2> outputs;
-    absl::Span<char> workspace;
-  };
-  struct ResolvedCopy {
-    void* to = nullptr;
-    const void* from = nullptr;
-    int64_t bytes = 0;
   };
 
   // --- For backends. All with the mutex held unless they say otherwise. ---
@@ -155,33 +122,43 @@ class StreamEngine {
   virtual void Schedule() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
   // The same from a thread that enqueues nothing and must not be kept: an abort.
   virtual void ScheduleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+  // A new state of the engine's own kind.
+  virtual std::unique_ptr<StreamState> MakeState() const = 0;
+  virtual bool HandsOver() const { return false; }
+  // Where the engine hands over: `stream` comes to what asks a question of the host (a kernel's
+  // `unless`, a veto), which callbacks in front of it may answer. False: they have not all run; the
+  // stream waits until it is given to Resume().
+  virtual bool HostHasPassed(StreamState* /*stream*/) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return true;
+  }
+  // Where the engine hands over: what follows on `stream` is behind `position` of `on`, which has
+  // passed.
+  virtual void PassWait(StreamState* /*stream*/, const WaitItem& /*wait*/)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {}
 
   // Takes the next work from a stream that the caller has removed from ready_. True: `work` is to
-  // be run (a copy, kernel or callback, then Advance; or a collective that all members have
+  // be run (a record, copy, kernel or callback, then Advance; or a collective that all members have
   // reached, then FinishMeeting). False: the stream is idle or blocked, and what changes that makes
   // it ready.
   bool Begin(StreamState* stream, Item* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes those of the kernels behind `first`, which Begin gave, that may run with it block by
-  // block of elements: elementwise ones of as many elements, which have nothing in memory in common
-  // with each other but element by element. Each counts as work that Begin gave.
-  void TakeChain(StreamState* stream, const KernelCall& first)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The work that Begin gave has ended. The stream stays in the caller's hands.
   void Advance(StreamState* stream, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives a stream back: ready when it has more to do, else idle.
   void Requeue(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a stream that waits for the host.
+  void Resume(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { MakeReady(stream); }
   // Ends a collective for all its members and gives back their streams.
   void FinishMeeting(Meeting* meeting, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Without the mutex: only the thread that Begin gave the work to may use them.
-  absl::StatusOr<ResolvedCopy> Resolve(const CopyItem& item, int device) const;
-  absl::StatusOr<ResolvedKernel> Resolve(const KernelCall& call, int device) const;
   absl::Status PrepareMeeting(Meeting* meeting);  // fills its work
   static CollectiveWork& WorkOf(Meeting* meeting);
-  static int64_t CostOf(const KernelCall& call);
+  // The streams of the members that take part, in their order.
+  static void StreamsOf(const Meeting& meeting, std::vector<StreamState*>* streams);
 
+  const AddressSpace* const space_;
   Mutex mutex_;
   // Streams that may run, each once.
   std::vector<StreamState*> ready_ ABSL_GUARDED_BY(mutex_);
@@ -199,6 +176,7 @@ class StreamEngine {
   template <typename T>
   void PushLocked(StreamState* stream, T item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeReady(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static bool AsksTheHost(const Item& item);
   void Recycle(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status EnqueueCall(Group* group, int member, const CollectiveCall& call,
@@ -219,8 +197,6 @@ class StreamEngine {
   void CloseMember(Group* group, int member) ABSL_LOCKS_EXCLUDED(mutex_);
   void RetireIfUnused(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const HostKernelFactory make_kernel_;
-  const AddressSpace* const space_;
   std::vector<std::unique_ptr<StreamState>> streams_ ABSL_GUARDED_BY(mutex_);
   std::vector<StreamState*> free_streams_ ABSL_GUARDED_BY(mutex_);
   struct SearchStep {

@@ -8,8 +8,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "core/backend/cpu_engine.h"
 #include "core/backend/reduction.h"
-#include "core/backend/stream_engine.h"
 #include "core/base/error.h"
 #include "core/base/work.h"
 
@@ -29,10 +29,10 @@ constexpr int64_t kBlockElements = 2048;
 // is the whole machine's, of which a process has a share.)
 constexpr int64_t kStreamingBytes = 8 << 20;
 
-class HostEngine : public StreamEngine {
+class HostEngine : public CpuEngine {
  public:
   explicit HostEngine(const HostBackendOptions& options)
-      : StreamEngine(options.make_kernel, nullptr), options_(options) {}
+      : CpuEngine(options.make_kernel, nullptr), options_(options) {}
 
   ~HostEngine() override {
     MutexLock lock(&mutex_);
@@ -56,20 +56,20 @@ class HostEngine : public StreamEngine {
   void ScheduleElsewhere() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { PostReady(); }
 
   void PostReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    for (StreamState* stream : ready_) PostStream(stream);
+    for (StreamState* stream : ready_) PostStream(static_cast<CpuStream*>(stream));
     ready_.clear();
   }
 
-  void PostStream(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void PostStream(CpuStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     ++in_flight_;
     stream->run = [](ThreadPool::Task* task) {
-      auto* state = static_cast<StreamState*>(task);
+      auto* state = static_cast<CpuStream*>(task);
       static_cast<HostEngine*>(state->engine)->RunPosted(state);
     };
     options_.pool->Post(stream);
   }
 
-  void RunPosted(StreamState* stream) ABSL_LOCKS_EXCLUDED(mutex_) {
+  void RunPosted(CpuStream* stream) ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     ready_.push_back(stream);
     Drain(/*on_pool=*/true);
@@ -95,7 +95,7 @@ class HostEngine : public StreamEngine {
         PostReady();
         break;
       }
-      StreamState* stream = ready_.front();
+      auto* const stream = static_cast<CpuStream*>(ready_.front());
       ready_.erase(ready_.begin());
       RunStream(stream, on_pool, &budget);
     }
@@ -103,7 +103,7 @@ class HostEngine : public StreamEngine {
     CountWork((given - budget) / kBytesOfWork);
   }
 
-  void RunStream(StreamState* stream, bool on_pool, int64_t* budget)
+  void RunStream(CpuStream* stream, bool on_pool, int64_t* budget)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Item work;
     while (!closing_ && Begin(stream, &work)) {
@@ -241,8 +241,8 @@ class HostEngine : public StreamEngine {
   };
 
   // `first` and the stream's chain.
-  absl::Status RunKernels(StreamState* stream, const KernelCall& first, bool on_pool,
-                          int64_t* budget, bool* ended) ABSL_LOCKS_EXCLUDED(mutex_) {
+  absl::Status RunKernels(CpuStream* stream, const KernelCall& first, bool on_pool, int64_t* budget,
+                          bool* ended) ABSL_LOCKS_EXCLUDED(mutex_) {
     int64_t cost = CostOf(first);
     for (const KernelCall& call : stream->chain) cost += CostOf(call);
     *budget -= kItemCost * static_cast<int64_t>(1 + stream->chain.size());
@@ -288,7 +288,7 @@ class HostEngine : public StreamEngine {
     return absl::OkStatus();
   }
 
-  void EndKernels(StreamState* stream, const absl::Status& status)
+  void EndKernels(CpuStream* stream, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (size_t i = 0; i < stream->chain.size(); ++i) Advance(stream, absl::OkStatus());
     Advance(stream, status);
@@ -346,7 +346,7 @@ class HostMemory {
 
 class HostDevice : public Device {
  public:
-  HostDevice(int index, StreamEngine* engine, HostMemory* memory)
+  HostDevice(int index, CpuEngine* engine, HostMemory* memory)
       : index_(index), engine_(engine), memory_(memory) {}
   absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) override {
     return memory_->Allocate(bytes);
@@ -361,7 +361,7 @@ class HostDevice : public Device {
 
  private:
   const int index_;
-  StreamEngine* const engine_;
+  CpuEngine* const engine_;
   HostMemory* const memory_;
 };
 

@@ -9,18 +9,18 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/backend/cpu_engine.h"
 #include "core/backend/sim/sim_memory.h"
-#include "core/backend/stream_engine.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace {
 
-class SimEngine : public StreamEngine {
+class SimEngine : public CpuEngine {
  public:
   SimEngine(const SimBackendOptions& options, uint64_t seed, const AddressSpace* space)
-      : StreamEngine(options.make_kernel, space),
+      : CpuEngine(options.make_kernel, space),
         patience_(options.patience),
         random_(seed),
         thread_([this] { Work(); }) {}
@@ -168,7 +168,7 @@ class SimEngine : public StreamEngine {
 
 class SimDevice : public Device {
  public:
-  SimDevice(int index, StreamEngine* engine, SimMemory* memory)
+  SimDevice(int index, CpuEngine* engine, SimMemory* memory)
       : index_(index), engine_(engine), memory_(memory) {}
   absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) override {
     return memory_->Allocate(index_, bytes);
@@ -183,7 +183,7 @@ class SimDevice : public Device {
 
  private:
   const int index_;
-  StreamEngine* const engine_;
+  CpuEngine* const engine_;
   SimMemory* const memory_;
 };
 
