@@ -10,9 +10,11 @@
 #ifdef __CUDACC__
 #define CHORUS_DEVICE __host__ __device__ __forceinline__
 #define CHORUS_UNROLL _Pragma("unroll")
+#define CHORUS_KEEP_LOOP _Pragma("unroll 1")
 #else
 #define CHORUS_DEVICE inline
 #define CHORUS_UNROLL _Pragma("GCC unroll 16")
+#define CHORUS_KEEP_LOOP _Pragma("GCC unroll 1")
 #include <time.h>
 #endif
 
@@ -83,6 +85,16 @@ CHORUS_DEVICE void Relax() {
 #endif
 }
 
+// The memory at an address that is in no thread's or block's own, which the compiler may rely on.
+template <typename T>
+CHORUS_DEVICE T* GlobalMemory(uint64_t address) {
+#ifdef __CUDA_ARCH__
+  return static_cast<T*>(__cvta_global_to_generic(address));
+#else
+  return reinterpret_cast<T*>(address);
+#endif
+}
+
 CHORUS_DEVICE uint32_t BitsOf(float value) {
 #ifdef __CUDA_ARCH__
   return __float_as_uint(value);
@@ -97,6 +109,24 @@ CHORUS_DEVICE float FloatOf(uint32_t bits) {
   return __uint_as_float(bits);
 #else
   float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+#endif
+}
+CHORUS_DEVICE uint64_t BitsOf(double value) {
+#ifdef __CUDA_ARCH__
+  return static_cast<uint64_t>(__double_as_longlong(value));
+#else
+  uint64_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits;
+#endif
+}
+CHORUS_DEVICE double DoubleOf(uint64_t bits) {
+#ifdef __CUDA_ARCH__
+  return __longlong_as_double(static_cast<int64_t>(bits));
+#else
+  double value;
   __builtin_memcpy(&value, &bits, sizeof(value));
   return value;
 #endif
