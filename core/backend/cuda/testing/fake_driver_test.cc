@@ -45,7 +45,8 @@ struct CopyArgs {
   int64_t words = 0;
 };
 void Copy(const CopyArgs& args, const Lane& lane) {
-  for (int64_t i = lane.index; i < args.words; i += lane.count) args.to[i] = args.from[i];
+  for (int64_t i = lane.index; i < args.words; i += lane.count)
+    args.to[i] = LoadShared(args.from + i);
 }
 
 // Ends when the word is `until`.
@@ -53,8 +54,10 @@ struct AwaitArgs {
   static constexpr int kScratchPacks = 0;
   const uint32_t* word = nullptr;
   uint32_t until = 0;
+  uint32_t* started = nullptr;  // if given, becomes 1
 };
 void Await(const AwaitArgs& args, const Lane& /*lane*/) {
+  if (args.started != nullptr) StoreShared(args.started, 1);
   while (LoadShared(args.word) != args.until) Relax();
 }
 
@@ -322,7 +325,7 @@ TEST(FakeDriverOrderTest, NoWorkIsRunWhileTheProgramGoesOn) {
     const DevicePtr memory = rig.Allocate(4);
     uint32_t* const word = rig.AllocatePinned(1);
     const DevicePtr elsewhere = rig.Allocate(4);
-    Rig::Expect(rig.api.MemcpyHtoDAsync(memory, word, 4, stream));
+    rig.LaunchCopy(memory, reinterpret_cast<uint64_t>(word), 1, stream);
     for (int n = 0; n < 100; ++n) Rig::Expect(rig.api.MemsetD8Async(elsewhere, 0, 4, stream));
     StoreShared(word, 1);  // too early
     rig.Wait(stream);
@@ -779,6 +782,18 @@ TEST_F(FakeDriverDeathTest, WhatQueuedWorkUsesMustStay) {
   EXPECT_DEATH(
       EndWhileUsed([](Rig*, Stream) {}, [](Rig* rig) { rig->api.ModuleUnload(rig->module()); }),
       "cuModuleUnload: kernel await has not finished");
+  EXPECT_DEATH(
+      {
+        Rig rig;
+        AwaitArgs args;
+        args.word = rig.AllocatePinned(1);
+        args.until = 1;
+        args.started = rig.AllocatePinned(1);
+        Rig::Expect(rig.Launch("await", args, rig.NewStream()));
+        while (LoadShared(args.started) == 0) Relax();
+        rig.api.MemFreeHost(const_cast<uint32_t*>(args.word));
+      },
+      "cuMemFreeHost: 0x.* is still used by kernel await");
   EXPECT_DEATH(
       {
         Rig rig;
