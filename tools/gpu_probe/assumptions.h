@@ -36,6 +36,10 @@ inline constexpr double kLeastChainShare = 0.80;
 inline constexpr int kChainOpsThatCount = 8;
 // P8 (the assumption itself): from SIGKILL until another process has the memory and runs a kernel.
 inline constexpr double kMostFreeSeconds = 1.0;
+// P9 (the assumption itself): results that differ of one product, over all its runs; 1 are all
+// alike. And how many algorithms a heuristic may give for it, where nothing is pinned.
+inline constexpr double kMostResults = 1;
+inline constexpr double kMostAlgorithms = 1;
 // P2 (our choice): what cuMemGetInfo may be off by, for the driver's own needs.
 inline constexpr double kFreeMemorySlackMiB = 64;
 // P10 (our choice): how long either half of it may take.

@@ -21,6 +21,7 @@ namespace chorus {
 namespace probe {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -183,10 +184,133 @@ TEST_F(GpuProbeTest, AChunkThatNobodyElseCanReadIsAnAnswer) {
       << ran.output;
 }
 
-TEST_F(GpuProbeTest, ResultsThatDifferBetweenProcessesAreFound) {
-  const Ran ran = RunOnFake({"--only=P9", "--limit=500"}, {"CHORUS_FAKE_BLAS_UNSTEADY=1"});
-  EXPECT_THAT(ran.output, HasSubstr("**P9 does not hold**: ")) << ran.output;
-  EXPECT_THAT(ran.output, HasSubstr("results of f32 1024 x 1024 x 1024 2 > 1"));
+// P9 on a cuBLASLt with this fault.
+class GpuProbeBlasTest : public GpuProbeTest {
+ protected:
+  std::string RunP9(const std::string& fault) {
+    const Ran ran = RunOnFake({"--only=P9", "--limit=500"}, {"CHORUS_FAKE_BLAS_FAULT=" + fault});
+    EXPECT_EQ(ran.status, 0) << ran.output;
+    return ran.output;
+  }
+  static constexpr const char* kHeuristicHolds =
+      "| P9 holds by heuristics | yes: one result and one algorithm for each of 36 products |";
+  static constexpr const char* kPinnedHolds =
+      "| pinned by its 64 bytes: equal bits | yes: one result for each of 36 products |";
+  static constexpr const char* kRebuiltHolds =
+      "| pinned by its attributes: equal bits | yes: one result for each of 36 products, that of "
+      "the "
+      "pinned one |";
+};
+
+TEST_F(GpuProbeBlasTest, EqualBitsHoldInEachWay) {
+  const std::string output = RunP9("none");
+  EXPECT_THAT(output, HasSubstr("**P9 holds**: pinned by its 64 bytes, equal bits: yes: one result "
+                                "for each of 36 products (3 times at offsets 0 and 64, in two "
+                                "processes, alone and both at once, also under load of a third); "))
+      << output;
+  EXPECT_THAT(output, HasSubstr(kHeuristicHolds));
+  EXPECT_THAT(output, HasSubstr(kPinnedHolds));
+  EXPECT_THAT(output, HasSubstr(kRebuiltHolds));
+  EXPECT_THAT(output, HasSubstr("| f32 256 x 784 x 64, B^T | algorithm 20, tile 21, split-k 22, "
+                                "reduction scheme 23, swizzle 24, custom option 64, stages 26, "
+                                "inner shape 27, cluster shape 28; results: by heuristic 1, pinned "
+                                "1, rebuilt 1; algorithms: 1, of 1 structure |"));
+  EXPECT_THAT(output, Not(HasSubstr(", structure 1 of")));
+  EXPECT_THAT(output, HasSubstr("than at 64 | f32 256 x 64 x 784, f32 1024 x 1024 x 1024, "));
+  EXPECT_THAT(output, HasSubstr("has other bytes (pinned, rebuilt) | nowhere |"));
+}
+
+TEST_F(GpuProbeBlasTest, ResultsThatDifferBetweenProcessesAreFoundInEachWay) {
+  const std::string output = RunP9("bits");
+  EXPECT_THAT(
+      output,
+      HasSubstr("**P9 does not hold**: pinned by its 64 bytes, equal bits: no: results of "))
+      << output;
+  EXPECT_THAT(output,
+              HasSubstr("| P9 holds by heuristics | no: results of f32 256 x 64 x 784 2 > 1"));
+  EXPECT_THAT(output, HasSubstr("pinned by its attributes: equal bits | no: results of "));
+  EXPECT_THAT(output, HasSubstr("results of f32 1024 x 1024 x 1024 2 > 1"));
+}
+
+TEST_F(GpuProbeBlasTest, AlgorithmsThatDifferByProcessAreToldAndPinnedAway) {
+  const std::string output = RunP9("split_k");
+  EXPECT_THAT(output, HasSubstr("**P9 holds**: ")) << output;
+  EXPECT_THAT(output,
+              HasSubstr("| P9 holds by heuristics | no: results of f32 256 x 64 x 784 2 > 1; "
+                        "algorithms of f32 256 x 64 x 784 2 > 1; "));
+  EXPECT_THAT(output, HasSubstr(kPinnedHolds));
+  EXPECT_THAT(output, HasSubstr(kRebuiltHolds));
+  EXPECT_THAT(output, HasSubstr("algorithms: 2, of 2 structures"));
+  EXPECT_THAT(output, ContainsRegex("f32 256 x 64 x 784, structure 1 of 2 \\| algorithm 20, [^|]*; "
+                                    "given to: first process, call 1 \\(alone\\); first process, "
+                                    "call 2 \\(alone\\); first process, call 3 \\(both\\); "));
+  EXPECT_THAT(output,
+              ContainsRegex("structure 2 of 2 \\| [^|]*, not that of structure 1, whose "
+                            "bytes differ \\(its, these\\): bytes? [89][^|]*; given to: second "
+                            "process, call 1 \\(alone\\); "));
+}
+
+TEST_F(GpuProbeBlasTest, AnAlgorithmThatOnlyTheFirstCallGivesIsTold) {
+  const std::string output = RunP9("first_call");
+  EXPECT_THAT(output, HasSubstr("**P9 holds**: ")) << output;
+  EXPECT_THAT(output,
+              ContainsRegex("f32 256 x 64 x 784, structure 1 of 2 \\| algorithm 20, tile 21, "
+                            "split-k 2, [^|]*; given to: first process, call 1 \\(alone\\); "
+                            "second process, call 1 \\(alone\\) \\|"));
+  EXPECT_THAT(output, HasSubstr("; given to: first process, call 2 (alone); "));
+  EXPECT_THAT(output, HasSubstr("bytes differ (its, these): byte 8: 02, 16; given to: "));
+  EXPECT_THAT(output,
+              HasSubstr("| P9 holds by heuristics | no: results of f32 256 x 64 x 784 2 > 1; "
+                        "algorithms of f32 256 x 64 x 784 2 > 1 |"));
+}
+
+TEST_F(GpuProbeBlasTest, BytesThatNoAttributeShowsMakeNoOtherAlgorithm) {
+  const std::string output = RunP9("bytes");
+  EXPECT_THAT(output, HasSubstr("**P9 holds**: ")) << output;
+  EXPECT_THAT(output, HasSubstr(kHeuristicHolds));
+  EXPECT_THAT(output, HasSubstr("algorithms: 1, of 2 structures"));
+  EXPECT_THAT(output,
+              ContainsRegex("structure 2 of 2 \\| [^|]*, the same as structure 1, whose bytes "
+                            "differ \\(its, these\\): bytes? 3[678]"));
+  EXPECT_THAT(output, ContainsRegex("has other bytes \\(pinned, rebuilt\\) \\| f32 256 x 64 x 784 "
+                                    "\\(bytes? 3[678]"));
+}
+
+TEST_F(GpuProbeBlasTest, BytesThatNoAttributeShowsMayMakeOtherBits) {
+  const std::string output = RunP9("hidden");
+  EXPECT_THAT(output, HasSubstr("**P9 holds**: ")) << output;
+  EXPECT_THAT(output,
+              HasSubstr("| P9 holds by heuristics | no: results of f32 256 x 64 x 784 2 > 1"));
+  EXPECT_THAT(output, Not(HasSubstr("algorithms of ")));
+  EXPECT_THAT(output, HasSubstr(kPinnedHolds));
+  EXPECT_THAT(output, HasSubstr("pinned by its attributes: equal bits | no: results of "));
+}
+
+TEST_F(GpuProbeBlasTest, WhatCannotBeRebuiltCanStillBePinned) {
+  const std::string output = RunP9("init");
+  EXPECT_THAT(output, HasSubstr("**P9 holds**: ")) << output;
+  EXPECT_THAT(output,
+              HasSubstr("pinned by its attributes: equal bits | no: not so: f32 256 x 64 x 784 "
+                        "runs (cublasLtMatmulAlgoInit: FAKE (7)); "));
+}
+
+TEST_F(GpuProbeBlasTest, AProductWithoutAnAlgorithmLeavesItOpen) {
+  const std::string output = RunP9("refuse");
+  EXPECT_THAT(output,
+              HasSubstr("**P9 not decided**: pinned by its 64 bytes, equal bits: not decided: "
+                        "unknown: there is no algorithm for f32 256 x 64 x 1; "))
+      << output;
+  EXPECT_THAT(output,
+              HasSubstr("| f32 256 x 64 x 1 | no algorithm: the heuristic offers no algorithm |"));
+}
+
+TEST_F(GpuProbeBlasTest, AnAlgorithmThatTheOtherProcessCannotRunIsAnAnswer) {
+  const std::string output = RunP9("run");
+  EXPECT_THAT(output,
+              HasSubstr("**P9 does not hold**: pinned by its 64 bytes, equal bits: no: not so: "
+                        "f32 256 x 64 x 784 runs (cublasLtMatmul: FAKE (7)); "))
+      << output;
+  EXPECT_THAT(output, HasSubstr("If it is false: matmul kernels of our own"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tools/gpu_probe/matmul.h"
 
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -31,7 +32,8 @@ int64_t MatmulShape::element_bytes() const {
 }
 
 std::string MatmulShape::Text() const {
-  return absl::StrCat(TypeText(type), " ", m, " x ", n, " x ", k);
+  return absl::StrCat(TypeText(type), " ", m, " x ", n, " x ", k, transpose_a ? ", A^T" : "",
+                      transpose_b ? ", B^T" : "");
 }
 
 absl::StatusOr<std::unique_ptr<Matmul>> Matmul::Open(Gpu* gpu,
@@ -50,15 +52,22 @@ absl::StatusOr<std::unique_ptr<Matmul>> Matmul::Open(Gpu* gpu,
 
 absl::Status Matmul::Set(const MatmulShape& shape) {
   shape_ = shape;
-  const bool wide = shape.type == BlasType::kF64;
   cuda::BlasMatmul matmul = nullptr;
   CHORUS_RETURN_IF_ERROR(
-      Check(api_.MatmulDescCreate(&matmul, wide ? cuda::BlasCompute::kF64 : cuda::BlasCompute::kF32,
-                                  wide ? BlasType::kF64 : BlasType::kF32),
-            "cublasLtMatmulDescCreate"));
+      Check(api_.MatmulDescCreate(&matmul, compute(), scale()), "cublasLtMatmulDescCreate"));
   matmul_ =
       Owned<cuda::BlasMatmul>(matmul, [this](cuda::BlasMatmul m) { api_.MatmulDescDestroy(m); });
-  const auto layout = [&](int64_t rows, int64_t columns, Owned<cuda::BlasLayout>* to) {
+  const auto transpose = [&](cuda::BlasMatmulAttribute which, bool transposed) {
+    const auto operation =
+        transposed ? cuda::BlasOperation::kTransposed : cuda::BlasOperation::kAsIs;
+    return Check(api_.MatmulDescSetAttribute(matmul_.get(), which, &operation, sizeof(operation)),
+                 "cublasLtMatmulDescSetAttribute");
+  };
+  CHORUS_RETURN_IF_ERROR(transpose(cuda::BlasMatmulAttribute::kTransposeA, shape.transpose_a));
+  CHORUS_RETURN_IF_ERROR(transpose(cuda::BlasMatmulAttribute::kTransposeB, shape.transpose_b));
+  const auto layout = [&](int64_t rows, int64_t columns, bool transposed,
+                          Owned<cuda::BlasLayout>* to) {
+    if (transposed) std::swap(rows, columns);
     cuda::BlasLayout made = nullptr;
     CHORUS_RETURN_IF_ERROR(Check(api_.MatrixLayoutCreate(&made, shape.type, rows, columns, rows),
                                  "cublasLtMatrixLayoutCreate"));
@@ -66,9 +75,9 @@ absl::Status Matmul::Set(const MatmulShape& shape) {
         Owned<cuda::BlasLayout>(made, [this](cuda::BlasLayout l) { api_.MatrixLayoutDestroy(l); });
     return absl::OkStatus();
   };
-  CHORUS_RETURN_IF_ERROR(layout(shape.m, shape.k, &a_));
-  CHORUS_RETURN_IF_ERROR(layout(shape.k, shape.n, &b_));
-  return layout(shape.m, shape.n, &d_);
+  CHORUS_RETURN_IF_ERROR(layout(shape.m, shape.k, shape.transpose_a, &a_));
+  CHORUS_RETURN_IF_ERROR(layout(shape.k, shape.n, shape.transpose_b, &b_));
+  return layout(shape.m, shape.n, false, &d_);
 }
 
 absl::StatusOr<cuda::BlasAlgorithm> Matmul::Choose(uint32_t alignment_bytes) const {
@@ -106,7 +115,7 @@ absl::Status Matmul::Run(const cuda::BlasAlgorithm& algorithm, cuda::DevicePtr a
   const float zero = 0;
   const double wide_one = 1;
   const double wide_zero = 0;
-  const bool wide = shape_.type == BlasType::kF64;
+  const bool wide = scale() == BlasType::kF64;
   const auto pointer = [](cuda::DevicePtr p) { return reinterpret_cast<void*>(p); };
   return Check(
       api_.Matmul(handle_.get(), matmul_.get(), wide ? static_cast<const void*>(&wide_one) : &one,
@@ -117,20 +126,50 @@ absl::Status Matmul::Run(const cuda::BlasAlgorithm& algorithm, cuda::DevicePtr a
       "cublasLtMatmul");
 }
 
-std::string Matmul::Text(const cuda::BlasAlgorithm& algorithm) const {
-  const auto attribute = [&](cuda::BlasAlgorithmAttribute which) {
-    int32_t value = -1;
+Algorithm Matmul::Describe(const cuda::BlasAlgorithm& algorithm) const {
+  Algorithm described;
+  described.structure = algorithm;
+  for (size_t i = 0; i < Algorithm::kFields; ++i) {
+    const AlgorithmField& field = AlgorithmFields()[i];
+    uint32_t value = 0;  // of 2 or 4 bytes, the lowest first
     size_t written = 0;
-    api_.MatmulAlgoConfigGetAttribute(&algorithm, which, &value, sizeof(value), &written);
-    return value;
-  };
-  return absl::StrCat("algorithm ", attribute(cuda::BlasAlgorithmAttribute::kId), ", tile ",
-                      attribute(cuda::BlasAlgorithmAttribute::kTile), ", split-k ",
-                      attribute(cuda::BlasAlgorithmAttribute::kSplitK));
+    const cuda::BlasStatus status = api_.MatmulAlgoConfigGetAttribute(
+        &algorithm, field.attribute, &value, field.bytes, &written);
+    described.values[i] =
+        status == cuda::BlasStatus::kSuccess ? int64_t{value} : Algorithm::kNotKnown;
+  }
+  return described;
+}
+
+absl::StatusOr<cuda::BlasAlgorithm> Matmul::Rebuild(const Algorithm& like) const {
+  cuda::BlasAlgorithm rebuilt;
+  CHORUS_RETURN_IF_ERROR(Check(
+      api_.MatmulAlgoInit(handle_.get(), compute(), scale(), shape_.type, shape_.type, shape_.type,
+                          shape_.type, static_cast<int>(like.values[0]), &rebuilt),
+      "cublasLtMatmulAlgoInit"));
+  const Algorithm fresh = Describe(rebuilt);
+  for (size_t i = 0; i < Algorithm::kFields; ++i) {
+    // An algorithm need not take what it has no use for.
+    if (like.values[i] == fresh.values[i] || like.values[i] == Algorithm::kNotKnown) continue;
+    const AlgorithmField& field = AlgorithmFields()[i];
+    const auto value = static_cast<uint32_t>(like.values[i]);
+    CHORUS_RETURN_IF_ERROR(
+        Check(api_.MatmulAlgoConfigSetAttribute(&rebuilt, field.attribute, &value, field.bytes),
+              absl::StrCat("cublasLtMatmulAlgoConfigSetAttribute, ", field.name).c_str()));
+  }
+  return rebuilt;
 }
 
 std::string Matmul::VersionText() const {
   return absl::StrCat("cuBLASLt ", api_.GetVersion(), " from ", api_.path);
+}
+
+cuda::BlasCompute Matmul::compute() const {
+  return shape_.type == BlasType::kF64 ? cuda::BlasCompute::kF64 : cuda::BlasCompute::kF32;
+}
+
+BlasType Matmul::scale() const {
+  return shape_.type == BlasType::kF64 ? BlasType::kF64 : BlasType::kF32;
 }
 
 absl::Status Matmul::Check(cuda::BlasStatus status, const char* call) const {

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/backend/cuda/cublaslt_api.h"
+#include "tools/gpu_probe/algorithm.h"
 #include "tools/gpu_probe/gpu.h"
 
 namespace chorus {
@@ -23,9 +24,12 @@ struct MatmulShape {
   int64_t m = 1;
   int64_t n = 1;
   int64_t k = 1;
+  // Whether the operand lies in memory transposed: as k x m, or n x k.
+  bool transpose_a = false;
+  bool transpose_b = false;
 
   int64_t element_bytes() const;
-  std::string Text() const;  // "bf16 64 x 256 x 784"
+  std::string Text() const;  // "bf16 64 x 256 x 784", "bf16 64 x 256 x 784, A^T"
 };
 
 class Matmul {
@@ -35,19 +39,24 @@ class Matmul {
   // Loads and opens cuBLASLt: the context of `gpu` is current.
   static absl::StatusOr<std::unique_ptr<Matmul>> Open(Gpu* gpu,
                                                       const std::vector<std::string>& libraries);
-  // d = a b, all column by column; f32 without TF32, halves summed in f32.
+  // d = a b, all column by column; f32 without TF32, halves summed in f32. What follows is about
+  // this shape.
   absl::Status Set(const MatmulShape& shape);
   // The first that the heuristic offers for operands of this alignment.
   absl::StatusOr<cuda::BlasAlgorithm> Choose(uint32_t alignment_bytes) const;
   absl::Status Run(const cuda::BlasAlgorithm& algorithm, cuda::DevicePtr a, cuda::DevicePtr b,
                    cuda::DevicePtr d, cuda::Stream stream) const;
-  // "algorithm 66, tile 20, split-k 1".
-  std::string Text(const cuda::BlasAlgorithm& algorithm) const;
+  // With what the library shows of it.
+  Algorithm Describe(const cuda::BlasAlgorithm& algorithm) const;
+  // One with the attributes of `like`, whose structure is not looked at.
+  absl::StatusOr<cuda::BlasAlgorithm> Rebuild(const Algorithm& like) const;
   std::string VersionText() const;
 
  private:
   Matmul() = default;
   absl::Status Check(cuda::BlasStatus status, const char* call) const;
+  cuda::BlasCompute compute() const;
+  cuda::BlasType scale() const;
 
   cuda::BlasApi api_;
   Memory workspace_;

@@ -30,8 +30,22 @@ enum class BlasPreference : int {
   kMinAlignmentC = 7,
   kMinAlignmentD = 8,
 };
+// cublasLtMatmulDescAttributes_t, both BlasOperation.
+enum class BlasMatmulAttribute : int { kTransposeA = 3, kTransposeB = 4 };
+// cublasOperation_t.
+enum class BlasOperation : int { kAsIs = 0, kTransposed = 1 };
 // cublasLtMatmulAlgoConfigAttributes_t.
-enum class BlasAlgorithmAttribute : int { kId = 0, kTile = 1, kSplitK = 2 };
+enum class BlasAlgorithmAttribute : int {
+  kId = 0,      // int32_t, set by MatmulAlgoInit alone
+  kTile = 1,    // uint32_t
+  kSplitK = 2,  // int32_t
+  kReductionScheme = 3,
+  kSwizzle = 4,
+  kCustomOption = 5,
+  kStages = 6,
+  kInnerShape = 7,  // uint16_t
+  kClusterShape = 8,
+};
 
 using BlasHandle = struct BlasHandleStruct*;
 using BlasMatmul = struct BlasMatmulStruct*;
@@ -62,6 +76,8 @@ struct BlasHeuristic {
   X(MatmulDescCreate, cublasLtMatmulDescCreate, BlasStatus,                                        \
     (BlasMatmul* matmul, BlasCompute compute, BlasType scale))                                     \
   X(MatmulDescDestroy, cublasLtMatmulDescDestroy, BlasStatus, (BlasMatmul matmul))                 \
+  X(MatmulDescSetAttribute, cublasLtMatmulDescSetAttribute, BlasStatus,                            \
+    (BlasMatmul matmul, BlasMatmulAttribute attribute, const void* value, size_t bytes))           \
   X(MatrixLayoutCreate, cublasLtMatrixLayoutCreate, BlasStatus,                                    \
     (BlasLayout* layout, BlasType type, uint64_t rows, uint64_t columns, int64_t stride))          \
   X(MatrixLayoutDestroy, cublasLtMatrixLayoutDestroy, BlasStatus, (BlasLayout layout))             \
@@ -72,6 +88,11 @@ struct BlasHeuristic {
   X(MatmulAlgoGetHeuristic, cublasLtMatmulAlgoGetHeuristic, BlasStatus,                            \
     (BlasHandle handle, BlasMatmul matmul, BlasLayout a, BlasLayout b, BlasLayout c, BlasLayout d, \
      BlasChoice choice, int wanted, BlasHeuristic* results, int* count))                           \
+  X(MatmulAlgoInit, cublasLtMatmulAlgoInit, BlasStatus,                                            \
+    (BlasHandle handle, BlasCompute compute, BlasType scale, BlasType a, BlasType b, BlasType c,   \
+     BlasType d, int id, BlasAlgorithm* algorithm))                                                \
+  X(MatmulAlgoConfigSetAttribute, cublasLtMatmulAlgoConfigSetAttribute, BlasStatus,                \
+    (BlasAlgorithm* algorithm, BlasAlgorithmAttribute attribute, const void* value, size_t bytes)) \
   X(MatmulAlgoConfigGetAttribute, cublasLtMatmulAlgoConfigGetAttribute, BlasStatus,                \
     (const BlasAlgorithm* algorithm, BlasAlgorithmAttribute attribute, void* value, size_t bytes,  \
      size_t* written))                                                                             \

@@ -68,6 +68,8 @@ CHORUS_STANDS_FOR(BlasStatus, cublasStatus_t);
 CHORUS_STANDS_FOR(BlasType, cudaDataType);
 CHORUS_STANDS_FOR(BlasCompute, cublasComputeType_t);
 CHORUS_STANDS_FOR(BlasPreference, cublasLtMatmulPreferenceAttributes_t);
+CHORUS_STANDS_FOR(BlasMatmulAttribute, cublasLtMatmulDescAttributes_t);
+CHORUS_STANDS_FOR(BlasOperation, cublasOperation_t);
 CHORUS_STANDS_FOR(BlasAlgorithmAttribute, cublasLtMatmulAlgoConfigAttributes_t);
 CHORUS_STANDS_FOR(BlasHandleStruct, cublasLtContext);
 CHORUS_STANDS_FOR(BlasMatmulStruct, cublasLtMatmulDescOpaque_t);
@@ -187,9 +189,19 @@ CHORUS_SAME_NUMBER(BlasPreference::kMinAlignmentA, CUBLASLT_MATMUL_PREF_MIN_ALIG
 CHORUS_SAME_NUMBER(BlasPreference::kMinAlignmentB, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
 CHORUS_SAME_NUMBER(BlasPreference::kMinAlignmentC, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
 CHORUS_SAME_NUMBER(BlasPreference::kMinAlignmentD, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+CHORUS_SAME_NUMBER(BlasMatmulAttribute::kTransposeA, CUBLASLT_MATMUL_DESC_TRANSA);
+CHORUS_SAME_NUMBER(BlasMatmulAttribute::kTransposeB, CUBLASLT_MATMUL_DESC_TRANSB);
+CHORUS_SAME_NUMBER(BlasOperation::kAsIs, CUBLAS_OP_N);
+CHORUS_SAME_NUMBER(BlasOperation::kTransposed, CUBLAS_OP_T);
 CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kId, CUBLASLT_ALGO_CONFIG_ID);
 CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kTile, CUBLASLT_ALGO_CONFIG_TILE_ID);
 CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kSplitK, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kReductionScheme, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kSwizzle, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kCustomOption, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kStages, CUBLASLT_ALGO_CONFIG_STAGES_ID);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kInnerShape, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID);
+CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kClusterShape, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
 #undef CHORUS_SAME_NUMBER
 
 // --- Layouts ---

@@ -1,13 +1,21 @@
 // A stand-in for libcublasLt.so.13 beside the stand-in driver: products that are none, but depend
-// on all operands and on nothing else. With CHORUS_FAKE_BLAS_UNSTEADY they depend on the process,
-// too.
+// on all operands and on how often the algorithm splits k, and on nothing else.
+// CHORUS_FAKE_BLAS_FAULT is what is wrong with it:
+//   bits        products depend on the process, too
+//   split_k     the heuristic gives each process a split-k of its own
+//   first_call  a process's first call of the heuristic gives another split-k than those that
+//   follow bytes       structures have bytes of the process that no attribute shows hidden      the
+//   same, and products depend on them init        no algorithm can be built from its id refuse the
+//   heuristic gives none for products whose k is 1 run         no product runs with the algorithm
+//   of another process (whose bytes are as in `bytes`)
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
-#include <vector>
+#include <string>
 
 #include "core/backend/cuda/cublaslt_api.h"
 
@@ -15,9 +23,13 @@ namespace chorus {
 namespace cuda {
 
 struct BlasHandleStruct {};
-struct BlasMatmulStruct {};
+struct BlasMatmulStruct {
+  BlasOperation a = BlasOperation::kAsIs;
+};
 struct BlasLayoutStruct {
   uint64_t bytes = 0;
+  uint64_t rows = 0;
+  uint64_t columns = 0;
 };
 struct BlasChoiceStruct {
   uint32_t alignment = 0;
@@ -27,6 +39,37 @@ struct BlasChoiceStruct {
 }  // namespace chorus
 
 using namespace chorus::cuda;  // NOLINT: the library's functions are in no namespace
+
+namespace {
+
+bool HasFault(const char* fault) {
+  const char* const wanted = std::getenv("CHORUS_FAKE_BLAS_FAULT");
+  return wanted != nullptr && wanted == std::string(fault);
+}
+
+// What a BlasAlgorithm holds.
+struct Configuration {
+  uint32_t values[9] = {};  // by attributes
+  int32_t hidden = 0;
+};
+static_assert(sizeof(Configuration) <= sizeof(BlasAlgorithm));
+
+Configuration ConfigurationOf(const BlasAlgorithm& algorithm) {
+  Configuration configuration;
+  std::memcpy(static_cast<void*>(&configuration), algorithm.data, sizeof(configuration));
+  return configuration;
+}
+void Put(const Configuration& configuration, BlasAlgorithm* algorithm) {
+  std::memcpy(algorithm->data, &configuration, sizeof(configuration));
+}
+
+constexpr auto kRefused = static_cast<BlasStatus>(7);  // CUBLAS_STATUS_INVALID_VALUE
+
+size_t BytesOf(BlasAlgorithmAttribute attribute) {
+  return attribute < BlasAlgorithmAttribute::kInnerShape ? 4 : 2;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -49,10 +92,18 @@ BlasStatus cublasLtMatmulDescDestroy(BlasMatmul matmul) {
   delete matmul;
   return BlasStatus::kSuccess;
 }
+BlasStatus cublasLtMatmulDescSetAttribute(BlasMatmul matmul, BlasMatmulAttribute attribute,
+                                          const void* value, size_t bytes) {
+  if (bytes != sizeof(BlasOperation)) return kRefused;
+  if (attribute == BlasMatmulAttribute::kTransposeA) {
+    matmul->a = *static_cast<const BlasOperation*>(value);
+  }
+  return BlasStatus::kSuccess;
+}
 BlasStatus cublasLtMatrixLayoutCreate(BlasLayout* layout, BlasType type, uint64_t rows,
                                       uint64_t columns, int64_t /*stride*/) {
   const uint64_t element = type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
-  *layout = new BlasLayoutStruct{rows * columns * element};
+  *layout = new BlasLayoutStruct{rows * columns * element, rows, columns};
   return BlasStatus::kSuccess;
 }
 BlasStatus cublasLtMatrixLayoutDestroy(BlasLayout layout) {
@@ -70,26 +121,58 @@ BlasStatus cublasLtMatmulPreferenceDestroy(BlasChoice choice) {
 BlasStatus cublasLtMatmulPreferenceSetAttribute(BlasChoice choice, BlasPreference attribute,
                                                 const void* value, size_t bytes) {
   if (bytes != (attribute == BlasPreference::kMaxWorkspaceBytes ? 8u : 4u)) {
-    return static_cast<BlasStatus>(7);
+    return kRefused;
   }
   if (attribute == BlasPreference::kMinAlignmentA) {
     choice->alignment = *static_cast<const uint32_t*>(value);
   }
   return BlasStatus::kSuccess;
 }
-BlasStatus cublasLtMatmulAlgoGetHeuristic(BlasHandle /*handle*/, BlasMatmul /*matmul*/,
-                                          BlasLayout /*a*/, BlasLayout /*b*/, BlasLayout /*c*/,
-                                          BlasLayout /*d*/, BlasChoice choice, int wanted,
-                                          BlasHeuristic* results, int* count) {
-  *count = wanted > 0 ? 1 : 0;
-  results[0].algorithm.data[0] = choice->alignment;
+BlasStatus cublasLtMatmulAlgoGetHeuristic(BlasHandle /*handle*/, BlasMatmul matmul, BlasLayout a,
+                                          BlasLayout /*b*/, BlasLayout /*c*/, BlasLayout /*d*/,
+                                          BlasChoice choice, int wanted, BlasHeuristic* results,
+                                          int* count) {
+  static int calls = 0;
+  const uint64_t k = matmul->a == BlasOperation::kAsIs ? a->columns : a->rows;
+  *count = wanted > 0 && !(HasFault("refuse") && k == 1) ? 1 : 0;
+  Configuration chosen;
+  uint32_t value = 20;
+  for (uint32_t& each : chosen.values) each = value++;
+  chosen.values[static_cast<int>(BlasAlgorithmAttribute::kCustomOption)] = choice->alignment;
+  uint32_t& split_k = chosen.values[static_cast<int>(BlasAlgorithmAttribute::kSplitK)];
+  if (HasFault("split_k")) split_k = static_cast<uint32_t>(getpid());
+  if (HasFault("first_call") && calls++ == 0) split_k = 2;
+  if (HasFault("bytes") || HasFault("hidden") || HasFault("run")) chosen.hidden = getpid();
+  Put(chosen, &results[0].algorithm);
   return BlasStatus::kSuccess;
 }
-BlasStatus cublasLtMatmulAlgoConfigGetAttribute(const BlasAlgorithm* /*algorithm*/,
-                                                BlasAlgorithmAttribute /*attribute*/, void* value,
-                                                size_t /*bytes*/, size_t* written) {
-  *static_cast<int32_t*>(value) = 1;
-  *written = 4;
+BlasStatus cublasLtMatmulAlgoInit(BlasHandle /*handle*/, BlasCompute /*compute*/,
+                                  BlasType /*scale*/, BlasType /*a*/, BlasType /*b*/,
+                                  BlasType /*c*/, BlasType /*d*/, int id,
+                                  BlasAlgorithm* algorithm) {
+  if (HasFault("init")) return kRefused;
+  *algorithm = {};
+  Configuration fresh;
+  fresh.values[0] = static_cast<uint32_t>(id);
+  Put(fresh, algorithm);
+  return BlasStatus::kSuccess;
+}
+BlasStatus cublasLtMatmulAlgoConfigSetAttribute(BlasAlgorithm* algorithm,
+                                                BlasAlgorithmAttribute attribute, const void* value,
+                                                size_t bytes) {
+  if (attribute == BlasAlgorithmAttribute::kId || bytes != BytesOf(attribute)) return kRefused;
+  Configuration configuration = ConfigurationOf(*algorithm);
+  std::memcpy(&configuration.values[static_cast<int>(attribute)], value, bytes);
+  Put(configuration, algorithm);
+  return BlasStatus::kSuccess;
+}
+BlasStatus cublasLtMatmulAlgoConfigGetAttribute(const BlasAlgorithm* algorithm,
+                                                BlasAlgorithmAttribute attribute, void* value,
+                                                size_t bytes, size_t* written) {
+  if (bytes != BytesOf(attribute)) return kRefused;
+  const Configuration configuration = ConfigurationOf(*algorithm);
+  std::memcpy(value, &configuration.values[static_cast<int>(attribute)], bytes);
+  *written = bytes;
   return BlasStatus::kSuccess;
 }
 BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul /*matmul*/, const void* /*alpha*/,
@@ -102,17 +185,21 @@ BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul /*matmul*/, const vo
   const auto enqueue =
       driver == nullptr ? nullptr : reinterpret_cast<Enqueue>(dlsym(driver, "chorusFakeEnqueue"));
   if (enqueue == nullptr || algorithm == nullptr) return static_cast<BlasStatus>(1);
-  const bool unsteady = std::getenv("CHORUS_FAKE_BLAS_UNSTEADY") != nullptr;
+  const Configuration configuration = ConfigurationOf(*algorithm);
+  if (HasFault("run") && configuration.hidden != getpid()) return kRefused;
+  // As a real product's bits do.
+  uint32_t more = configuration.values[static_cast<int>(BlasAlgorithmAttribute::kSplitK)];
+  if (HasFault("bits")) more += static_cast<uint32_t>(getpid());
+  if (HasFault("hidden")) more += static_cast<uint32_t>(configuration.hidden);
   auto* const work = new std::function<void()>(
       [=, a_bytes = a_layout->bytes, b_bytes = b_layout->bytes, d_bytes = d_layout->bytes] {
         const auto* const from_a = static_cast<const unsigned char*>(a);
         const auto* const from_b = static_cast<const unsigned char*>(b);
         auto* const to = static_cast<unsigned char*>(d);
-        const int more = unsteady ? getpid() : 0;
         uint64_t in_a = 0;
         uint64_t in_b = 0;
         for (uint64_t i = 0; i < d_bytes; ++i) {
-          to[i] = static_cast<unsigned char>(from_a[in_a] * 3 + from_b[in_b] + more);
+          to[i] = static_cast<unsigned char>(from_a[in_a] * 3 + from_b[in_b] + (more >> i % 4 * 8));
           if (++in_a == a_bytes) in_a = 0;
           if (++in_b == b_bytes) in_b = 0;
         }
