@@ -216,7 +216,7 @@ TEST_F(GpuProbeBlasTest, EqualBitsHoldInEachWay) {
                                 "inner shape 27, cluster shape 28; results: by heuristic 1, pinned "
                                 "1, rebuilt 1; algorithms: 1, of 1 structure |"));
   EXPECT_THAT(output, Not(HasSubstr(", structure 1 of")));
-  EXPECT_THAT(output, HasSubstr("than at 64 | f32 256 x 64 x 784, f32 1024 x 1024 x 1024, "));
+  EXPECT_THAT(output, HasSubstr("than at 64 | f32 256 x 64 x 784; f32 1024 x 1024 x 1024; "));
   EXPECT_THAT(output, HasSubstr("has other bytes (pinned, rebuilt) | nowhere |"));
 }
 

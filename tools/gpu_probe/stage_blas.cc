@@ -304,7 +304,7 @@ class Comparison {
       if (told.moved) moved.push_back(shape);
       if (!told.rebuilt_bytes.empty()) {
         rebuilt.push_back(
-            absl::StrCat(shape, " (", absl::StrJoin(told.rebuilt_bytes, "; or "), ")"));
+            absl::StrCat(shape, " (", absl::StrJoin(told.rebuilt_bytes, " or "), ")"));
       }
       if (told.chosen.empty()) {
         recorder->Fact(shape, "no algorithm: " + absl::StrJoin(told.failures[kHeuristic], "; "));
@@ -320,10 +320,10 @@ class Comparison {
       if (told.chosen.size() > 1) TellStructures(shape, told, recorder);
     }
     recorder->Fact("the heuristic chooses otherwise for operands at 256 bytes than at 64",
-                   moved.empty() ? "nowhere" : absl::StrJoin(moved, ", "));
+                   moved.empty() ? "nowhere" : absl::StrJoin(moved, "; "));
     recorder->Fact(
         "rebuilt from its attributes, the pinned structure has other bytes (pinned, rebuilt)",
-        rebuilt.empty() ? "nowhere" : absl::StrJoin(rebuilt, ", "));
+        rebuilt.empty() ? "nowhere" : absl::StrJoin(rebuilt, "; "));
   }
 
   Verdict Judged(Way way, const std::string& not_run) const {

@@ -25,9 +25,10 @@ namespace cuda {
 struct BlasHandleStruct {};
 struct BlasMatmulStruct {
   BlasOperation a = BlasOperation::kAsIs;
+  BlasOperation b = BlasOperation::kAsIs;
 };
 struct BlasLayoutStruct {
-  uint64_t bytes = 0;
+  uint64_t words = 0;
   uint64_t rows = 0;
   uint64_t columns = 0;
 };
@@ -65,6 +66,20 @@ void Put(const Configuration& configuration, BlasAlgorithm* algorithm) {
 
 constexpr auto kRefused = static_cast<BlasStatus>(7);  // CUBLAS_STATUS_INVALID_VALUE
 
+struct Sides {
+  uint64_t rows;
+  uint64_t columns;
+};
+Sides SidesOf(BlasOperation operation, BlasLayout layout) {
+  return operation == BlasOperation::kAsIs ? Sides{layout->rows, layout->columns}
+                                           : Sides{layout->columns, layout->rows};
+}
+bool IsProduct(BlasMatmul matmul, BlasLayout a, BlasLayout b, BlasLayout d) {
+  const Sides of_a = SidesOf(matmul->a, a);
+  const Sides of_b = SidesOf(matmul->b, b);
+  return of_a.columns == of_b.rows && of_a.rows == d->rows && of_b.columns == d->columns;
+}
+
 size_t BytesOf(BlasAlgorithmAttribute attribute) {
   return attribute < BlasAlgorithmAttribute::kInnerShape ? 4 : 2;
 }
@@ -95,15 +110,15 @@ BlasStatus cublasLtMatmulDescDestroy(BlasMatmul matmul) {
 BlasStatus cublasLtMatmulDescSetAttribute(BlasMatmul matmul, BlasMatmulAttribute attribute,
                                           const void* value, size_t bytes) {
   if (bytes != sizeof(BlasOperation)) return kRefused;
-  if (attribute == BlasMatmulAttribute::kTransposeA) {
-    matmul->a = *static_cast<const BlasOperation*>(value);
-  }
+  (attribute == BlasMatmulAttribute::kTransposeA ? matmul->a : matmul->b) =
+      *static_cast<const BlasOperation*>(value);
   return BlasStatus::kSuccess;
 }
 BlasStatus cublasLtMatrixLayoutCreate(BlasLayout* layout, BlasType type, uint64_t rows,
                                       uint64_t columns, int64_t /*stride*/) {
   const uint64_t element = type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
-  *layout = new BlasLayoutStruct{rows * columns * element, rows, columns};
+  if (rows * columns * element % sizeof(uint64_t) != 0) return kRefused;
+  *layout = new BlasLayoutStruct{rows * columns * element / sizeof(uint64_t), rows, columns};
   return BlasStatus::kSuccess;
 }
 BlasStatus cublasLtMatrixLayoutDestroy(BlasLayout layout) {
@@ -129,12 +144,13 @@ BlasStatus cublasLtMatmulPreferenceSetAttribute(BlasChoice choice, BlasPreferenc
   return BlasStatus::kSuccess;
 }
 BlasStatus cublasLtMatmulAlgoGetHeuristic(BlasHandle /*handle*/, BlasMatmul matmul, BlasLayout a,
-                                          BlasLayout /*b*/, BlasLayout /*c*/, BlasLayout /*d*/,
+                                          BlasLayout b, BlasLayout /*c*/, BlasLayout d,
                                           BlasChoice choice, int wanted, BlasHeuristic* results,
                                           int* count) {
   static int calls = 0;
-  const uint64_t k = matmul->a == BlasOperation::kAsIs ? a->columns : a->rows;
-  *count = wanted > 0 && !(HasFault("refuse") && k == 1) ? 1 : 0;
+  if (!IsProduct(matmul, a, b, d)) return kRefused;
+  const bool refused = HasFault("refuse") && SidesOf(matmul->a, a).columns == 1;
+  *count = wanted > 0 && !refused ? 1 : 0;
   Configuration chosen;
   uint32_t value = 20;
   for (uint32_t& each : chosen.values) each = value++;
@@ -175,7 +191,7 @@ BlasStatus cublasLtMatmulAlgoConfigGetAttribute(const BlasAlgorithm* algorithm,
   *written = bytes;
   return BlasStatus::kSuccess;
 }
-BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul /*matmul*/, const void* /*alpha*/,
+BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul matmul, const void* /*alpha*/,
                           const void* a, BlasLayout a_layout, const void* b, BlasLayout b_layout,
                           const void* /*beta*/, const void* /*c*/, BlasLayout /*c_layout*/, void* d,
                           BlasLayout d_layout, const BlasAlgorithm* algorithm, void* /*workspace*/,
@@ -185,23 +201,24 @@ BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul /*matmul*/, const vo
   const auto enqueue =
       driver == nullptr ? nullptr : reinterpret_cast<Enqueue>(dlsym(driver, "chorusFakeEnqueue"));
   if (enqueue == nullptr || algorithm == nullptr) return static_cast<BlasStatus>(1);
+  if (!IsProduct(matmul, a_layout, b_layout, d_layout)) return kRefused;
   const Configuration configuration = ConfigurationOf(*algorithm);
   if (HasFault("run") && configuration.hidden != getpid()) return kRefused;
   // As a real product's bits do.
-  uint32_t more = configuration.values[static_cast<int>(BlasAlgorithmAttribute::kSplitK)];
+  uint64_t more = configuration.values[static_cast<int>(BlasAlgorithmAttribute::kSplitK)];
   if (HasFault("bits")) more += static_cast<uint32_t>(getpid());
   if (HasFault("hidden")) more += static_cast<uint32_t>(configuration.hidden);
   auto* const work = new std::function<void()>(
-      [=, a_bytes = a_layout->bytes, b_bytes = b_layout->bytes, d_bytes = d_layout->bytes] {
-        const auto* const from_a = static_cast<const unsigned char*>(a);
-        const auto* const from_b = static_cast<const unsigned char*>(b);
-        auto* const to = static_cast<unsigned char*>(d);
+      [=, a_words = a_layout->words, b_words = b_layout->words, d_words = d_layout->words] {
+        const auto* const from_a = static_cast<const uint64_t*>(a);
+        const auto* const from_b = static_cast<const uint64_t*>(b);
+        auto* const to = static_cast<uint64_t*>(d);
         uint64_t in_a = 0;
         uint64_t in_b = 0;
-        for (uint64_t i = 0; i < d_bytes; ++i) {
-          to[i] = static_cast<unsigned char>(from_a[in_a] * 3 + from_b[in_b] + (more >> i % 4 * 8));
-          if (++in_a == a_bytes) in_a = 0;
-          if (++in_b == b_bytes) in_b = 0;
+        for (uint64_t i = 0; i < d_words; ++i) {
+          to[i] = from_a[in_a] * 3 + from_b[in_b] + more;
+          if (++in_a == a_words) in_a = 0;
+          if (++in_b == b_words) in_b = 0;
         }
       });
   // Kept: a graph runs it again.
