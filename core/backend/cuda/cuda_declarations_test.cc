@@ -324,6 +324,34 @@ TEST(CudaSymbolsTest, NcclHasAll) {
 TEST(CudaSymbolsTest, CublasLtHasAll) {
   EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/libcublasLt.so.13", BlasSymbols()), kNothing);
 }
+// Which the library does without a GPU.
+TEST(CublasLtTest, AttributesOfAnAlgorithmAreAsWideAsWeSay) {
+  const auto api = LoadBlasApi({CHORUS_CUDA_HOME "/lib64"});
+  ASSERT_TRUE(api.ok()) << api.status();
+  using Attribute = BlasAlgorithmAttribute;
+  for (const auto attribute :
+       {Attribute::kId, Attribute::kTile, Attribute::kSplitK, Attribute::kReductionScheme,
+        Attribute::kSwizzle, Attribute::kCustomOption, Attribute::kStages, Attribute::kInnerShape,
+        Attribute::kClusterShape}) {
+    const size_t width = attribute < Attribute::kInnerShape ? 4 : 2;
+    for (const size_t bytes : {size_t{2}, size_t{4}}) {
+      SCOPED_TRACE("attribute " + std::to_string(static_cast<int>(attribute)) + ", " +
+                   std::to_string(bytes) + " bytes");
+      BlasAlgorithm algorithm;
+      uint32_t value = 1;
+      const bool may_be_set = bytes == width && attribute != Attribute::kId;
+      EXPECT_EQ(api->MatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, bytes) ==
+                    BlasStatus::kSuccess,
+                may_be_set);
+      size_t written = 0;
+      value = 0;
+      EXPECT_EQ(api->MatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, bytes, &written) ==
+                    BlasStatus::kSuccess,
+                bytes == width);
+      EXPECT_EQ(value, may_be_set ? 1u : 0u);
+    }
+  }
+}
 TEST(CudaSymbolsTest, AMissingOneIsFound) {
   EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/libnccl.so.2", {"ncclGetVersion", "ncclNoSuch"}),
             std::vector<std::string>{"ncclNoSuch"});
