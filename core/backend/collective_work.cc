@@ -532,6 +532,7 @@ CollectiveWork::List CollectiveWork::list() const {
   list.holders = holders_;
   list.factors = factors_;
   list.steps = absl::MakeConstSpan(tree_.steps(), tree_.num_steps());
+  list.num_operands = static_cast<int>(ranks_.size());
   list.scales = scale_places_;
   list.divisor = divisor_;
   return list;

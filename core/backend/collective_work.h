@@ -89,7 +89,8 @@ class CollectiveWork {
     absl::Span<void* const> outputs;
     absl::Span<float* const> holders;  // null for some
     absl::Span<const Factor> factors;
-    absl::Span<const ReductionTree::Step> steps;
+    absl::Span<const ReductionTree::Step> steps;  // of the tree of num_operands
+    int num_operands = 0;
     absl::Span<const void* const> scales;  // PREMUL_SUM: where each input's factor stands
     double divisor = 1;
   };

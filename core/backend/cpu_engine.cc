@@ -111,22 +111,7 @@ absl::Status CpuEngine::ResolvedKernel::Run(int64_t begin, int64_t end) const {
   const HostBuffers buffers = {inputs, outputs, workspace};
   absl::Status status = prepared->kernel->Run(buffers, begin, end);
   if (status.ok()) return status;
-  Error error = ErrorOf(status);
-  if (!prepared->may_fail) {
-    error =
-        ErrorOf(MakeError(Reason::kInternal, absl::StrCat(prepared->op,
-                                                          ": no kernel of this op may fail, this "
-                                                          "one did: ",
-                                                          error.message)));
-    error.op = prepared->op;
-  } else if (prepared->source.empty()) {
-    return status;
-  }
-  if (!prepared->source.empty()) {
-    error.source = Printable(prepared->source);
-    absl::StrAppend(&error.message, " (", error.source, ")");
-  }
-  return ToStatus(error);
+  return KernelFailure(status, prepared->op, prepared->source, prepared->may_fail);
 }
 
 int64_t CpuEngine::CostOf(const KernelCall& call) {

@@ -56,8 +56,7 @@ class CpuEngine : public StreamEngine {
     std::string source;
   };
   struct ResolvedKernel {
-    // Units [begin, end). What fails says where in the trainer it was asked for. INTERNAL: a kernel
-    // failed that must not (MayFail of core/ops/op.h): nobody guards against that.
+    // Units [begin, end). Failure: KernelFailure's.
     absl::Status Run(int64_t begin, int64_t end) const;
 
     const PreparedKernel* prepared = nullptr;

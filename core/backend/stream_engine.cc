@@ -271,6 +271,26 @@ void StreamEngine::Advance(StreamState* stream, const absl::Status& status) {
   waiters.resize(kept);
 }
 
+// --- Kernels ---
+
+absl::Status StreamEngine::KernelFailure(const absl::Status& status, absl::string_view op,
+                                         absl::string_view source, bool may_fail) {
+  Error error = ErrorOf(status);
+  if (!may_fail) {
+    error = ErrorOf(MakeError(
+        Reason::kInternal,
+        absl::StrCat(op, ": no kernel of this op may fail, this one did: ", error.message)));
+    error.op = std::string(op);
+  } else if (source.empty()) {
+    return status;
+  }
+  if (!source.empty()) {
+    error.source = Printable(source);
+    absl::StrAppend(&error.message, " (", error.source, ")");
+  }
+  return ToStatus(error);
+}
+
 // --- Communicators ---
 
 class StreamEngine::EngineCommunicator : public Communicator {
@@ -459,7 +479,7 @@ absl::Status StreamEngine::EnqueueCall(Group* group, int member, const Collectiv
   return absl::OkStatus();
 }
 
-absl::Status StreamEngine::PrepareMeeting(Meeting* meeting) {
+void StreamEngine::ListMembers(Meeting* meeting) {
   const size_t size = meeting->parts.size();
   meeting->members.resize(size);
   for (size_t m = 0; m < size; ++m) {
@@ -467,10 +487,19 @@ absl::Status StreamEngine::PrepareMeeting(Meeting* meeting) {
     meeting->members[m] = {meeting->group->devices[m],
                            part.stream != nullptr ? &part.call : nullptr};
   }
+}
+
+absl::Status StreamEngine::PrepareMeeting(Meeting* meeting) {
+  ListMembers(meeting);
   return meeting->work.Prepare(meeting->common, meeting->members, space_);
 }
 
 CollectiveWork& StreamEngine::WorkOf(Meeting* meeting) { return meeting->work; }
+
+std::vector<std::pair<DeviceAddress, int64_t>> StreamEngine::NumbersOf(Meeting* meeting) {
+  ListMembers(meeting);
+  return CollectiveWork::NumbersOf(meeting->common, meeting->members);
+}
 
 void StreamEngine::StreamsOf(const Meeting& meeting, std::vector<StreamState*>* streams) {
   streams->clear();

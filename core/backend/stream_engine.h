@@ -23,10 +23,12 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/variant.h"
 #include "core/backend/backend.h"
 #include "core/backend/collective_work.h"
@@ -152,9 +154,16 @@ class StreamEngine {
   void FinishMeeting(Meeting* meeting, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Of what a kernel's failure comes to: it says where in the trainer it was asked for. INTERNAL: a
+  // kernel failed that must not (`may_fail`: MayFail of core/ops/op.h); nobody guards against that.
+  static absl::Status KernelFailure(const absl::Status& status, absl::string_view op,
+                                    absl::string_view source, bool may_fail);
+
   // Without the mutex: only the thread that Begin gave the work to may use them.
   absl::Status PrepareMeeting(Meeting* meeting);  // fills its work
   static CollectiveWork& WorkOf(Meeting* meeting);
+  // The numbers of a device's memory that its list depends on.
+  static std::vector<std::pair<DeviceAddress, int64_t>> NumbersOf(Meeting* meeting);
   // The streams of the members that take part, in their order.
   static void StreamsOf(const Meeting& meeting, std::vector<StreamState*>* streams);
 
@@ -181,6 +190,7 @@ class StreamEngine {
 
   absl::Status EnqueueCall(Group* group, int member, const CollectiveCall& call,
                            StreamState* stream) ABSL_LOCKS_EXCLUDED(mutex_);
+  static void ListMembers(Meeting* meeting);
   Meeting* Join(Group* group, int member, const CollectiveCall& call)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Breaks the group: its meetings that have not started end with `why`.

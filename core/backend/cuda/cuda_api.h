@@ -71,6 +71,7 @@ enum class UpdateResult : int { kSuccess = 0 };
 // Flags, as the functions take them.
 inline constexpr unsigned int kStreamNonBlocking = 1;
 inline constexpr unsigned int kEventDefault = 0;
+inline constexpr unsigned int kEventBlockingSync = 1;
 inline constexpr unsigned int kEventDisableTiming = 2;
 inline constexpr unsigned int kHostAllocPortable = 1;
 inline constexpr unsigned int kHostAllocDeviceMap = 2;

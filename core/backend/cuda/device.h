@@ -76,6 +76,17 @@ CHORUS_DEVICE void AddShared(uint64_t* sum, uint64_t value) {
 #endif
 }
 
+CHORUS_DEVICE void StoreLeast(uint64_t* word, uint64_t value) {
+#ifdef __CUDA_ARCH__
+  atomicMin(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
+#else
+  uint64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (value < seen && !__atomic_compare_exchange_n(word, &seen, value, true, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED)) {
+  }
+#endif
+}
+
 // Lets others have the processor for a moment, in a loop that waits.
 CHORUS_DEVICE void Relax() {
 #ifdef __CUDA_ARCH__

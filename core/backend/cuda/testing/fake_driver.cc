@@ -730,10 +730,10 @@ Result cuStreamWaitValue32_v2(Stream /*stream*/, DevicePtr /*address*/, uint32_t
 }
 Result cuEventCreate(Event* event, unsigned int flags) {
   FAKE_READY(EventCreate);
-  if (flags != kEventDefault && flags != kEventDisableTiming) return Result::kInvalidValue;
+  if ((flags & ~(kEventBlockingSync | kEventDisableTiming)) != 0) return Result::kInvalidValue;
   auto made = std::make_shared<FakeEvent>();
   made->gpu = gpu;
-  made->timed = flags == kEventDefault;
+  made->timed = (flags & kEventDisableTiming) == 0;
   *event = state->events.Add(std::move(made));
   return Result::kSuccess;
 }

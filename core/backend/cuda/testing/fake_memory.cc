@@ -140,8 +140,15 @@ FakeMemory::Place FakeMemory::Find(uint64_t address, int gpu) {
     return {it->first, it->first + it->second.bytes - address, false, it->second.gpu == gpu};
   }
   if (const auto it = Holder(mappings_, address); it != mappings_.end()) {
-    return {it->first, it->first + it->second.bytes - address, false,
-            (it->second.gpus >> gpu & 1) != 0};
+    const bool usable = (it->second.gpus >> gpu & 1) != 0;
+    // Mappings that lie side by side are one piece of memory.
+    uint64_t end = it->first;
+    for (auto next = it; next != mappings_.end() && next->first == end &&
+                         ((next->second.gpus >> gpu & 1) != 0) == usable;
+         ++next) {
+      end += next->second.bytes;
+    }
+    return {it->first, end - address, false, usable};
   }
   if (const auto it = Holder(pinned_, address); it != pinned_.end()) {
     return {it->first, it->first + it->second.bytes - address, true, true};

@@ -1,0 +1,860 @@
+#include "core/backend/cuda/cuda_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/backend/cuda/device.h"
+#include "core/backend/cuda/kernels/moves.h"
+#include "core/base/clock.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+// How long the watching thread looks again and again before it sleeps in between, and how long it
+// sleeps at most: an eighth of what it has waited.
+constexpr absl::Duration kWatchClosely = absl::Microseconds(50);
+constexpr absl::Duration kLongestSleep = absl::Milliseconds(1);
+constexpr absl::Duration kShortestSleep = absl::Microseconds(20);
+
+// In a fault word nobody has told anything. Its lower bits are the element.
+constexpr uint64_t kNoFault = ~uint64_t{0};
+constexpr int kElementBits = 40;
+
+const void* PointerOf(DeviceAddress address) { return reinterpret_cast<const void*>(address); }
+void* MutablePointerOf(DeviceAddress address) { return reinterpret_cast<void*>(address); }
+
+// After these the context goes on as before.
+bool Survives(cuda::Result result) {
+  return result == cuda::Result::kSuccess || result == cuda::Result::kInvalidValue ||
+         result == cuda::Result::kOutOfMemory || result == cuda::Result::kNotSupported ||
+         result == cuda::Result::kNotReady;
+}
+
+}  // namespace
+
+// --- The GPU's memory as collectives see it ---
+
+absl::Status CudaEngine::Space::Resolve(int /*device*/, DeviceAddress address, int64_t bytes,
+                                        void** pointer) const {
+  CHORUS_RETURN_IF_ERROR(memory_->Check(address, bytes));
+  *pointer = MutablePointerOf(address);
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::Space::Read(int /*device*/, DeviceAddress from, int64_t bytes,
+                                     void* to) const {
+  const auto it = numbers.find(from);
+  if (it == numbers.end() || it->second.size() < static_cast<size_t>(bytes)) {
+    return MakeError(Reason::kInternal, "a number of the device was not brought to the host");
+  }
+  std::memcpy(to, it->second.data(), static_cast<size_t>(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::Space::Write(int /*device*/, DeviceAddress to, int64_t bytes,
+                                      const void* from) const {
+  CHORUS_RETURN_IF_ERROR(memory_->Check(to, bytes));
+  results.emplace_back(to, std::string(static_cast<const char*>(from), static_cast<size_t>(bytes)));
+  return absl::OkStatus();
+}
+
+void CudaEngine::Space::Clear() const {
+  numbers.clear();
+  results.clear();
+}
+
+// --- Beginning and end ---
+
+absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Create(const CudaGpu* gpu,
+                                                               const GpuMemory* memory,
+                                                               int devices) {
+  std::unique_ptr<CudaEngine> engine(new CudaEngine(gpu, std::make_unique<Space>(memory), devices));
+  CHORUS_RETURN_IF_ERROR(engine->Start());
+  return engine;
+}
+
+CudaEngine::CudaEngine(const CudaGpu* gpu, std::unique_ptr<Space> space, int devices)
+    : StreamEngine(space.get()), gpu_(gpu), owned_space_(std::move(space)), devices_(devices) {}
+
+absl::Status CudaEngine::Start() {
+  gpu_->Enter();
+  const cuda::Api& api = gpu_->api();
+  const int queues = kQueuesPerDevice * devices_;
+  // A word each, on a cache line of its own.
+  constexpr int64_t kLine = 64;
+  CHORUS_ASSIGN_OR_RETURN(words_, gpu_->AllocatePinned(kLine * queues));
+  std::memset(words_.host, 0, static_cast<size_t>(kLine * queues));
+  for (int n = 0; n < queues; ++n) {
+    queues_.push_back(std::make_unique<Queue>());
+    Queue& queue = *queues_.back();
+    queue.word = reinterpret_cast<const uint32_t*>(static_cast<char*>(words_.host) + kLine * n);
+    queue.word_on_gpu = words_.device + static_cast<cuda::DevicePtr>(kLine * n);
+    CHORUS_CUDA(api, StreamCreateWithPriority, &queue.stream, cuda::kStreamNonBlocking, 0);
+    CHORUS_CUDA(api, EventCreate, &queue.here, cuda::kEventDisableTiming);
+  }
+  for (int n = 0; n < 2; ++n) {
+    CHORUS_ASSIGN_OR_RETURN(bounce_[n], gpu_->AllocatePinned(kBounceBytes));
+    CHORUS_CUDA(api, EventCreate, &bounced_[n],
+                cuda::kEventDisableTiming | cuda::kEventBlockingSync);
+  }
+  {
+    MutexLock lock(&mutex_);
+    next_queue_.assign(static_cast<size_t>(devices_), 0);
+  }
+  watcher_ = std::thread([this] { Watch(); });
+  copier_ = std::thread([this] { CopyBounced(); });
+  return absl::OkStatus();
+}
+
+CudaEngine::~CudaEngine() {
+  {
+    MutexLock lock(&mutex_);
+    closing_ = true;
+    ready_.clear();
+  }
+  if (copier_.joinable()) {
+    {
+      MutexLock lock(&copy_mutex_);
+      copy_ends_ = true;
+    }
+    copy_changed_.Signal();
+    copier_.join();
+  }
+  if (watcher_.joinable()) {
+    {
+      MutexLock lock(&watch_mutex_);
+      watch_ends_ = true;
+    }
+    watch_changed_.Signal();
+    watcher_.join();
+  }
+  gpu_->Enter();
+  const cuda::Api& api = gpu_->api();
+  for (const auto& queue : queues_) {
+    if (queue->stream == nullptr) continue;
+    api.StreamSynchronize(queue->stream);
+    api.StreamDestroy(queue->stream);
+    api.EventDestroy(queue->here);
+  }
+  MutexLock lock(&mutex_);
+  for (const cuda::Event event : events_) api.EventDestroy(event);
+  for (const auto& slab : slabs_) {
+    gpu_->FreePinned(slab->host);
+    api.MemFree(slab->device);
+  }
+  for (const auto& pinned : pinned_) api.MemHostUnregister(const_cast<char*>(pinned.first));
+  for (int n = 0; n < 2; ++n) {
+    if (bounced_[n] != nullptr) api.EventDestroy(bounced_[n]);
+    gpu_->FreePinned(bounce_[n]);
+  }
+  gpu_->FreePinned(words_);
+}
+
+absl::Status CudaEngine::Pin(const void* memory, int64_t bytes) {
+  gpu_->Enter();
+  MutexLock lock(&mutex_);
+  const auto* const begin = static_cast<const char*>(memory);
+  CHORUS_CUDA(gpu_->api(), MemHostRegister, const_cast<char*>(begin), static_cast<size_t>(bytes),
+              cuda::kHostRegisterPortable);
+  pinned_[begin] = bytes;
+  return absl::OkStatus();
+}
+
+void CudaEngine::Unpin(const void* memory) {
+  gpu_->Enter();
+  MutexLock lock(&mutex_);
+  const auto* const begin = static_cast<const char*>(memory);
+  if (pinned_.erase(begin) > 0) gpu_->api().MemHostUnregister(const_cast<char*>(begin));
+}
+
+bool CudaEngine::IsPinned(const void* memory, int64_t bytes) const {
+  const auto* const begin = static_cast<const char*>(memory);
+  auto it = pinned_.upper_bound(begin);
+  if (it == pinned_.begin()) return false;
+  --it;
+  return bytes <= it->second - (begin - it->first);
+}
+
+// --- Handing over ---
+
+void CudaEngine::Schedule() {
+  if (ready_.empty() || closing_) return;
+  gpu_->Enter();
+  while (!ready_.empty()) {
+    auto* const stream = static_cast<CudaStream*>(ready_.front());
+    ready_.erase(ready_.begin());
+    RunStream(stream);
+  }
+}
+
+void CudaEngine::ScheduleElsewhere() {
+  if (ready_.empty()) return;
+  MutexLock lock(&watch_mutex_);
+  schedule_ = true;
+  watch_changed_.Signal();
+}
+
+void CudaEngine::RunStream(CudaStream* stream) {
+  Item item;
+  while (!IsFull(stream)) {
+    if (!Begin(stream, &item)) return;
+    if (auto* const collective = absl::get_if<CollectiveItem>(&item)) {
+      // This stream is in ready_ like those of the other members, if it has more to do.
+      return HandOverMeeting(collective->meeting);
+    }
+    absl::Status status = lost_;
+    if (status.ok() || absl::holds_alternative<CallbackItem>(item)) {
+      if (!HandOver(stream, &item, &status)) return;
+    }
+    Advance(stream, status);
+  }
+}
+
+bool CudaEngine::HandOver(CudaStream* stream, Item* item, absl::Status* status) {
+  if (auto* const callback = absl::get_if<CallbackItem>(item)) {
+    HandOverCallback(stream, callback);
+    *status = absl::OkStatus();
+    return true;
+  }
+  if (absl::holds_alternative<RecordItem>(*item)) {
+    *status = HandOverRecord(stream);
+  } else if (const auto* const kernel = absl::get_if<KernelCall>(item)) {
+    *status = HandOverKernel(stream, *kernel);
+  } else {
+    return HandOverCopy(stream, absl::get<CopyItem>(*item), status);
+  }
+  return true;
+}
+
+CudaEngine::Queue* CudaEngine::QueueOf(CudaStream* stream) {
+  if (stream->queue == nullptr) {
+    int& next = next_queue_[static_cast<size_t>(stream->device)];
+    stream->queue = queues_[static_cast<size_t>(kQueuesPerDevice * stream->device + next)].get();
+    next = (next + 1) % kQueuesPerDevice;
+  }
+  return stream->queue;
+}
+
+absl::Status CudaEngine::Check(cuda::Result result, const char* call) {
+  if (result == cuda::Result::kSuccess) return absl::OkStatus();
+  absl::Status status = gpu_->Check(result, call);
+  if (!Survives(result) && lost_.ok()) {
+    lost_ = MakeError(Reason::kExecFailed, absl::StrCat("GPU ", gpu_->pci_id(), " (", gpu_->name(),
+                                                        ") is lost: ", status.message()));
+    MutexLock lock(&watch_mutex_);
+    watch_lost_ = Detached(lost_);
+    watch_changed_.Signal();
+  }
+  return status;
+}
+
+bool CudaEngine::IsFull(CudaStream* stream) {
+  Queue* const queue = QueueOf(stream);
+  if (queue->in_flight < kMostInFlight || !lost_.ok()) return false;
+  stream->state = StreamState::State::kBlocked;
+  queue->throttled.push_back(stream);
+  return true;
+}
+
+void CudaEngine::Count(Queue* queue) {
+  ++queue->in_flight;
+  if (++queue->since_mark < kMarkEvery) return;
+  queue->since_mark = 0;
+  Tell(
+      queue,
+      [this, queue](const absl::Status&) {
+        MutexLock lock(&mutex_);
+        queue->in_flight -= kMarkEvery;
+        std::vector<StreamState*> throttled;
+        throttled.swap(queue->throttled);
+        for (StreamState* stream : throttled) Resume(stream);
+        Schedule();
+      },
+      absl::OkStatus());
+}
+
+absl::StatusOr<cuda::Event> CudaEngine::TakeEvent() {
+  if (free_events_.empty()) {
+    cuda::Event event = nullptr;
+    CHORUS_RETURN_IF_ERROR(
+        Check(gpu_->api().EventCreate(&event, cuda::kEventDisableTiming), "cuEventCreate"));
+    events_.push_back(event);
+    return event;
+  }
+  const cuda::Event event = free_events_.back();
+  free_events_.pop_back();
+  return event;
+}
+
+void CudaEngine::TrimMarks(CudaStream* stream) {
+  while (stream->marks.size() > kKeptMarks) {
+    const Mark& oldest = stream->marks.front();
+    if (gpu_->api().EventQuery(oldest.event) != cuda::Result::kSuccess) return;
+    stream->forgotten_behind = oldest.behind;
+    free_events_.push_back(oldest.event);
+    stream->marks.pop_front();
+  }
+}
+
+absl::Status CudaEngine::HandOverRecord(CudaStream* stream) {
+  CHORUS_ASSIGN_OR_RETURN(const cuda::Event event, TakeEvent());
+  const absl::Status recorded =
+      Check(gpu_->api().EventRecord(event, QueueOf(stream)->stream), "cuEventRecord");
+  if (!recorded.ok()) {
+    free_events_.push_back(event);
+    return recorded;
+  }
+  stream->marks.push_back({stream->completed + 1, event, stream->behind});
+  TrimMarks(stream);
+  Count(QueueOf(stream));
+  return absl::OkStatus();
+}
+
+void CudaEngine::PassWait(StreamState* stream, const WaitItem& wait) {
+  auto* const waits = static_cast<CudaStream*>(stream);
+  auto* const on = static_cast<CudaStream*>(wait.on);
+  const auto mark =
+      std::lower_bound(on->marks.begin(), on->marks.end(), wait.position,
+                       [](const Mark& m, uint64_t position) { return m.position < position; });
+  if (mark == on->marks.end() || mark->position != wait.position) {
+    // The GPU has passed it; callbacks in front of it may not have run.
+    waits->behind = std::max(waits->behind, on->forgotten_behind);
+    return;
+  }
+  waits->behind = std::max(waits->behind, mark->behind);
+  Queue* const queue = QueueOf(waits);
+  if (queue == on->queue) return;
+  // What fails here has lost the context, which the next item finds.
+  Check(gpu_->api().StreamWaitEvent(queue->stream, mark->event, 0), "cuStreamWaitEvent")
+      .IgnoreError();
+  Count(queue);
+}
+
+absl::Status CudaEngine::Follow(CudaStream* stream, CudaStream* other) {
+  stream->behind = std::max(stream->behind, other->behind);
+  Queue* const queue = QueueOf(stream);
+  Queue* const ahead = QueueOf(other);
+  if (queue == ahead) return absl::OkStatus();
+  CHORUS_RETURN_IF_ERROR(
+      Check(gpu_->api().EventRecord(ahead->here, ahead->stream), "cuEventRecord"));
+  CHORUS_RETURN_IF_ERROR(
+      Check(gpu_->api().StreamWaitEvent(queue->stream, ahead->here, 0), "cuStreamWaitEvent"));
+  Count(queue);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const CudaKernel* kernel) {
+  if (!kernel->reports()) return KernelFault();
+  Queue* const queue = QueueOf(stream);
+  if (stream->fault == nullptr) {
+    CHORUS_ASSIGN_OR_RETURN(stream->fault, TakeSlab(sizeof(kNoFault)));
+    Count(queue);
+    CHORUS_RETURN_IF_ERROR(Check(
+        gpu_->api().MemsetD8Async(stream->fault->device, 0xff, sizeof(kNoFault), queue->stream),
+        "cuMemsetD8Async"));
+  }
+  stream->reporting.push_back(kernel);
+  return KernelFault{stream->fault->device, (stream->reporting.size() - 1) << kElementBits};
+}
+
+absl::Status CudaEngine::HandOverKernel(CudaStream* stream, const KernelCall& call) {
+  const auto* const kernel = static_cast<const CudaKernel*>(call.kernel);
+  const CudaKernel::Facts& facts = kernel->facts();
+  if (call.inputs.size() != facts.input_bytes.size() ||
+      call.outputs.size() != facts.output_bytes.size()) {
+    return MakeError(Reason::kInternal,
+                     absl::StrCat("a kernel of ", facts.input_bytes.size(), " inputs and ",
+                                  facts.output_bytes.size(), " outputs was launched with ",
+                                  call.inputs.size(), " and ", call.outputs.size()));
+  }
+  const GpuMemory& memory = *owned_space_->memory_;
+  const auto check = [&](DeviceAddress address, int64_t bytes) {
+    return bytes == 0 ? absl::OkStatus() : memory.Check(address, bytes);
+  };
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(check(call.inputs[i], facts.input_bytes[i]));
+  }
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(check(call.outputs[i], facts.output_bytes[i]));
+  }
+  if (facts.workspace_bytes > 0 && call.workspace == 0) {
+    return MakeError(Reason::kInternal,
+                     absl::StrCat(facts.op, ": a kernel that wants ", facts.workspace_bytes,
+                                  " bytes of workspace was launched without any"));
+  }
+  CHORUS_RETURN_IF_ERROR(check(call.workspace, facts.workspace_bytes));
+  CHORUS_ASSIGN_OR_RETURN(const KernelFault fault, FaultOf(stream, kernel));
+  Queue* const queue = QueueOf(stream);
+  Count(queue);
+  return CheckLaunch(kernel->Enqueue(call, fault, *gpu_, queue->stream), queue);
+}
+
+absl::Status CudaEngine::CheckLaunch(const absl::Status& launched, Queue* queue) {
+  // Whether the context survives it, the stream tells.
+  if (!launched.ok()) Check(gpu_->api().StreamQuery(queue->stream), "cuStreamQuery").IgnoreError();
+  return launched;
+}
+
+bool CudaEngine::HandOverCopy(CudaStream* stream, const CopyItem& item, absl::Status* status) {
+  if (item.bytes == 0) return true;
+  using Direction = CopyItem::Direction;
+  const GpuMemory& memory = *owned_space_->memory_;
+  if (item.direction != Direction::kToHost) *status = memory.Check(item.to, item.bytes);
+  if (item.direction != Direction::kFromHost) status->Update(memory.Check(item.from, item.bytes));
+  if (!status->ok()) return true;
+  const cuda::Api& api = gpu_->api();
+  Queue* const queue = QueueOf(stream);
+  const auto bytes = static_cast<size_t>(item.bytes);
+  if (item.direction == Direction::kOnDevice) {
+    Count(queue);
+    *status =
+        Check(api.MemcpyDtoDAsync(item.to, item.from, bytes, queue->stream), "cuMemcpyDtoDAsync");
+    return true;
+  }
+  const bool from_host = item.direction == Direction::kFromHost;
+  if (IsPinned(PointerOf(from_host ? item.from : item.to), item.bytes)) {
+    Count(queue);
+    *status =
+        from_host
+            ? Check(api.MemcpyHtoDAsync(item.to, PointerOf(item.from), bytes, queue->stream),
+                    "cuMemcpyHtoDAsync")
+            : Check(api.MemcpyDtoHAsync(MutablePointerOf(item.to), item.from, bytes, queue->stream),
+                    "cuMemcpyDtoHAsync");
+    return true;
+  }
+  if (from_host && item.bytes <= kSmallCopyBytes) {
+    auto slab = TakeSlab(item.bytes);
+    *status = slab.status();
+    if (!slab.ok()) return true;
+    std::memcpy((*slab)->host.host, PointerOf(item.from), bytes);
+    Count(queue);
+    *status = Check(api.MemcpyHtoDAsync(item.to, (*slab)->host.host, bytes, queue->stream),
+                    "cuMemcpyHtoDAsync");
+    GiveBack(*slab, queue);
+    return true;
+  }
+  MutexLock lock(&copy_mutex_);
+  copies_.push_back({stream, item});
+  copy_changed_.Signal();
+  return false;
+}
+
+void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
+  const uint64_t number = ++last_callback_;
+  unfinished_.insert(number);
+  stream->behind = number;
+  Queue* const queue = QueueOf(stream);
+  absl::Status status = std::move(callback->status);
+  Slab* const fault = std::exchange(stream->fault, nullptr);
+  if (fault != nullptr && lost_.ok()) {
+    status.Update(Check(gpu_->api().MemcpyDtoHAsync(fault->host.host, fault->device,
+                                                    sizeof(kNoFault), queue->stream),
+                        "cuMemcpyDtoHAsync"));
+  }
+  Tell(
+      queue,
+      [this, number, fault, reporting = std::move(stream->reporting),
+       done = std::move(callback->done)](absl::Status result) {
+        if (fault != nullptr) {
+          uint64_t told = kNoFault;
+          std::memcpy(&told, fault->host.host, sizeof(told));
+          if (result.ok() && told != kNoFault) {
+            const CudaKernel& kernel = *reporting[static_cast<size_t>(told >> kElementBits)];
+            const CudaKernel::Facts& facts = kernel.facts();
+            result = KernelFailure(kernel.Failure(told & ((uint64_t{1} << kElementBits) - 1)),
+                                   facts.op, facts.source, facts.op_may_fail);
+          }
+          MutexLock lock(&mutex_);
+          free_slabs_.push_back(fault);
+        }
+        done(std::move(result));
+        CallbackHasRun(number);
+      },
+      std::move(status));
+  stream->reporting.clear();
+  callback->done = nullptr;
+}
+
+void CudaEngine::Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status) {
+  const uint32_t value = ++queue->told;
+  const absl::Status told =
+      lost_.ok() ? Check(gpu_->api().StreamWriteValue32(queue->stream, queue->word_on_gpu, value,
+                                                        cuda::kWriteValueDefault),
+                         "cuStreamWriteValue32")
+                 : lost_;
+  // A word that will not be written is no reason not to call: whoever waits learns of it.
+  if (!told.ok() && lost_.ok()) {
+    lost_ = told;
+  }
+  MutexLock lock(&watch_mutex_);
+  if (!lost_.ok() && watch_lost_.ok()) watch_lost_ = Detached(lost_);
+  if (queue->pending.empty()) watched_.push_back(queue);
+  queue->pending.push_back({value, std::move(done), std::move(status)});
+  fresh_ = true;
+  watch_changed_.Signal();
+}
+
+bool CudaEngine::HostHasPassed(StreamState* stream) {
+  auto* const asks = static_cast<CudaStream*>(stream);
+  if (unfinished_.empty() || *unfinished_.begin() > asks->behind) return true;
+  asking_.push_back(asks);
+  return false;
+}
+
+void CudaEngine::CallbackHasRun(uint64_t number) {
+  MutexLock lock(&mutex_);
+  unfinished_.erase(number);
+  size_t kept = 0;
+  for (CudaStream* stream : asking_) {
+    if (unfinished_.empty() || *unfinished_.begin() > stream->behind) {
+      Resume(stream);
+    } else {
+      asking_[kept++] = stream;
+    }
+  }
+  asking_.resize(kept);
+  Schedule();
+}
+
+// --- Slabs ---
+
+absl::StatusOr<CudaEngine::Slab*> CudaEngine::TakeSlab(int64_t bytes) {
+  const auto fits = std::find_if(free_slabs_.begin(), free_slabs_.end(),
+                                 [bytes](const Slab* slab) { return slab->bytes >= bytes; });
+  if (fits != free_slabs_.end()) {
+    Slab* const slab = *fits;
+    *fits = free_slabs_.back();
+    free_slabs_.pop_back();
+    return slab;
+  }
+  auto slab = std::make_unique<Slab>();
+  slab->bytes = std::max(bytes, kSlabBytes);
+  CHORUS_ASSIGN_OR_RETURN(slab->host, gpu_->AllocatePinned(slab->bytes));
+  const absl::Status status =
+      Check(gpu_->api().MemAlloc(&slab->device, static_cast<size_t>(slab->bytes)), "cuMemAlloc");
+  if (!status.ok()) {
+    gpu_->FreePinned(slab->host);
+    return status;
+  }
+  slabs_.push_back(std::move(slab));
+  return slabs_.back().get();
+}
+
+void CudaEngine::GiveBack(Slab* slab, Queue* queue) {
+  Tell(
+      queue,
+      [this, slab](const absl::Status&) {
+        MutexLock lock(&mutex_);
+        free_slabs_.push_back(slab);
+      },
+      absl::OkStatus());
+}
+
+// --- Collectives ---
+
+std::vector<CudaEngine::CudaStream*> CudaEngine::MembersOf(const Meeting& meeting) {
+  std::vector<StreamState*> states;
+  StreamsOf(meeting, &states);
+  std::vector<CudaStream*> streams;
+  for (StreamState* state : states) streams.push_back(static_cast<CudaStream*>(state));
+  return streams;
+}
+
+void CudaEngine::HandOverMeeting(Meeting* meeting) {
+  absl::Status status = lost_;
+  if (status.ok()) {
+    const std::vector<CudaStream*> streams = MembersOf(*meeting);
+    const Numbers numbers = NumbersOf(meeting);
+    owned_space_->Clear();
+    if (!numbers.empty()) {
+      status = FetchNumbers(meeting, numbers, streams);
+      if (status.ok()) return;
+    } else {
+      status = PrepareMeeting(meeting);
+      if (status.ok()) status = HandOverList(meeting, streams);
+    }
+  }
+  FinishMeeting(meeting, status);
+}
+
+absl::Status CudaEngine::FetchNumbers(Meeting* meeting, const Numbers& numbers,
+                                      const std::vector<CudaStream*>& streams) {
+  int64_t bytes = 0;
+  for (const auto& [address, size] : numbers) {
+    CHORUS_RETURN_IF_ERROR(owned_space_->memory_->Check(address, size));
+    bytes += size;
+  }
+  CHORUS_ASSIGN_OR_RETURN(Slab* const slab, TakeSlab(bytes));
+  CudaStream* const first = streams[0];
+  for (size_t i = 1; i < streams.size(); ++i) CHORUS_RETURN_IF_ERROR(Follow(first, streams[i]));
+  Queue* const queue = QueueOf(first);
+  char* to = static_cast<char*>(slab->host.host);
+  for (const auto& [address, size] : numbers) {
+    Count(queue);
+    CHORUS_RETURN_IF_ERROR(
+        Check(gpu_->api().MemcpyDtoHAsync(to, address, static_cast<size_t>(size), queue->stream),
+              "cuMemcpyDtoHAsync"));
+    to += size;
+  }
+  Tell(
+      queue,
+      [this, meeting, numbers, slab](const absl::Status& status) {
+        GoOnWithNumbers(meeting, numbers, slab, status);
+      },
+      absl::OkStatus());
+  return absl::OkStatus();
+}
+
+void CudaEngine::GoOnWithNumbers(Meeting* meeting, const Numbers& numbers, Slab* slab,
+                                 const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  if (closing_) return;
+  gpu_->Enter();
+  owned_space_->Clear();
+  const char* from = static_cast<const char*>(slab->host.host);
+  for (const auto& [address, size] : numbers) {
+    owned_space_->numbers[address].assign(from, static_cast<size_t>(size));
+    from += size;
+  }
+  free_slabs_.push_back(slab);
+  absl::Status result = status;
+  if (result.ok()) result = PrepareMeeting(meeting);
+  if (result.ok()) result = HandOverList(meeting, MembersOf(*meeting));
+  FinishMeeting(meeting, result);
+  Schedule();
+}
+
+absl::Status CudaEngine::HandOverList(Meeting* meeting, const std::vector<CudaStream*>& streams) {
+  CudaStream* const first = streams[0];
+  for (size_t i = 1; i < streams.size(); ++i) CHORUS_RETURN_IF_ERROR(Follow(first, streams[i]));
+  CHORUS_RETURN_IF_ERROR(LaunchList(WorkOf(meeting).list(), first));
+  CHORUS_RETURN_IF_ERROR(WriteResults(first));
+  for (size_t i = 1; i < streams.size(); ++i) CHORUS_RETURN_IF_ERROR(Follow(streams[i], first));
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream* stream) {
+  if (list.moves.empty()) return absl::OkStatus();
+  const auto address_of = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+  program_.Clear();
+  for (const CollectiveWork::Move& move : list.moves) {
+    program_.AddMove(move.count, move.element_bytes);
+    for (int i = 0; i < move.num_inputs; ++i) {
+      program_.AddInput(address_of(list.inputs[static_cast<size_t>(move.first_input + i)]));
+    }
+    for (int i = 0; i < move.num_outputs; ++i) {
+      program_.AddOutput(address_of(list.outputs[static_cast<size_t>(move.first_output + i)]));
+    }
+    for (int i = 0; move.first_holders >= 0 && i < move.num_inputs; ++i) {
+      program_.AddHolders(address_of(list.holders[static_cast<size_t>(move.first_holders + i)]));
+    }
+    for (int i = 0; i < move.num_factors; ++i) {
+      const CollectiveWork::Factor& factor =
+          list.factors[static_cast<size_t>(move.first_factor + i)];
+      program_.AddFactor(factor.input, address_of(factor.to));
+    }
+  }
+  Reduction reduction = Reduction::kNone;
+  if (IsReducing(list.common.kind)) {
+    reduction = list.common.reduction;
+    CHORUS_RETURN_IF_ERROR(program_.SetSteps(list.steps.data(), list.num_operands));
+    for (const void* const scale : list.scales) program_.AddScale(address_of(scale));
+    program_.set_divisor(list.divisor);
+  }
+  CHORUS_ASSIGN_OR_RETURN(const cuda::Function kernel,
+                          FindKernel(cuda::MoveKernelName(reduction, list.common.dtype)));
+  Queue* const queue = QueueOf(stream);
+  const absl::Span<const char> bytes = program_.Bytes();
+  Slab* slab = nullptr;
+  if (bytes.size() > static_cast<size_t>(cuda::MoveArgs::kInlineBytes)) {
+    CHORUS_ASSIGN_OR_RETURN(slab, TakeSlab(static_cast<int64_t>(bytes.size())));
+    std::memcpy(slab->host.host, bytes.data(), bytes.size());
+    Count(queue);
+    CHORUS_RETURN_IF_ERROR(Check(
+        gpu_->api().MemcpyHtoDAsync(slab->device, slab->host.host, bytes.size(), queue->stream),
+        "cuMemcpyHtoDAsync"));
+  }
+  Count(queue);
+  const absl::Status launched =
+      gpu_->Launch(kernel, program_.Arguments(slab == nullptr ? 0 : slab->device), program_.units(),
+                   cuda::kMoveThreads, queue->stream);
+  if (slab != nullptr) GiveBack(slab, queue);
+  return CheckLaunch(launched, queue);
+}
+
+absl::StatusOr<cuda::Function> CudaEngine::FindKernel(const char* name) {
+  cuda::Function& function = kernels_[name];
+  if (function == nullptr) {
+    CHORUS_ASSIGN_OR_RETURN(function, gpu_->Find(name));
+  }
+  return function;
+}
+
+absl::Status CudaEngine::WriteResults(CudaStream* stream) {
+  if (owned_space_->results.empty()) return absl::OkStatus();
+  int64_t bytes = 0;
+  for (const auto& result : owned_space_->results)
+    bytes += static_cast<int64_t>(result.second.size());
+  CHORUS_ASSIGN_OR_RETURN(Slab* const slab, TakeSlab(bytes));
+  Queue* const queue = QueueOf(stream);
+  char* at = static_cast<char*>(slab->host.host);
+  absl::Status status;
+  for (const auto& [address, value] : owned_space_->results) {
+    std::memcpy(at, value.data(), value.size());
+    Count(queue);
+    status.Update(Check(gpu_->api().MemcpyHtoDAsync(address, at, value.size(), queue->stream),
+                        "cuMemcpyHtoDAsync"));
+    at += value.size();
+  }
+  GiveBack(slab, queue);
+  return status;
+}
+
+// --- The watching thread ---
+
+void CudaEngine::Watch() {
+  gpu_->Enter();
+  std::vector<Pending> reached;
+  absl::Time since;  // something was reached, or came to be watched
+  MutexLock lock(&watch_mutex_);
+  while (!watch_ends_) {
+    if (schedule_) {
+      schedule_ = false;
+      watch_mutex_.Unlock();
+      {
+        MutexLock engine(&mutex_);
+        Schedule();
+      }
+      watch_mutex_.Lock();
+      continue;
+    }
+    if (watched_.empty()) {
+      watch_changed_.Wait(&watch_mutex_);
+      continue;
+    }
+    if (fresh_) since = SteadyNow();
+    fresh_ = false;
+    for (size_t i = 0; i < watched_.size();) {
+      Queue* const queue = watched_[i];
+      const uint32_t value = cuda::LoadShared(queue->word);
+      while (
+          !queue->pending.empty() &&
+          (!watch_lost_.ok() || static_cast<int32_t>(value - queue->pending.front().value) >= 0)) {
+        reached.push_back(std::move(queue->pending.front()));
+        queue->pending.pop_front();
+        reached.back().status.Update(watch_lost_);
+      }
+      if (queue->pending.empty()) {
+        watched_[i] = watched_.back();
+        watched_.pop_back();
+      } else {
+        ++i;
+      }
+    }
+    if (!reached.empty()) {
+      watch_mutex_.Unlock();
+      for (Pending& pending : reached) pending.done(std::move(pending.status));
+      reached.clear();
+      watch_mutex_.Lock();
+      fresh_ = true;
+      continue;
+    }
+    const absl::Duration waited = SteadyNow() - since;
+    if (waited < kWatchClosely) {
+      watch_mutex_.Unlock();
+      std::this_thread::yield();
+      watch_mutex_.Lock();
+      continue;
+    }
+    const absl::Duration sleep = std::min(kLongestSleep, std::max(kShortestSleep, waited / 8));
+    if (sleep < kLongestSleep) {
+      watch_changed_.WaitFor(&watch_mutex_, sleep);
+      continue;
+    }
+    Queue* const oldest = watched_.front();
+    watch_mutex_.Unlock();
+    LookForLoss(oldest);
+    watch_mutex_.Lock();
+    if (!watch_ends_ && !schedule_ && watch_lost_.ok()) {
+      watch_changed_.WaitFor(&watch_mutex_, sleep);
+    }
+  }
+}
+
+void CudaEngine::LookForLoss(Queue* queue) {
+  MutexLock lock(&mutex_);
+  if (lost_.ok()) Check(gpu_->api().StreamQuery(queue->stream), "cuStreamQuery").IgnoreError();
+}
+
+// --- The copying thread ---
+
+void CudaEngine::CopyBounced() {
+  gpu_->Enter();
+  MutexLock lock(&copy_mutex_);
+  while (true) {
+    while (copies_.empty() && !copy_ends_) copy_changed_.Wait(&copy_mutex_);
+    if (copy_ends_) return;
+    const Bounce bounce = copies_.front();
+    copies_.pop_front();
+    copy_mutex_.Unlock();
+    const absl::Status status = Bring(bounce);
+    {
+      MutexLock engine(&mutex_);
+      Advance(bounce.stream, status);
+      Requeue(bounce.stream);
+      Schedule();
+    }
+    copy_mutex_.Lock();
+  }
+}
+
+absl::Status CudaEngine::Bring(const Bounce& bounce) {
+  const cuda::Api& api = gpu_->api();
+  const CopyItem& item = bounce.item;
+  const cuda::Stream stream = bounce.stream->queue->stream;
+  const bool from_host = item.direction == CopyItem::Direction::kFromHost;
+  const int64_t pieces = (item.bytes + kBounceBytes - 1) / kBounceBytes;
+  const auto bytes_of = [&](int64_t piece) {
+    return static_cast<size_t>(std::min(kBounceBytes, item.bytes - piece * kBounceBytes));
+  };
+  const auto check = [&](cuda::Result result, const char* call) ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (result == cuda::Result::kSuccess) return absl::OkStatus();
+    MutexLock lock(&mutex_);
+    return Check(result, call);
+  };
+  // To the host a piece is taken out of its buffer when the next is on its way.
+  for (int64_t piece = 0; piece <= pieces; ++piece) {
+    if (piece < pieces) {
+      const auto n = static_cast<size_t>(piece % 2);
+      const int64_t offset = piece * kBounceBytes;
+      if (from_host) {
+        // Of the last copy too, whosever it was.
+        CHORUS_RETURN_IF_ERROR(check(api.EventSynchronize(bounced_[n]), "cuEventSynchronize"));
+        std::memcpy(bounce_[n].host, static_cast<const char*>(PointerOf(item.from)) + offset,
+                    bytes_of(piece));
+        CHORUS_RETURN_IF_ERROR(
+            check(api.MemcpyHtoDAsync(item.to + static_cast<DeviceAddress>(offset), bounce_[n].host,
+                                      bytes_of(piece), stream),
+                  "cuMemcpyHtoDAsync"));
+      } else {
+        CHORUS_RETURN_IF_ERROR(check(api.EventSynchronize(bounced_[n]), "cuEventSynchronize"));
+        CHORUS_RETURN_IF_ERROR(check(
+            api.MemcpyDtoHAsync(bounce_[n].host, item.from + static_cast<DeviceAddress>(offset),
+                                bytes_of(piece), stream),
+            "cuMemcpyDtoHAsync"));
+      }
+      CHORUS_RETURN_IF_ERROR(check(api.EventRecord(bounced_[n], stream), "cuEventRecord"));
+    }
+    if (from_host || piece == 0) continue;
+    const auto before = static_cast<size_t>((piece - 1) % 2);
+    CHORUS_RETURN_IF_ERROR(check(api.EventSynchronize(bounced_[before]), "cuEventSynchronize"));
+    std::memcpy(static_cast<char*>(MutablePointerOf(item.to)) + (piece - 1) * kBounceBytes,
+                bounce_[before].host, bytes_of(piece - 1));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace chorus

@@ -1,0 +1,102 @@
+#include "core/backend/cuda/gpu.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+// Four waves of them: several were faster than one (docs/gpu.md, P6).
+constexpr int64_t kThreadsPerMultiprocessor = 4 * 2048;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaGpu>> CudaGpu::Open(const cuda::Api* api, int ordinal,
+                                                       absl::Span<const KernelImage> images) {
+  std::unique_ptr<CudaGpu> gpu(new CudaGpu(api));
+  CHORUS_RETURN_IF_ERROR(gpu->Fill(ordinal, images));
+  return gpu;
+}
+
+absl::Status CudaGpu::Fill(int ordinal, absl::Span<const KernelImage> images) {
+  CHORUS_CUDA(*api_, Init, 0);
+  int count = 0;
+  CHORUS_CUDA(*api_, DeviceGetCount, &count);
+  if (ordinal < 0 || ordinal >= count) {
+    return MakeError(Reason::kWrongState,
+                     absl::StrCat("there is no GPU ", ordinal, ": this machine has ", count));
+  }
+  for (const KernelImage& image : images) {
+    if (image.bytes > 0) continue;
+    return MakeError(Reason::kWrongState,
+                     "this build has no kernels for GPUs: it was made without a CUDA toolkit");
+  }
+  CHORUS_CUDA(*api_, DeviceGet, &device_, ordinal);
+  char text[256] = {};
+  CHORUS_CUDA(*api_, DeviceGetName, text, sizeof(text) - 1, device_);
+  name_ = text;
+  CHORUS_CUDA(*api_, DeviceGetPCIBusId, text, sizeof(text) - 1, device_);
+  pci_id_ = text;
+  size_t bytes = 0;
+  CHORUS_CUDA(*api_, DeviceTotalMem, &bytes, device_);
+  memory_bytes_ = static_cast<int64_t>(bytes);
+  CHORUS_CUDA(*api_, DeviceGetAttribute, &multiprocessors_,
+              cuda::DeviceAttribute::kMultiprocessorCount, device_);
+  CHORUS_CUDA(*api_, DevicePrimaryCtxRetain, &context_, device_);
+  Enter();
+  for (const KernelImage& image : images) {
+    cuda::Module module = nullptr;
+    CHORUS_CUDA(*api_, ModuleLoadData, &module, image.begin);
+    modules_.push_back(module);
+  }
+  return absl::OkStatus();
+}
+
+CudaGpu::~CudaGpu() {
+  if (context_ == nullptr) return;
+  Enter();
+  for (const cuda::Module module : modules_) api_->ModuleUnload(module);
+  api_->DevicePrimaryCtxRelease(device_);
+}
+
+absl::StatusOr<cuda::Function> CudaGpu::Find(const char* kernel) const {
+  Enter();
+  for (const cuda::Module module : modules_) {
+    cuda::Function function = nullptr;
+    const cuda::Result result = api_->ModuleGetFunction(&function, module, kernel);
+    if (result == cuda::Result::kSuccess) return function;
+  }
+  return MakeError(Reason::kInternal, absl::StrCat("this build has no kernel ", kernel));
+}
+
+absl::Status CudaGpu::LaunchWith(cuda::Function function, void** params, int64_t threads,
+                                 int block_threads, cuda::Stream stream) const {
+  const int64_t most = kThreadsPerMultiprocessor * int64_t{multiprocessors_};
+  const int64_t blocks = (std::min(threads, most) + block_threads - 1) / block_threads;
+  CHORUS_CUDA(*api_, LaunchKernel, function,
+              static_cast<unsigned int>(std::max<int64_t>(1, blocks)), 1, 1,
+              static_cast<unsigned int>(block_threads), 1, 1, 0, stream, params, nullptr);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PinnedMemory> CudaGpu::AllocatePinned(int64_t bytes) const {
+  Enter();
+  PinnedMemory memory;
+  CHORUS_CUDA(*api_, MemHostAlloc, &memory.host, static_cast<size_t>(bytes),
+              cuda::kHostAllocPortable | cuda::kHostAllocDeviceMap);
+  const absl::Status mapped = Check(api_->MemHostGetDevicePointer(&memory.device, memory.host, 0),
+                                    "cuMemHostGetDevicePointer");
+  if (mapped.ok()) return memory;
+  api_->MemFreeHost(memory.host);
+  return mapped;
+}
+
+void CudaGpu::FreePinned(const PinnedMemory& memory) const {
+  if (memory.host == nullptr) return;
+  Enter();
+  api_->MemFreeHost(memory.host);
+}
+
+}  // namespace chorus

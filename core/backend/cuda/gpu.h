@@ -1,0 +1,88 @@
+// One GPU as the backend uses it: its context, its kernels, pinned memory, and what it is.
+//
+// Threads: any; each calls Enter() before it calls the driver, for the context is a thread's.
+// Ownership: the table must outlive the GPU, and the GPU what it made. Errors: as cuda_api.h says.
+#ifndef CHORUS_CORE_BACKEND_CUDA_GPU_H_
+#define CHORUS_CORE_BACKEND_CUDA_GPU_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/backend/cuda/cuda_api.h"
+
+namespace chorus {
+
+// Memory of the host that the GPU reads and writes as fast as it can, and where it finds it.
+struct PinnedMemory {
+  void* host = nullptr;
+  cuda::DevicePtr device = 0;
+};
+
+// Kernels, compiled, as the driver loads them.
+struct KernelImage {
+  const void* begin = nullptr;
+  size_t bytes = 0;
+};
+
+class CudaGpu {
+ public:
+  // FAILED_PRECONDITION kWrongState: there is no such GPU, or an image is empty, which is so where
+  // the build had no CUDA toolkit.
+  static absl::StatusOr<std::unique_ptr<CudaGpu>> Open(const cuda::Api* api, int ordinal,
+                                                       absl::Span<const KernelImage> images);
+  ~CudaGpu();
+  CudaGpu(const CudaGpu&) = delete;
+  CudaGpu& operator=(const CudaGpu&) = delete;
+
+  const cuda::Api& api() const { return *api_; }
+  cuda::Device device() const { return device_; }
+  const std::string& name() const { return name_; }      // "NVIDIA H100 80GB HBM3"
+  const std::string& pci_id() const { return pci_id_; }  // "0000:00:06.0"
+  int multiprocessors() const { return multiprocessors_; }
+  int64_t memory_bytes() const { return memory_bytes_; }
+
+  // Makes the context this thread's.
+  void Enter() const { api_->CtxSetCurrent(context_); }
+  absl::Status Check(cuda::Result result, const char* call) const {
+    return cuda::ToStatus(*api_, result, call);
+  }
+
+  // INTERNAL kInternal: none of the images has such a kernel.
+  absl::StatusOr<cuda::Function> Find(const char* kernel) const;
+  // The kernel with its one parameter, in blocks of `block_threads`. There are no more threads than
+  // are of use: kernels go on from where their grid ends.
+  template <typename Args>
+  absl::Status Launch(cuda::Function function, const Args& args, int64_t threads, int block_threads,
+                      cuda::Stream stream) const {
+    void* params[] = {const_cast<Args*>(&args)};
+    return LaunchWith(function, params, threads, block_threads, stream);
+  }
+
+  absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes) const;
+  void FreePinned(const PinnedMemory& memory) const;
+
+ private:
+  explicit CudaGpu(const cuda::Api* api) : api_(api) {}
+  absl::Status Fill(int ordinal, absl::Span<const KernelImage> images);
+  absl::Status LaunchWith(cuda::Function function, void** params, int64_t threads,
+                          int block_threads, cuda::Stream stream) const;
+
+  const cuda::Api* const api_;
+  cuda::Device device_ = 0;
+  cuda::Context context_ = nullptr;
+  std::vector<cuda::Module> modules_;
+  std::string name_;
+  std::string pci_id_;
+  int multiprocessors_ = 1;
+  int64_t memory_bytes_ = 0;
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BACKEND_CUDA_GPU_H_
