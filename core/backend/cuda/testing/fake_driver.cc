@@ -29,6 +29,10 @@ constexpr auto kCaptureUnsupported = static_cast<Result>(900);
 // Threads of a launch that run: one that fills a GPU would take a CPU seconds.
 constexpr int64_t kMostThreads = 32;
 
+// Of what a program's memory may be at: most words that are no addresses are beyond.
+constexpr uint64_t kLowestAddress = 1 << 16;
+constexpr uint64_t kHighestAddress = (uint64_t{1} << 47) - 1;
+
 // What the handles of one kind stand for. A handle is a number that is not used twice, and no
 // address.
 template <typename Handle, typename Object>
@@ -218,6 +222,7 @@ Result MakeLaunch(Function function, unsigned int blocks, unsigned int block_thr
   for (size_t at = 0; at + sizeof(uint64_t) <= kernel.argument_bytes; at += sizeof(uint64_t)) {
     uint64_t word = 0;
     std::memcpy(&word, static_cast<const char*>(params[0]) + at, sizeof(word));
+    if (word < kLowestAddress || word > kHighestAddress) continue;
     const FakeMemory::Place place = state->memory.Find(word, gpu);
     if (place.block == 0) continue;
     if (!place.usable) {

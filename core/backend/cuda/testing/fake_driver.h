@@ -9,6 +9,9 @@
 // the process (report_misuse.h): to free, unmap, unpin or unload what work in a stream still uses,
 // a kernel that is given another GPU's memory, one that runs over the end of its memory.
 //
+// A launch uses the memory whose addresses stand in its argument, in words of eight bytes. Of
+// addresses that a kernel finds in the memory of the GPU only its touch is seen.
+//
 // What a stream and events leave open also goes wrong in graphs, whose nodes run in any order that
 // their dependencies allow, and in launches, whose threads run in any order.
 //

@@ -82,11 +82,12 @@ void RollCall(const RollCallArgs& args, const Lane& lane) {
   lane.scratch[0].f[0] = 1;
 }
 
-#define CHORUS_TEST_KERNELS(X) \
-  X(copy, CopyArgs, Copy)      \
-  X(await, AwaitArgs, Await)   \
-  X(write, WriteArgs, Write)   \
-  X(roll_call, RollCallArgs, RollCall)
+#define CHORUS_TEST_KERNELS(X)         \
+  X(copy, CopyArgs, Copy)              \
+  X(await, AwaitArgs, Await)           \
+  X(write, WriteArgs, Write)           \
+  X(roll_call, RollCallArgs, RollCall) \
+  X(roll_call_of_one, RollCallArgs, RollCall)
 
 // The seed of this run, printed once.
 uint64_t TestSeed() {
@@ -202,6 +203,8 @@ class Rig {
     options.memory_bytes = int64_t{64} << 20;
     options.kernels = {CHORUS_TEST_KERNELS(CHORUS_FAKE_KERNEL)};
     FindFakeKernel(&options.kernels, "await")->one_thread = true;
+    FindFakeKernel(&options.kernels, "roll_call_of_one")->one_thread = true;
+    FindFakeKernel(&options.kernels, "write")->most_block_threads = 128;
     return options;
   }
 
@@ -325,6 +328,8 @@ TEST(FakeDriverOrderTest, NoWorkIsRunWhileTheProgramGoesOn) {
     const DevicePtr memory = rig.Allocate(4);
     uint32_t* const word = rig.AllocatePinned(1);
     const DevicePtr elsewhere = rig.Allocate(4);
+    Rig::Expect(rig.api.MemsetD8Async(elsewhere, 0, 4, stream));
+    rig.Wait(stream);
     rig.LaunchCopy(memory, reinterpret_cast<uint64_t>(word), 1, stream);
     for (int n = 0; n < 100; ++n) Rig::Expect(rig.api.MemsetD8Async(elsewhere, 0, 4, stream));
     StoreShared(word, 1);  // too early
@@ -489,7 +494,7 @@ TEST(FakeDriverStreamTest, WritesAValueAfterAllThatCameBefore) {
     while (LoadShared(words + 1) != 7) Relax();
     EXPECT_EQ(words[0], 0x01010101u);
     rig.Wait(stream);
-    EXPECT_EQ(rig.api.StreamWriteValue32(stream, flag + 2, 7, 0), Result::kInvalidValue);
+    EXPECT_EQ(rig.api.StreamWriteValue32(stream, flag - 2, 7, 0), Result::kInvalidValue);
     EXPECT_EQ(rig.api.StreamWriteValue32(stream, flag + 4, 7, 0), Result::kInvalidValue);
   }
 }
@@ -591,6 +596,28 @@ TEST(FakeDriverMemoryTest, AChunkIsSharedByItsDescriptor) {
   Rig::Expect(rig.api.MemSetAccess(again + kChunk, kChunk, &access, 1));
   Rig::Expect(rig.api.MemsetD8Async(again + kChunk, 5, 4, stream));
   EXPECT_EQ(rig.Download(mapped, 1, stream)[0], 0x05050505u);
+}
+
+TEST(FakeDriverMemoryTest, MappingsLieInReservedAddressesAndBesideEachOther) {
+  Rig rig;
+  const AllocationProperties properties;
+  AllocationHandle two = 0;
+  AllocationHandle one = 0;
+  Rig::Expect(rig.api.MemCreate(&two, 2 * kChunk, &properties, 0));
+  Rig::Expect(rig.api.MemCreate(&one, kChunk, &properties, 0));
+  DevicePtr at = 0;
+  Rig::Expect(rig.api.MemAddressReserve(&at, 3 * kChunk, 0, 0, 0));
+  Rig::Expect(rig.api.MemMap(at, 2 * kChunk, 0, two, 0));
+  EXPECT_EQ(rig.api.MemMap(at + kChunk, kChunk, 0, one, 0), Result::kInvalidValue);
+  EXPECT_EQ(rig.api.MemMap(at + 3 * kChunk, kChunk, 0, one, 0), Result::kInvalidValue);
+  Rig::Expect(rig.api.MemMap(at + 2 * kChunk, kChunk, 0, one, 0));
+  const AccessDescription access;
+  EXPECT_EQ(rig.api.MemSetAccess(at, kChunk, &access, 1), Result::kInvalidValue);
+  Rig::Expect(rig.api.MemSetAccess(at, 3 * kChunk, &access, 1));
+  EXPECT_EQ(rig.api.MemUnmap(at, kChunk), Result::kInvalidValue) << "half of a mapping";
+  Rig::Expect(rig.api.MemUnmap(at, 3 * kChunk));
+  Rig::Expect(rig.api.MemAddressFree(at, 3 * kChunk));
+  EXPECT_EQ(rig.api.MemMap(at, kChunk, 0, one, 0), Result::kInvalidValue) << "not reserved";
 }
 
 TEST(FakeDriverMemoryTest, CopiesOutsideOfItAreErrors) {
@@ -714,11 +741,13 @@ TEST_F(FakeDriverDeathTest, UseAfterFreeOrUnmapTraps) {
 
 TEST(FakeDriverMemoryTest, AddressesAreNotUsedAgain) {
   Rig rig;
-  std::set<DevicePtr> seen;
-  for (int n = 0; n < 100; ++n) {
-    const DevicePtr memory = rig.Allocate(1 << 20);
-    EXPECT_TRUE(seen.insert(memory).second);
-    Rig::Expect(rig.api.MemFree(memory));
+  constexpr size_t kFreed = 1 << 20;
+  std::vector<DevicePtr> freed;
+  for (int n = 0; n < 20; ++n) {
+    freed.push_back(rig.Allocate(kFreed));
+    Rig::Expect(rig.api.MemFree(freed.back()));
+    const DevicePtr fresh = rig.Allocate(64);
+    for (const DevicePtr begin : freed) EXPECT_FALSE(fresh >= begin && fresh < begin + kFreed);
   }
 }
 
@@ -920,6 +949,22 @@ TEST(FakeDriverModuleTest, HasTheKernelsOfTheList) {
   void* params[] = {&args};
   EXPECT_EQ(rig.api.LaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, rig.NewStream(), params, nullptr),
             kInvalidHandle);
+}
+
+TEST(FakeDriverModuleTest, AKernelTakesTheThreadsThatItIsMadeFor) {
+  Rig rig;
+  const Stream stream = rig.NewStream();
+  WriteArgs write;
+  write.word = rig.AllocatePinned(1);
+  EXPECT_EQ(rig.Launch("write", write, stream, 129), Result::kInvalidValue);
+  EXPECT_EQ(rig.Launch("write", write, stream, 0), Result::kInvalidValue);
+  EXPECT_EQ(rig.Launch("write", write, stream, 128), kOk);
+  RollCallArgs call;
+  call.came = rig.AllocatePinned(9);
+  call.scratch = rig.AllocatePinned(8);
+  EXPECT_EQ(rig.Launch("roll_call_of_one", call, stream, 8), kOk);
+  rig.Wait(stream);
+  EXPECT_EQ(call.came[0], 1u);
 }
 
 TEST(FakeDriverGraphTest, NodesRunInAnyOrderThatTheirDependenciesAllow) {
