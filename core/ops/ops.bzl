@@ -5,6 +5,7 @@ dependencies are made of that line.
 """
 
 load("//tools/bazel:cc.bzl", "camel_case", "chorus_cc_library", "chorus_cc_test", "chorus_list_header")
+load("//tools/bazel:cuda.bzl", "chorus_kernel_image")
 
 # By folder: the backends that it has kernels for. Collectives have none: their bytes move in a
 # backend's communicator.
@@ -19,7 +20,10 @@ OPS = {
     "cross_entropy": ["host"],
     "cum_sum": ["host"],
     "elementwise": ["host"],
-    "fill": ["host"],
+    "fill": [
+        "host",
+        "cuda",
+    ],
     "gather": [],
     "index": ["host"],
     "matmul": ["host"],
@@ -35,7 +39,49 @@ OPS = {
     "sum": ["host"],
 }
 
-def chorus_op(name, deps = [], kernel_deps = {}, kernel_copts = {}, test_deps = []):
+# What the bodies of all kernels for GPUs may include, as nvcc needs to know.
+_BODY_HEADERS = [
+    "//core/backend/cuda:device.h",
+    "//core/backend/cuda:this_lane.h",
+    "//core/ops:arithmetic.h",
+    "//core/tensor:half.h",
+]
+
+def _kernel_bodies(name, deps, headers):
+    """What each thread of a family's kernels does, in NAME_kernels.h, and the kernels, compiled.
+
+    The header defines CHORUS_KERNELS_OF_Name(X): X(kernel's name, its arguments, its body) of each.
+    """
+    chorus_cc_library(
+        name = name + "_kernels",
+        hdrs = [name + "_kernels.h"],
+        visibility = ["//core/ops:__subpackages__"],
+        deps = deps + [
+            "//core/backend/cuda:device",
+            "//core/ops:arithmetic",
+        ],
+    )
+    native.genrule(
+        name = name + "_cu",
+        outs = [name + "_kernels.cu"],
+        cmd = "printf '%s\\n' " + " ".join(["'%s'" % line for line in [
+            "#include \"core/backend/cuda/this_lane.h\"",
+            "#include \"core/ops/%s/%s_kernels.h\"" % (name, name),
+            "namespace chorus {",
+            "namespace cuda {",
+            "CHORUS_KERNELS_OF_%s(CHORUS_GLOBAL_KERNEL)" % camel_case(name),
+            "}",
+            "}",
+        ]]) + " > $@",
+    )
+    chorus_kernel_image(
+        name = name + "_image",
+        src = name + "_kernels.cu",
+        hdrs = [name + "_kernels.h"] + headers + _BODY_HEADERS,
+        symbol = "chorus_" + name,
+    )
+
+def chorus_op(name, deps = [], kernel_deps = {}, kernel_copts = {}, body_deps = [], body_headers = [], test_deps = []):
     """The targets of an op's folder: NAME, NAME_BACKEND for each of its kernels, NAME_test.
 
     Args:
@@ -43,6 +89,8 @@ def chorus_op(name, deps = [], kernel_deps = {}, kernel_copts = {}, test_deps = 
       deps: of the definition, beside those that all have.
       kernel_deps: by backend, of the kernels, beside those that all have.
       kernel_copts: by backend, instead of -O3 (-O2 vectorises no loop of unknown length).
+      body_deps: of NAME_kernels.h, if there are kernels for GPUs.
+      body_headers: of these, what nvcc reads.
       test_deps: of the test, beside those that all have.
     """
     if name not in OPS:
@@ -63,13 +111,17 @@ def chorus_op(name, deps = [], kernel_deps = {}, kernel_copts = {}, test_deps = 
     # Linked by what executes graphs, never by clients.
     for backend in OPS[name]:
         kernel = "%s_%s" % (name, backend)
+        bodies = []
+        if backend == "cuda":
+            _kernel_bodies(name, body_deps, body_headers)
+            bodies = [":%s_image" % name, ":%s_kernels" % name]
         chorus_cc_library(
             name = kernel,
             srcs = [kernel + ".cc"],
             hdrs = [kernel + ".h"],
             copts = kernel_copts.get(backend, ["-O3"]),
             visibility = ["//core/ops:__subpackages__"],
-            deps = kernel_deps.get(backend, []) + [
+            deps = kernel_deps.get(backend, []) + bodies + [
                 "//core/base:error",
                 "//core/ops:%s_kernel" % backend,
                 "@system//:absl_status",
@@ -108,5 +160,30 @@ def op_list(name, macro, kernels_for = None):
         name = name,
         headers = ["core/ops/%s/%s%s.h" % (op, op, suffix) for op in ops],
         items = [camel_case(op) for op in ops],
+        macro = macro,
+    )
+
+def _families():
+    return [op for op in OPS if "cuda" in OPS[op]]
+
+def kernel_body_deps():
+    """What each thread of the kernels for GPUs does, of all families."""
+    return ["//core/ops/%s:%s_kernels" % (op, op) for op in _families()]
+
+def kernel_body_list(name, macro):
+    """A header of these, and of MACRO(X): X(Fill) and so on, for each family."""
+    chorus_list_header(
+        name = name,
+        headers = ["core/ops/%s/%s_kernels.h" % (op, op) for op in _families()],
+        items = [camel_case(op) for op in _families()],
+        macro = macro,
+    )
+
+def kernel_image_list(name, macro):
+    """A header of MACRO(X): X(fill) and so on, for each family that has an image."""
+    chorus_list_header(
+        name = name,
+        headers = [],
+        items = _families(),
         macro = macro,
     )

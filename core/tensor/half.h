@@ -3,31 +3,24 @@
 // They are for storing and converting; arithmetic is done in float and rounded once, to the nearest
 // value, ties to the even one.
 //
+// Constant expressions, so that kernels of a GPU are made of them as well.
+//
 // Threads: plain data. Ownership: none. Errors: none; what is too large becomes infinite.
 #ifndef CHORUS_CORE_TENSOR_HALF_H_
 #define CHORUS_CORE_TENSOR_HALF_H_
 
 #include <cstdint>
-#include <cstring>
 
 namespace chorus {
 
-inline uint32_t FloatBits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-inline float FloatOfBits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
+constexpr uint32_t FloatBits(float value) { return __builtin_bit_cast(uint32_t, value); }
+constexpr float FloatOfBits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
 struct BF16 {
   uint16_t bits = 0;
 
   BF16() = default;
-  explicit BF16(float value) {
+  constexpr explicit BF16(float value) {
     const uint32_t f = FloatBits(value);
     if (value != value) {
       bits = static_cast<uint16_t>((f >> 16) | 0x40);  // quiet: rounding could make it infinite
@@ -35,18 +28,18 @@ struct BF16 {
       bits = static_cast<uint16_t>((f + 0x7fff + ((f >> 16) & 1)) >> 16);
     }
   }
-  operator float() const { return FloatOfBits(uint32_t{bits} << 16); }
+  constexpr operator float() const { return FloatOfBits(uint32_t{bits} << 16); }
 };
 
 struct F16 {
   uint16_t bits = 0;
 
   F16() = default;
-  explicit F16(float value) {
+  constexpr explicit F16(float value) {
     const uint32_t f = FloatBits(value);
     const uint32_t sign = (f >> 16) & 0x8000;
     const uint32_t magnitude = f & 0x7fffffff;
-    uint32_t result;
+    uint32_t result = 0;
     if (magnitude > 0x7f800000) {
       result = 0x7e00 | ((magnitude >> 13) & 0x3ff);
     } else if (magnitude >= 0x47800000) {  // 65536 and more; 65520 rounds up to it below
@@ -59,7 +52,7 @@ struct F16 {
     }
     bits = static_cast<uint16_t>(sign | result);
   }
-  operator float() const {
+  constexpr operator float() const {
     const uint32_t sign = uint32_t{bits} >> 15 << 31;
     const uint32_t exponent = (bits >> 10) & 0x1f;
     const uint32_t fraction = bits & 0x3ff;

@@ -17,7 +17,8 @@ def chorus_kernel_image(name, src, hdrs, symbol):
     """
 
     # A product and a sum round twice, as on the host, or bits would differ.
-    compile = " ".join([NVCC, "-fatbin", "-std=c++17", "-O3", "-fmad=false", "-I."] + _TARGETS +
+    # Constant expressions may be used on a GPU, too.
+    compile = " ".join([NVCC, "-fatbin", "-std=c++17", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-I."] + _TARGETS +
                        ["-o $$image", "$(location %s)" % src, "&& : %s" % NVCC_VERSION.replace(" ", "_")])
     native.genrule(
         name = name + "_object",

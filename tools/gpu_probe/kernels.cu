@@ -5,13 +5,7 @@
 namespace chorus {
 namespace probe {
 
-#define CHORUS_PROBE_KERNEL(name, Args, Body)                 \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads) \
-      name(const __grid_constant__ Args arguments) {          \
-    Body(arguments, cuda::ThisLane<Args, kBlockThreads>());   \
-  }
-CHORUS_PROBE_KERNELS(CHORUS_PROBE_KERNEL)
-#undef CHORUS_PROBE_KERNEL
+CHORUS_PROBE_KERNELS(CHORUS_GLOBAL_KERNEL)
 
 }  // namespace probe
 }  // namespace chorus

@@ -14,10 +14,9 @@
 namespace chorus {
 namespace probe {
 
+using cuda::kBlockThreads;
 using cuda::Lane;
 using cuda::Pack;
-
-inline constexpr int kBlockThreads = 128;
 
 // --- Patterns: word `index` of the memory called `seed` ---
 

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
 #include "core/backend/cuda/cuda_api.h"
-#include "core/backend/cuda/cuda_kernel.h"
 #include "core/backend/cuda/gpu.h"
+#include "core/ops/cuda_kernel.h"
 
 namespace chorus {
 

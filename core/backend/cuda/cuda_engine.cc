@@ -680,7 +680,7 @@ absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream
   Count(queue);
   const absl::Status launched =
       gpu_->Launch(kernel, program_.Arguments(slab == nullptr ? 0 : slab->device), program_.units(),
-                   cuda::kMoveThreads, queue->stream);
+                   queue->stream);
   if (slab != nullptr) GiveBack(slab, queue);
   return CheckLaunch(launched, queue);
 }

@@ -35,12 +35,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/backend/cuda/cuda_kernel.h"
 #include "core/backend/cuda/gpu.h"
 #include "core/backend/cuda/gpu_memory.h"
 #include "core/backend/cuda/kernels/move_program.h"
 #include "core/backend/stream_engine.h"
 #include "core/base/mutex.h"
+#include "core/ops/cuda_kernel.h"
 
 namespace chorus {
 

@@ -26,6 +26,9 @@ struct alignas(16) Pack {
   float f[4];
 };
 
+// In a block of every kernel.
+inline constexpr int kBlockThreads = 128;
+
 // A thread's place in its launch, in which all take the same part.
 struct Lane {
   int64_t index = 0;  // in the whole grid

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "core/backend/cuda/device.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -72,12 +73,12 @@ absl::StatusOr<cuda::Function> CudaGpu::Find(const char* kernel) const {
 }
 
 absl::Status CudaGpu::LaunchWith(cuda::Function function, void** params, int64_t threads,
-                                 int block_threads, cuda::Stream stream) const {
+                                 cuda::Stream stream) const {
   const int64_t most = kThreadsPerMultiprocessor * int64_t{multiprocessors_};
-  const int64_t blocks = (std::min(threads, most) + block_threads - 1) / block_threads;
+  const int64_t blocks = (std::min(threads, most) + cuda::kBlockThreads - 1) / cuda::kBlockThreads;
   CHORUS_CUDA(*api_, LaunchKernel, function,
-              static_cast<unsigned int>(std::max<int64_t>(1, blocks)), 1, 1,
-              static_cast<unsigned int>(block_threads), 1, 1, 0, stream, params, nullptr);
+              static_cast<unsigned int>(std::max<int64_t>(1, blocks)), 1, 1, cuda::kBlockThreads, 1,
+              1, 0, stream, params, nullptr);
   return absl::OkStatus();
 }
 

@@ -55,13 +55,13 @@ class CudaGpu {
 
   // INTERNAL kInternal: none of the images has such a kernel.
   absl::StatusOr<cuda::Function> Find(const char* kernel) const;
-  // The kernel with its one parameter, in blocks of `block_threads`. There are no more threads than
-  // are of use: kernels go on from where their grid ends.
+  // The kernel with its one parameter, by at least one thread and no more than are of use: kernels
+  // go on from where their grid ends.
   template <typename Args>
-  absl::Status Launch(cuda::Function function, const Args& args, int64_t threads, int block_threads,
+  absl::Status Launch(cuda::Function function, const Args& args, int64_t threads,
                       cuda::Stream stream) const {
     void* params[] = {const_cast<Args*>(&args)};
-    return LaunchWith(function, params, threads, block_threads, stream);
+    return LaunchWith(function, params, threads, stream);
   }
 
   absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes) const;
@@ -71,7 +71,7 @@ class CudaGpu {
   explicit CudaGpu(const cuda::Api* api) : api_(api) {}
   absl::Status Fill(int ordinal, absl::Span<const KernelImage> images);
   absl::Status LaunchWith(cuda::Function function, void** params, int64_t threads,
-                          int block_threads, cuda::Stream stream) const;
+                          cuda::Stream stream) const;
 
   const cuda::Api* const api_;
   cuda::Device device_ = 0;

@@ -12,7 +12,7 @@ namespace chorus {
 namespace cuda {
 
 // With Args::kScratchPacks packs of scratch memory, in blocks of at most kBlockThreads threads.
-template <typename Args, int kBlockThreads>
+template <typename Args>
 __device__ __forceinline__ Lane ThisLane() {
   Lane lane;
   lane.index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -27,5 +27,12 @@ __device__ __forceinline__ Lane ThisLane() {
 
 }  // namespace cuda
 }  // namespace chorus
+
+// For a list X(name, Args, Body) of kernels: of each, under its C name, what its threads do.
+#define CHORUS_GLOBAL_KERNEL(name, Args, Body)                                \
+  extern "C" __global__ void __launch_bounds__(::chorus::cuda::kBlockThreads) \
+      name(const __grid_constant__ Args arguments) {                          \
+    Body(arguments, ::chorus::cuda::ThisLane<Args>());                        \
+  }
 
 #endif  // CHORUS_CORE_BACKEND_CUDA_THIS_LANE_H_

@@ -1,4 +1,4 @@
-// Kernels of the bodies in moves.h, under their C names, with blocks of at most kMoveThreads
+// Kernels of the bodies in moves.h, under their C names, with blocks of at most kBlockThreads
 // threads.
 #include "core/backend/cuda/kernels/moves.h"
 #include "core/backend/cuda/this_lane.h"
@@ -6,13 +6,7 @@
 namespace chorus {
 namespace cuda {
 
-#define CHORUS_MOVE_KERNEL(name, Args, Body)                 \
-  extern "C" __global__ void __launch_bounds__(kMoveThreads) \
-      name(const __grid_constant__ Args arguments) {         \
-    Body(arguments, ThisLane<Args, kMoveThreads>());         \
-  }
-CHORUS_MOVE_KERNELS(CHORUS_MOVE_KERNEL)
-#undef CHORUS_MOVE_KERNEL
+CHORUS_MOVE_KERNELS(CHORUS_GLOBAL_KERNEL)
 
 }  // namespace cuda
 }  // namespace chorus

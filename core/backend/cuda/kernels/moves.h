@@ -75,8 +75,6 @@ struct TreeStep {
 // The partial results that wait at a time, beside the one in registers: enough for 64 members.
 inline constexpr int kMostWaiting = 5;
 
-inline constexpr int kMoveThreads = 128;  // in a block
-
 // A kernel's parameter: the program, or where it stands if it is too large for that.
 struct MoveArgs {
   static constexpr int kScratchPacks = 0;

@@ -36,14 +36,14 @@ class TestKernel : public CudaKernel {
       cuda::FailArgs args;
       args.fault = reinterpret_cast<uint64_t*>(fault.word);
       args.value = fault.first;
-      return gpu.Launch(function_, args, 1, cuda::kTestThreads, stream);
+      return gpu.Launch(function_, args, 1, stream);
     }
     if (facts().op == "test_affine") {
       const cuda::AffineArgs args = {in(0), in(1), out, count_};
-      return gpu.Launch(function_, args, count_, cuda::kTestThreads, stream);
+      return gpu.Launch(function_, args, count_, stream);
     }
     const cuda::ScratchArgs args = {in(0), reinterpret_cast<float*>(call.workspace), out, count_};
-    return gpu.Launch(function_, args, count_, cuda::kTestThreads, stream);
+    return gpu.Launch(function_, args, count_, stream);
   }
 
  private:

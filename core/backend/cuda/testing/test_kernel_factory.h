@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "core/backend/cuda/cuda_kernel.h"
+#include "core/ops/cuda_kernel.h"
 
 namespace chorus {
 

@@ -5,13 +5,7 @@
 namespace chorus {
 namespace cuda {
 
-#define CHORUS_TEST_KERNEL(name, Args, Body)                 \
-  extern "C" __global__ void __launch_bounds__(kTestThreads) \
-      name(const __grid_constant__ Args arguments) {         \
-    Body(arguments, ThisLane<Args, kTestThreads>());         \
-  }
-CHORUS_TEST_KERNELS(CHORUS_TEST_KERNEL)
-#undef CHORUS_TEST_KERNEL
+CHORUS_TEST_KERNELS(CHORUS_GLOBAL_KERNEL)
 
 }  // namespace cuda
 }  // namespace chorus

@@ -13,8 +13,6 @@
 namespace chorus {
 namespace cuda {
 
-inline constexpr int kTestThreads = 128;
-
 // out = 2 a + b.
 struct AffineArgs {
   static constexpr int kScratchPacks = 0;
