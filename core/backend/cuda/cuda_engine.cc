@@ -94,6 +94,7 @@ absl::Status CudaEngine::Start() {
     queue.word_on_gpu = words_.device + static_cast<cuda::DevicePtr>(kLine * n);
     CHORUS_CUDA(api, StreamCreateWithPriority, &queue.stream, cuda::kStreamNonBlocking, 0);
     CHORUS_CUDA(api, EventCreate, &queue.here, cuda::kEventDisableTiming);
+    CHORUS_CUDA(api, EventCreate, &queue.met, cuda::kEventDisableTiming);
   }
   for (int n = 0; n < 2; ++n) {
     CHORUS_ASSIGN_OR_RETURN(bounce_[n], gpu_->AllocatePinned(kBounceBytes));
@@ -138,6 +139,7 @@ CudaEngine::~CudaEngine() {
     api.StreamSynchronize(queue->stream);
     api.StreamDestroy(queue->stream);
     api.EventDestroy(queue->here);
+    api.EventDestroy(queue->met);
   }
   MutexLock lock(&mutex_);
   for (const cuda::Event event : events_) api.EventDestroy(event);
@@ -214,6 +216,7 @@ void CudaEngine::RunStream(CudaStream* stream) {
 }
 
 bool CudaEngine::HandOver(CudaStream* stream, Item* item, absl::Status* status) {
+  if (lost_.ok()) CatchUp(stream).IgnoreError();  // a loss is what the item finds
   if (auto* const callback = absl::get_if<CallbackItem>(item)) {
     HandOverCallback(stream, callback);
     *status = absl::OkStatus();
@@ -328,22 +331,52 @@ void CudaEngine::PassWait(StreamState* stream, const WaitItem& wait) {
   Queue* const queue = QueueOf(waits);
   if (queue == on->queue) return;
   // What fails here has lost the context, which the next item finds.
-  Check(gpu_->api().StreamWaitEvent(queue->stream, mark->event, 0), "cuStreamWaitEvent")
-      .IgnoreError();
-  Count(queue);
+  WaitFor(queue, mark->event).IgnoreError();
 }
 
-absl::Status CudaEngine::Follow(CudaStream* stream, CudaStream* other) {
-  stream->behind = std::max(stream->behind, other->behind);
-  Queue* const queue = QueueOf(stream);
-  Queue* const ahead = QueueOf(other);
-  if (queue == ahead) return absl::OkStatus();
-  CHORUS_RETURN_IF_ERROR(
-      Check(gpu_->api().EventRecord(ahead->here, ahead->stream), "cuEventRecord"));
-  CHORUS_RETURN_IF_ERROR(
-      Check(gpu_->api().StreamWaitEvent(queue->stream, ahead->here, 0), "cuStreamWaitEvent"));
+absl::Status CudaEngine::WaitFor(Queue* queue, cuda::Event event) {
   Count(queue);
+  return Check(gpu_->api().StreamWaitEvent(queue->stream, event, 0), "cuStreamWaitEvent");
+}
+
+absl::Status CudaEngine::CatchUp(CudaStream* stream) {
+  Queue* const late = std::exchange(stream->late, nullptr);
+  return late == nullptr ? absl::OkStatus() : WaitFor(QueueOf(stream), late->met);
+}
+
+absl::Status CudaEngine::Gather(const std::vector<CudaStream*>& streams) {
+  CudaStream* const first = streams[0];
+  Queue* const queue = QueueOf(first);
+  CHORUS_RETURN_IF_ERROR(CatchUp(first));
+  for (size_t i = 1; i < streams.size(); ++i) {
+    CudaStream* const other = streams[i];
+    first->behind = std::max(first->behind, other->behind);
+    Queue* const ahead = QueueOf(other);
+    if (ahead == queue || other->late == queue) continue;
+    if (other->late != nullptr) {
+      // That collective was behind all that the other stream has.
+      CHORUS_RETURN_IF_ERROR(WaitFor(queue, other->late->met));
+      continue;
+    }
+    CHORUS_RETURN_IF_ERROR(
+        Check(gpu_->api().EventRecord(ahead->here, ahead->stream), "cuEventRecord"));
+    CHORUS_RETURN_IF_ERROR(WaitFor(queue, ahead->here));
+  }
   return absl::OkStatus();
+}
+
+absl::Status CudaEngine::Release(const std::vector<CudaStream*>& streams) {
+  CudaStream* const first = streams[0];
+  Queue* const queue = QueueOf(first);
+  bool others = false;
+  for (size_t i = 1; i < streams.size(); ++i) {
+    streams[i]->behind = std::max(streams[i]->behind, first->behind);
+    if (QueueOf(streams[i]) == queue) continue;
+    streams[i]->late = queue;
+    others = true;
+  }
+  if (!others) return absl::OkStatus();
+  return Check(gpu_->api().EventRecord(queue->met, queue->stream), "cuEventRecord");
 }
 
 absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const CudaKernel* kernel) {
@@ -588,9 +621,8 @@ absl::Status CudaEngine::FetchNumbers(Meeting* meeting, const Numbers& numbers,
     bytes += size;
   }
   CHORUS_ASSIGN_OR_RETURN(Slab* const slab, TakeSlab(bytes));
-  CudaStream* const first = streams[0];
-  for (size_t i = 1; i < streams.size(); ++i) CHORUS_RETURN_IF_ERROR(Follow(first, streams[i]));
-  Queue* const queue = QueueOf(first);
+  CHORUS_RETURN_IF_ERROR(Gather(streams));
+  Queue* const queue = QueueOf(streams[0]);
   char* to = static_cast<char*>(slab->host.host);
   for (const auto& [address, size] : numbers) {
     Count(queue);
@@ -628,12 +660,10 @@ void CudaEngine::GoOnWithNumbers(Meeting* meeting, const Numbers& numbers, Slab*
 }
 
 absl::Status CudaEngine::HandOverList(Meeting* meeting, const std::vector<CudaStream*>& streams) {
-  CudaStream* const first = streams[0];
-  for (size_t i = 1; i < streams.size(); ++i) CHORUS_RETURN_IF_ERROR(Follow(first, streams[i]));
-  CHORUS_RETURN_IF_ERROR(LaunchList(WorkOf(meeting).list(), first));
-  CHORUS_RETURN_IF_ERROR(WriteResults(first));
-  for (size_t i = 1; i < streams.size(); ++i) CHORUS_RETURN_IF_ERROR(Follow(streams[i], first));
-  return absl::OkStatus();
+  CHORUS_RETURN_IF_ERROR(Gather(streams));
+  CHORUS_RETURN_IF_ERROR(LaunchList(WorkOf(meeting).list(), streams[0]));
+  CHORUS_RETURN_IF_ERROR(WriteResults(streams[0]));
+  return Release(streams);
 }
 
 absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream* stream) {

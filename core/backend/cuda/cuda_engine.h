@@ -94,6 +94,7 @@ class CudaEngine : public StreamEngine {
   struct Queue {
     cuda::Stream stream = nullptr;
     cuda::Event here = nullptr;  // recorded, and waited for at once
+    cuda::Event met = nullptr;   // the last collective that ran on it has ended
     const uint32_t* word = nullptr;
     cuda::DevicePtr word_on_gpu = 0;
     uint32_t told = 0;  // the last value that it will write
@@ -111,6 +112,9 @@ class CudaEngine : public StreamEngine {
   struct CudaStream : StreamState {
     Queue* queue = nullptr;  // null: it has had no work
     std::deque<Mark> marks;  // by position
+    // What comes next must wait for the collectives that ran there; nothing has come since. Of
+    // collectives in a row no stream but the one that they run on is given anything.
+    Queue* late = nullptr;
     // The last callback, by its number, that stands in front of what is enqueued next.
     uint64_t behind = 0;
     uint64_t forgotten_behind = 0;  // of marks that are not kept
@@ -166,8 +170,14 @@ class CudaEngine : public StreamEngine {
   absl::Status WriteResults(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   static std::vector<CudaStream*> MembersOf(const Meeting& meeting);
-  // What follows on `stream` waits for what `other` has now.
-  absl::Status Follow(CudaStream* stream, CudaStream* other) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What follows on the first stream waits for what all of them have now.
+  absl::Status Gather(const std::vector<CudaStream*>& streams)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What follows on the others waits for what the first has now, which is a collective.
+  absl::Status Release(const std::vector<CudaStream*>& streams)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CatchUp(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WaitFor(Queue* queue, cuda::Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `done` is called on the watching thread when the stream has come here.
   void Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) ABSL_LOCKS_EXCLUDED(watch_mutex_);
