@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "core/backend/backends.h"
+#include "core/backend/cuda/testing/test_gpu.h"
 #include "core/base/thread_pool.h"
+#include "core/ops/cuda_kernels.h"
 #include "core/ops/host_kernels.h"
 
 namespace chorus {
@@ -27,8 +29,18 @@ const std::vector<TestBackend>& TestBackends() {
   return *backends;
 }
 
+TestBackend CudaTestBackend() { return {"cuda", "cuda", kMaxDevices}; }
+
 std::unique_ptr<Backend> MakeBackend(const std::string& name, int devices, uint64_t seed,
                                      ThreadPool* pool) {
+  if (name == CudaTestBackend().name) {
+    CudaBackendOptions options;
+    options.devices = devices;
+    options.make_kernel = &MakeCudaKernel;
+    options.memory_bytes = int64_t{1} << 30;
+    options.chunk_bytes = int64_t{16} << 20;
+    return OpenTestGpu(options, seed);
+  }
   for (const TestBackend& test : TestBackends()) {
     if (test.name != name) continue;
     BackendOptions options;

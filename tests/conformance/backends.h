@@ -24,6 +24,9 @@ struct TestBackend {
   int devices_per_domain = 1;
 };
 const std::vector<TestBackend>& TestBackends();
+// Logical devices of one GPU, a stand-in's or this machine's
+// (core/backend/cuda/testing/test_gpu.h). Not among TestBackends(): it has a test of its own.
+TestBackend CudaTestBackend();
 
 // By the name of a TestBackend. It cuts its work small, so that small tensors have several chunks.
 std::unique_ptr<Backend> MakeBackend(const std::string& name, int devices, uint64_t seed,

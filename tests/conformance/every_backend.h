@@ -14,21 +14,24 @@
 namespace chorus {
 namespace conformance {
 
-// "SimPairs" and so on: what `open` makes of each TestBackend's name.
-inline std::vector<ConformanceParam> OnEveryBackend(
-    const std::function<OpenCluster(const std::string& backend)>& open) {
-  std::vector<ConformanceParam> params;
-  for (const TestBackend& test : TestBackends()) {
-    ConformanceParam param;
-    bool capital = true;
-    for (const char c : test.name) {
-      if (c != '_') param.name += static_cast<char>(capital ? std::toupper(c) : c);
-      capital = c == '_';
-    }
-    param.open = open(test.name);
-    param.sharing = test.devices_per_domain;
-    params.push_back(param);
+using OpenBackendsCluster = std::function<OpenCluster(const std::string& backend)>;
+
+// "SimPairs" of "sim_pairs": what `open` makes of the name.
+inline ConformanceParam OnBackend(const TestBackend& test, const OpenBackendsCluster& open) {
+  ConformanceParam param;
+  bool capital = true;
+  for (const char c : test.name) {
+    if (c != '_') param.name += static_cast<char>(capital ? std::toupper(c) : c);
+    capital = c == '_';
   }
+  param.open = open(test.name);
+  param.sharing = test.devices_per_domain;
+  return param;
+}
+
+inline std::vector<ConformanceParam> OnEveryBackend(const OpenBackendsCluster& open) {
+  std::vector<ConformanceParam> params;
+  for (const TestBackend& test : TestBackends()) params.push_back(OnBackend(test, open));
   return params;
 }
 

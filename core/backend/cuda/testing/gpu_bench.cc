@@ -1,6 +1,6 @@
 // What the `cuda` backend costs on this machine's GPU: small work, collectives of logical devices,
-// and copies, each beside what the hardware does at most. Exit status 3, and one line, where there
-// is no GPU.
+// and copies. With CHORUS_TEST_GPU=driver; else its figures are a stand-in's, and mean nothing.
+// Exit status 3, and one line, where there is no GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/backend/cuda/cuda_backend.h"
-#include "core/backend/cuda/kernels/kernel_image.h"
+#include "core/backend/cuda/testing/test_gpu.h"
 #include "core/backend/cuda/testing/test_kernel_factory.h"
 #include "core/backend/testing/device_rig.h"
 #include "core/ops/node_spec.h"
@@ -35,25 +34,11 @@ Spread SpreadOf(std::vector<double> samples) {
   return {samples[samples.size() / 2], samples[samples.size() * 99 / 100]};
 }
 
-void Die(const absl::Status& status) {
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(3);
-}
-
 std::unique_ptr<Backend> Open(int devices) {
-  static const cuda::Api& api = *[] {
-    auto loaded = cuda::LoadApi({});
-    if (!loaded.ok()) Die(loaded.status());
-    return new cuda::Api(*loaded);
-  }();
   CudaBackendOptions options;
-  options.api = &api;
   options.devices = devices;
-  options.images = {{cuda::kernel_image(), cuda::kernel_image_bytes()}, TestKernelImage()};
   options.make_kernel = &MakeCudaTestKernel;
-  auto backend = CreateCudaBackend(options);
-  if (!backend.ok()) Die(backend.status());
-  return *std::move(backend);
+  return OpenTestGpu(options, 1);
 }
 
 void Row(const std::string& what, const std::string& figures) {

@@ -1,0 +1,74 @@
+#include "core/backend/cuda/testing/test_gpu.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/backend/cuda/kernels/kernel_image.h"
+#include "core/backend/cuda/kernels/moves.h"
+#include "core/backend/cuda/testing/fake_driver.h"
+#include "core/backend/cuda/testing/test_kernel_factory.h"
+#include "core/backend/cuda/testing/test_kernels.h"
+#include "core/ops/cuda_kernel_bodies.h"
+#include "core/ops/cuda_kernels.h"
+
+namespace chorus {
+namespace {
+
+[[noreturn]] void Die(const absl::Status& status) {
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(3);
+}
+
+std::vector<cuda::FakeKernel> Kernels() {
+  using namespace cuda;  // NOLINT: the lists name their types without it
+  return {CHORUS_MOVE_KERNELS(CHORUS_FAKE_KERNEL) CHORUS_TEST_KERNELS(CHORUS_FAKE_KERNEL)
+#define CHORUS_FAMILY(Name) CHORUS_KERNELS_OF_##Name(CHORUS_FAKE_KERNEL)
+              CHORUS_CUDA_KERNEL_BODIES(CHORUS_FAMILY)
+#undef CHORUS_FAMILY
+  };
+}
+
+const cuda::Api* TestApi(uint64_t seed) {
+  static const cuda::Api* const api = [seed] {
+    if (TestsRunOnADriver()) {
+      auto loaded = cuda::LoadApi({});
+      if (!loaded.ok()) Die(loaded.status());
+      return new cuda::Api(*loaded);
+    }
+    cuda::FakeDriverOptions options;
+    options.seed = seed;
+    options.memory_bytes = int64_t{4} << 30;
+    options.kernels = Kernels();
+    static const auto& driver = *new cuda::FakeDriver(std::move(options));
+    (void)driver;
+    return new cuda::Api(cuda::FakeDriver::api());
+  }();
+  return api;
+}
+
+}  // namespace
+
+bool TestsRunOnADriver() {
+  const char* const gpu = std::getenv("CHORUS_TEST_GPU");
+  return gpu != nullptr && std::strcmp(gpu, "driver") == 0;
+}
+
+std::unique_ptr<Backend> OpenTestGpu(CudaBackendOptions options, uint64_t seed) {
+  options.api = TestApi(seed);
+  options.images = {{cuda::kernel_image(), cuda::kernel_image_bytes()}, TestKernelImage()};
+  for (const KernelImage& image : CudaKernelImages()) options.images.push_back(image);
+  if (!TestsRunOnADriver()) {
+    // It has all kernels whatever is loaded, also where there is no compiler for them.
+    static constexpr char kImage[] = "of a stand-in";
+    options.images = {{kImage, sizeof(kImage)}};
+  }
+  auto backend = CreateCudaBackend(options);
+  if (!backend.ok()) Die(backend.status());
+  return *std::move(backend);
+}
+
+}  // namespace chorus

@@ -1,0 +1,26 @@
+// The GPU of tests: a stand-in's, or this machine's.
+//
+// Threads: any. Ownership: the driver, or what stands in for it, is the process's. Errors: end the
+// process, in one line.
+#ifndef CHORUS_CORE_BACKEND_CUDA_TESTING_TEST_GPU_H_
+#define CHORUS_CORE_BACKEND_CUDA_TESTING_TEST_GPU_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "core/backend/backend.h"
+#include "core/backend/cuda/cuda_backend.h"
+
+namespace chorus {
+
+// Whether tests run on this machine's GPU: where the environment has CHORUS_TEST_GPU=driver. Else
+// the stand-in orders badly what nothing orders (fake_driver.h).
+bool TestsRunOnADriver();
+
+// A backend of that GPU with so many logical devices, and `options` beside: with the kernels of the
+// build and of the conformance suite. The stand-in's seed is that of the first call.
+std::unique_ptr<Backend> OpenTestGpu(CudaBackendOptions options, uint64_t seed);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BACKEND_CUDA_TESTING_TEST_GPU_H_
