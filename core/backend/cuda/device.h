@@ -109,6 +109,15 @@ CHORUS_DEVICE T* GlobalMemory(uint64_t address) {
 #endif
 }
 
+// In branches with a kBranch of their own, the compiler does not take what they begin with out of
+// them, away from what follows.
+template <int kBranch>
+CHORUS_DEVICE void KeepApart() {
+#ifdef __CUDA_ARCH__
+  asm volatile("// %0" : : "n"(kBranch) : "memory");
+#endif
+}
+
 CHORUS_DEVICE uint32_t BitsOf(float value) {
 #ifdef __CUDA_ARCH__
   return __float_as_uint(value);

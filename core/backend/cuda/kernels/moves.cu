@@ -6,7 +6,17 @@
 namespace chorus {
 namespace cuda {
 
-CHORUS_MOVE_KERNELS(CHORUS_GLOBAL_KERNEL)
+// Of a kernel's blocks on a multiprocessor at least so many: a thread then has the registers that
+// let four operands be on their way.
+constexpr int kBlocks = 6;
+
+#define CHORUS_MOVE_KERNEL(name, Args, Body)                           \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocks) \
+      name(const __grid_constant__ Args arguments) {                   \
+    Body(arguments, ThisLane<Args>());                                 \
+  }
+CHORUS_MOVE_KERNELS(CHORUS_MOVE_KERNEL)
+#undef CHORUS_MOVE_KERNEL
 
 }  // namespace cuda
 }  // namespace chorus

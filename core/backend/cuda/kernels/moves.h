@@ -404,6 +404,8 @@ struct Operands {
 template <class Type, class Op, int kOperands, class Access>
 CHORUS_DEVICE void Take(const Operands<Access>& from, int k, typename Type::Number* x) {
   using Number = typename Type::Number;
+  // All operands are on their way before the first is looked at.
+  KeepApart<kOperands>();
   Unit units[kOperands];
   CHORUS_UNROLL
   for (int o = 0; o < kOperands; ++o) {

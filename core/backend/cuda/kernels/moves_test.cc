@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/backend/cuda/kernels/kernel_image.h"
 #include "core/backend/cuda/kernels/move_program.h"
 #include "core/backend/reduction.h"
 #include "core/backend/testing/naive_reduction.h"
-#include "core/base/error.h"
 #include "core/tensor/half.h"
 #include "gtest/gtest.h"
 
@@ -45,6 +45,7 @@ void RunThreads(const MoveArgs& given, int threads, void (*body)(const Args&, co
                           [](uint8_t byte) { return byte == 0xee; }));
 }
 
+// Of CHORUS_MOVE_KERNELS, by name.
 using Kernel = std::function<void(const MoveArgs& args, int threads)>;
 
 const std::map<std::string, Kernel>& Kernels() {
@@ -168,12 +169,6 @@ class Arena {
   std::mt19937_64* random_;
   std::vector<Line> memory_;
   size_t used_ = 0;
-};
-
-// What is in the arena before a program runs, and after it ran on the host.
-struct Snapshots {
-  std::vector<uint8_t> before;
-  std::vector<uint8_t> after;
 };
 
 class MovesTest : public testing::Test {
@@ -404,8 +399,6 @@ TEST(MoveProgramTest, APayloadIsKeptWhereNothingIsReduced) {
   EXPECT_EQ(to, 0x7fc00000u);
 }
 
-// A tree of `size` members takes more memory than there is: from the first size for which
-// log2(size) partial results and an operand are too many.
 TEST(MoveProgramTest, TreesOf64MembersFitWhoeverIsThere) {
   constexpr uint64_t kSeed = 31;
   std::mt19937_64 random(kSeed);
@@ -443,6 +436,13 @@ TEST(MoveKernelNameTest, NamesAKernelWhereverTheHostHasAReduction) {
     }
   }
   EXPECT_EQ(named.size(), Kernels().size());
+}
+
+TEST(KernelImageTest, IsWhatTheDriverLoadsOrEmpty) {
+  if (kernel_image_bytes() == 0) GTEST_SKIP() << "built without a CUDA toolkit";
+  const uint32_t fat_binary = 0xba55ed50u;
+  ASSERT_GT(kernel_image_bytes(), sizeof(fat_binary));
+  EXPECT_EQ(std::memcmp(kernel_image(), &fat_binary, sizeof(fat_binary)), 0);
 }
 
 TEST(HalfTest, EveryNumberIsDecodedAndRoundedAsOnTheHost) {
