@@ -242,7 +242,7 @@ struct Held {
   using Stored = StoredType;
   using Number = NumberType;
   static constexpr int kElements = kUnitBytes / sizeof(Stored);
-  static constexpr int kUnits = sizeof(Number) / sizeof(Stored);  // that kElements numbers fill
+  static constexpr int kUnits = kElements * sizeof(Number) / kUnitBytes;  // of as many numbers
 };
 
 template <typename T>

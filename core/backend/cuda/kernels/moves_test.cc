@@ -143,6 +143,25 @@ void Write(const TestProgram& from, MoveProgram* to) {
   to->set_divisor(from.divisor);
 }
 
+// A GPU refuses what a CPU does: an address that the width of an access does not divide.
+void ExpectWidestThatAligns(const TestProgram& test, absl::Span<const char> program) {
+  for (size_t m = 0; m < test.moves.size(); ++m) {
+    const TestMove& move = test.moves[m];
+    uint64_t all = kUnitBytes;
+    for (const void* const input : move.inputs) all |= Address(input);
+    for (const void* const output : move.outputs) all |= Address(output);
+    for (const auto& factor : move.factors) all |= Address(factor.to);
+    for (const float* const holders : move.holders) {
+      if (test.dtype != DType::kF64) all |= Address(holders);
+    }
+    MoveEntry entry;
+    std::memcpy(&entry, program.data() + sizeof(ProgramHeader) + m * sizeof(entry), sizeof(entry));
+    int32_t widest = 1;
+    while (all % (2 * widest) == 0) widest *= 2;
+    ASSERT_EQ(entry.width, widest) << "move " << m;
+  }
+}
+
 // Memory of a test, all of one size, from which operands are cut.
 class Arena {
  public:
@@ -289,6 +308,7 @@ class MovesTest : public testing::Test {
     const std::vector<uint8_t> expected(memory, memory + arena_.used());
     Write(test, &program_);
     const absl::Span<const char> bytes = program_.Bytes();
+    ExpectWidestThatAligns(test, bytes);
     const char* const name = MoveKernelName(test.reduction, test.dtype);
     ASSERT_NE(name, nullptr);
     for (const int threads : {1, 7, 256}) {
