@@ -856,6 +856,99 @@ TEST_P(BackendConformance, AMemberMayRunAheadOfTheOthers) {
   }
 }
 
+// A collective reads what its members' streams did before it, and what comes behind it on any of
+// them finds its results; whoever takes part in it.
+TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
+  constexpr int kSize = 4;
+  constexpr int64_t kCount = 3000;
+  constexpr int kRounds = 12;
+  DeviceRig rig(GetParam().open(kSize, &MakeTestKernel));
+  auto members = rig.OpenAll(1);
+  const TensorType type(DType::kF32, {kCount});
+  const TensorType* inputs[] = {&type, &type};
+  NodeView node;
+  node.op = "test_affine";
+  node.inputs = inputs;
+  const auto kernel = *rig.backend()->device(0)->MakeKernel(node, {type});
+  const auto affine = [&](int m, DeviceAddress a, DeviceAddress b, DeviceAddress out) {
+    KernelCall call;
+    call.kernel = kernel.get();
+    call.inputs = {a, b};
+    call.outputs = {out};
+    rig.stream(m)->Launch(call);
+  };
+  std::mt19937_64 random(TestSeed());
+  const std::vector<std::vector<int32_t>> sets = {{}, {}, {1, 2}, {0, 3}, {2, 3}, {0, 1, 3}};
+  std::vector<float> value(kSize);
+  std::vector<DeviceAddress> values;
+  std::vector<DeviceAddress> sums;
+  std::vector<DeviceAddress> terms;
+  for (int m = 0; m < kSize; ++m) {
+    value[static_cast<size_t>(m)] = static_cast<float>(m + 1);
+    values.push_back(rig.Upload(m, std::vector<float>(kCount, static_cast<float>(m + 1))));
+    sums.push_back(rig.Upload(m, std::vector<float>(kCount, 0)));
+    terms.push_back(rig.Upload(m, std::vector<float>(kCount, 0)));
+  }
+  const DeviceAddress nothing = rig.Upload(0, std::vector<float>(kCount, 0));
+  std::vector<DeviceAddress> zeros;
+  for (int m = 0; m < kSize; ++m) {
+    zeros.push_back(InOneDomain(*rig.backend()) ? nothing
+                                                : rig.Upload(m, std::vector<float>(kCount, 0)));
+  }
+  // Every other one is followed by another, with nothing in between.
+  for (int round = 0; round < kRounds; ++round) {
+    const std::vector<int32_t>& present = sets[random() % sets.size()];
+    float sum = 0;
+    std::vector<bool> takes_part(kSize, present.empty());
+    for (const int32_t m : present) takes_part[static_cast<size_t>(m)] = true;
+    for (int m = 0; m < kSize; ++m) {
+      const auto at = static_cast<size_t>(m);
+      if (!takes_part[at]) continue;
+      if (random() % 3 != 0) {
+        affine(m, values[at], zeros[at], terms[at]);
+        sum += 2 * value[at];
+      } else {
+        rig.stream(m)->Copy(terms[at], values[at], kCount * 4);
+        sum += value[at];
+      }
+      CollectiveCall call = DeviceRig::AllReduceCall(DType::kF32, kCount, terms[at], sums[at]);
+      call.present = present;
+      ASSERT_TRUE(members[at]->Enqueue(call, rig.stream(m)).ok());
+    }
+    const std::vector<int32_t>& also = sets[random() % sets.size()];
+    for (int m = 0; m < kSize && round % 2 == 0; ++m) {
+      if (!also.empty() && std::find(also.begin(), also.end(), m) == also.end()) continue;
+      CollectiveCall barrier;
+      barrier.kind = Kind::kBarrier;
+      barrier.present = also;
+      ASSERT_TRUE(members[static_cast<size_t>(m)]->Enqueue(barrier, rig.stream(m)).ok());
+    }
+    for (int m = 0; m < kSize; ++m) {
+      const auto at = static_cast<size_t>(m);
+      if (!takes_part[at]) continue;
+      rig.stream(m)->Copy(terms[at], zeros[at], kCount * 4);  // nobody reads it any more
+      rig.stream(m)->Copy(values[at], sums[at], kCount * 4);
+      value[at] = sum;
+    }
+    // So that numbers stay exact.
+    if (*std::max_element(value.begin(), value.end()) < 1e5f) continue;
+    for (int m = 0; m < kSize; ++m) {
+      const auto at = static_cast<size_t>(m);
+      ASSERT_TRUE(rig.Synchronize(m).ok());
+      ASSERT_EQ(rig.Download<float>(m, values[at], kCount), std::vector<float>(kCount, value[at]))
+          << "member " << m << " round " << round;
+      value[at] = static_cast<float>(m + 1);
+      values[at] = rig.Upload(m, std::vector<float>(kCount, value[at]));
+    }
+  }
+  for (int m = 0; m < kSize; ++m) {
+    const auto at = static_cast<size_t>(m);
+    ASSERT_TRUE(rig.Synchronize(m).ok());
+    ASSERT_EQ(rig.Download<float>(m, values[at], kCount), std::vector<float>(kCount, value[at]))
+        << "member " << m;
+  }
+}
+
 TEST_P(BackendConformance, SubsetsMeetIndependentlyOfEachOther) {
   DeviceRig rig(GetParam().open(3, &MakeTestKernel));
   auto members = rig.OpenAll(1);

@@ -1,0 +1,284 @@
+// What the conformance suite (cuda_backend_test) does not see: errors of the driver, pinned memory,
+// long queues.
+#include "core/backend/cuda/cuda_engine.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/backend/cuda/cuda_backend.h"
+#include "core/backend/cuda/kernels/moves.h"
+#include "core/backend/cuda/testing/fake_driver.h"
+#include "core/backend/cuda/testing/test_kernel_factory.h"
+#include "core/backend/cuda/testing/test_kernels.h"
+#include "core/backend/testing/device_rig.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using cuda::Result;
+using ::testing::HasSubstr;
+
+constexpr char kImage[] = "of a stand-in";
+constexpr auto kCannotRun = static_cast<Result>(700);  // CUDA_ERROR_ILLEGAL_ADDRESS
+
+cuda::FakeDriverOptions FakeOptions() {
+  using namespace cuda;  // NOLINT: the lists name their types without it
+  FakeDriverOptions options;
+  options.seed = 3;
+  options.kernels = {CHORUS_MOVE_KERNELS(CHORUS_FAKE_KERNEL)
+                         CHORUS_TEST_KERNELS(CHORUS_FAKE_KERNEL)};
+  return options;
+}
+
+class CudaEngineTest : public ::testing::Test {
+ protected:
+  CudaEngineTest() : driver_(FakeOptions()), api_(cuda::FakeDriver::api()) {}
+
+  absl::StatusOr<std::unique_ptr<Backend>> Open(int devices) {
+    CudaBackendOptions options;
+    options.api = &api_;
+    options.devices = devices;
+    options.images = {{kImage, sizeof(kImage)}};
+    options.make_kernel = &MakeCudaTestKernel;
+    options.memory_bytes = int64_t{64} << 20;
+    options.chunk_bytes = int64_t{4} << 20;
+    return CreateCudaBackend(options);
+  }
+
+  cuda::FakeDriver driver_;
+  const cuda::Api api_;
+};
+
+// An affine kernel of `count` numbers and its operands: out = 2 a + b.
+struct Affine {
+  Affine(DeviceRig* rig, int device, int64_t count) {
+    const TensorType type(DType::kF32, {count});
+    const TensorType* inputs[] = {&type, &type};
+    NodeView node;
+    node.op = "test_affine";
+    node.inputs = inputs;
+    kernel = *rig->backend()->device(device)->MakeKernel(node, {type});
+    const auto n = static_cast<size_t>(count);
+    call.kernel = kernel.get();
+    call.inputs = {rig->Upload(device, std::vector<float>(n, 1)),
+                   rig->Upload(device, std::vector<float>(n, 3))};
+    call.outputs = {rig->Upload(device, std::vector<float>(n, 0))};
+  }
+  std::unique_ptr<Kernel> kernel;
+  KernelCall call;
+};
+
+TEST_F(CudaEngineTest, WhateverTheDriverRefusesAtTheStartIsSaidAndLeavesNothing) {
+  for (const char* call : {"cuInit", "cuDeviceGet", "cuDeviceGetName", "cuDevicePrimaryCtxRetain",
+                           "cuModuleLoadData", "cuMemAddressReserve", "cuStreamCreateWithPriority",
+                           "cuEventCreate", "cuMemHostAlloc", "cuMemHostGetDevicePointer"}) {
+    SCOPED_TRACE(call);
+    driver_.FailNext(call, Result::kUnknown);
+    const absl::Status status = Open(2).status();
+    EXPECT_EQ(driver_.faults_left(), 0);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(call));
+  }
+  EXPECT_TRUE(Open(2).ok());
+}
+
+TEST_F(CudaEngineTest, AGpuThatIsNotThereAndKernelsThatAreNotAreNamed) {
+  CudaBackendOptions options;
+  options.api = &api_;
+  options.gpu = 5;
+  options.images = {{kImage, sizeof(kImage)}};
+  options.make_kernel = &MakeCudaTestKernel;
+  EXPECT_THAT(std::string(CreateCudaBackend(options).status().message()),
+              HasSubstr("there is no GPU 5: this machine has 1"));
+  options.gpu = 0;
+  options.images = {{kImage, 0}};
+  EXPECT_THAT(std::string(CreateCudaBackend(options).status().message()),
+              HasSubstr("without a CUDA toolkit"));
+}
+
+TEST_F(CudaEngineTest, WhatTheDriverRefusesFailsAndTheNextGoesOn) {
+  DeviceRig rig(*Open(1));
+  const Affine affine(&rig, 0, 10);
+  driver_.FailNext("cuLaunchKernel", Result::kInvalidValue);
+  rig.stream(0)->Launch(affine.call);
+  const absl::Status status = rig.Synchronize(0);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cuLaunchKernel"));
+  EXPECT_EQ(rig.Download<float>(0, affine.call.outputs[0], 10), std::vector<float>(10, 0));
+  rig.stream(0)->Launch(affine.call);
+  EXPECT_TRUE(rig.Synchronize(0).ok());
+  EXPECT_EQ(rig.Download<float>(0, affine.call.outputs[0], 10), std::vector<float>(10, 5));
+}
+
+// A context that is lost, as after a kernel's bad access: nothing that anybody waits for hangs.
+TEST_F(CudaEngineTest, ALostContextEndsEverythingAndLosesNoCallback) {
+  for (const char* call : {"cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent",
+                           "cuMemcpyDtoDAsync", "cuStreamWriteValue32"}) {
+    SCOPED_TRACE(call);
+    DeviceRig rig(*Open(3));
+    auto members = rig.OpenAll(1);
+    const Affine affine(&rig, 0, 10);
+    CollectiveCall barrier;
+    barrier.kind = CollectiveKind::kBarrier;
+    const auto event = rig.backend()->device(0)->CreateEvent();
+    driver_.FailNext(call, kCannotRun);
+    // Where a launch fails the stream is asked whether the context is alive.
+    if (call == std::string("cuLaunchKernel")) driver_.FailNext("cuStreamQuery", kCannotRun);
+    std::atomic<int> told{0};
+    std::vector<absl::Status> statuses(3);
+    for (int round = 0; round < 3; ++round) {
+      rig.stream(0)->Launch(affine.call);
+      rig.stream(0)->Copy(affine.call.outputs[0], affine.call.inputs[0], 8);
+      rig.stream(0)->Record(event.get());
+      rig.stream(1)->Wait(event.get());
+      for (int m = 0; m < 3; ++m) {
+        const absl::Status enqueued =
+            members[static_cast<size_t>(m)]->Enqueue(barrier, rig.stream(m));
+        if (!enqueued.ok()) {
+          EXPECT_THAT(std::string(enqueued.message()), HasSubstr("lost")) << m;
+        }
+      }
+      for (int m = 0; m < 3; ++m) rig.stream(m)->Callback([&](const absl::Status&) { ++told; });
+    }
+    // One that comes when all is known gets it, too.
+    for (int m = 0; m < 3; ++m) {
+      absl::Status status;
+      for (int tries = 0; tries < 2 && status.ok(); ++tries) {
+        rig.stream(m)->Copy(affine.call.outputs[0], affine.call.inputs[0], 8);
+        status = rig.Synchronize(m);
+      }
+      EXPECT_THAT(std::string(status.message()), HasSubstr("is lost: ")) << m;
+    }
+    EXPECT_EQ(told, 9);
+    EXPECT_EQ(driver_.faults_left(), 0);
+  }
+}
+
+TEST_F(CudaEngineTest, MemoryThatTheGpuHasNotIsToldWithWhatTheDriverSays) {
+  DeviceRig rig(*Open(1));
+  driver_.FailNext("cuMemCreate", Result::kOutOfMemory);
+  const absl::Status status = rig.backend()->device(0)->Allocate(1 << 20).status();
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfMemory);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("need 1048576 bytes"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cuMemCreate"));
+  const auto again = rig.backend()->device(0)->Allocate(1 << 20);
+  ASSERT_TRUE(again.ok()) << again.status();
+  rig.backend()->device(0)->Free(*again);
+}
+
+// What lies side by side is one piece again when it is freed, in whatever order.
+TEST_F(CudaEngineTest, FreedMemoryComesTogetherAgain) {
+  DeviceRig rig(*Open(1));
+  Device* const device = rig.backend()->device(0);
+  for (const std::vector<size_t>& order :
+       {std::vector<size_t>{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {0, 2, 3, 1}}) {
+    std::vector<DeviceAddress> pieces;
+    for (int i = 0; i < 4; ++i) pieces.push_back(*device->Allocate(int64_t{16} << 20));
+    EXPECT_FALSE(device->Allocate(1).ok());
+    for (const size_t i : order) device->Free(pieces[i]);
+    const auto all = device->Allocate(int64_t{64} << 20);
+    ASSERT_TRUE(all.ok()) << all.status();
+    device->Free(*all);
+  }
+}
+
+TEST_F(CudaEngineTest, QueuesMayBeLongerThanTheDriversAndEventsOld) {
+  DeviceRig rig(*Open(2));
+  const Affine affine(&rig, 0, 1);
+  Device* const device = rig.backend()->device(0);
+  std::vector<std::unique_ptr<Event>> events;
+  for (int i = 0; i < 5000; ++i) {
+    rig.stream(0)->Launch(affine.call);
+    if (i % 10 != 0) continue;
+    events.push_back(device->CreateEvent());
+    rig.stream(0)->Record(events.back().get());
+  }
+  // Whether they have passed long ago, or not.
+  for (const auto& event : events) rig.stream(1)->Wait(event.get());
+  rig.stream(1)->Copy(affine.call.inputs[0], affine.call.outputs[0], 4);
+  ASSERT_TRUE(rig.Synchronize(1).ok());
+  EXPECT_EQ(rig.Download<float>(1, affine.call.inputs[0], 1)[0], 5);
+  ASSERT_TRUE(rig.Synchronize(0).ok());
+  for (const auto& event : events) rig.stream(1)->Wait(event.get());
+  EXPECT_TRUE(rig.Synchronize(1).ok());
+}
+
+// Collectives in a row leave the other members' streams alone; whatever comes to these next finds
+// the last result.
+TEST_F(CudaEngineTest, WorkBehindCollectivesInARowFindsTheLast) {
+  constexpr int kSize = 4;
+  for (int rounds = 1; rounds <= 5; ++rounds) {
+    DeviceRig rig(*Open(kSize));
+    auto members = rig.OpenAll(1);
+    std::vector<DeviceAddress> values;
+    std::vector<DeviceAddress> copies;
+    for (int m = 0; m < kSize; ++m) {
+      values.push_back(rig.Upload(m, std::vector<float>{1}));
+      copies.push_back(rig.Upload(m, std::vector<float>{0}));
+    }
+    float expected = 1;
+    for (int i = 0; i < rounds; ++i) {
+      expected *= kSize;
+      for (int m = 0; m < kSize; ++m) {
+        const auto at = static_cast<size_t>(m);
+        ASSERT_TRUE(members[at]
+                        ->Enqueue(DeviceRig::AllReduceCall(DType::kF32, 1, values[at], values[at]),
+                                  rig.stream(m))
+                        .ok());
+      }
+    }
+    // Of members 1 and 2 alone, which wait for another stream's collective each.
+    for (const int m : {1, 2}) {
+      const auto at = static_cast<size_t>(m);
+      CollectiveCall pair = DeviceRig::AllReduceCall(DType::kF32, 1, values[at], values[at]);
+      pair.present = {1, 2};
+      ASSERT_TRUE(members[at]->Enqueue(pair, rig.stream(m)).ok());
+    }
+    for (int m = 0; m < kSize; ++m) {
+      const auto at = static_cast<size_t>(m);
+      rig.stream(m)->Copy(copies[at], values[at], 4);
+    }
+    for (int m = 0; m < kSize; ++m) {
+      ASSERT_TRUE(rig.Synchronize(m).ok());
+      const auto at = static_cast<size_t>(m);
+      EXPECT_EQ(rig.Download<float>(m, copies[at], 1)[0],
+                m == 1 || m == 2 ? 2 * expected : expected)
+          << m << " of " << rounds;
+    }
+  }
+}
+
+// The engine alone, for what a backend does not offer.
+TEST_F(CudaEngineTest, PinnedMemoryIsCopiedWhereItIs) {
+  auto gpu = *CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}});
+  auto memory = *GpuMemory::Create(gpu.get(), int64_t{16} << 20, 1 << 20);
+  auto engine = *CudaEngine::Create(gpu.get(), memory.get(), 1);
+  constexpr int64_t kBytes = 3 << 20;
+  std::vector<char> from(kBytes);
+  for (int64_t i = 0; i < kBytes; ++i) from[static_cast<size_t>(i)] = static_cast<char>(i * 7);
+  std::vector<char> to(kBytes);
+  const DeviceAddress address = *memory->Allocate(kBytes);
+  const auto stream = engine->CreateStream(0);
+  for (const bool pinned : {true, false}) {
+    if (pinned) {
+      ASSERT_TRUE(engine->Pin(from.data(), kBytes).ok());
+      ASSERT_TRUE(engine->Pin(to.data(), kBytes).ok());
+    }
+    std::fill(to.begin(), to.end(), 0);
+    stream->CopyFromHost(address, from.data(), kBytes);
+    stream->CopyToHost(to.data(), address, kBytes);
+    EXPECT_TRUE(DeviceRig::SynchronizeStream(stream.get()).ok());
+    EXPECT_EQ(to, from) << pinned;
+    if (pinned) {
+      engine->Unpin(from.data());
+      engine->Unpin(to.data());
+    }
+  }
+  memory->Free(address);
+}
+
+}  // namespace
+}  // namespace chorus
