@@ -860,8 +860,8 @@ TEST_P(BackendConformance, AMemberMayRunAheadOfTheOthers) {
 // them finds its results; whoever takes part in it.
 TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
   constexpr int kSize = 4;
-  constexpr int64_t kCount = 3000;
-  constexpr int kRounds = 12;
+  constexpr int64_t kCount = 300;
+  constexpr int kRounds = 40;
   DeviceRig rig(GetParam().open(kSize, &MakeTestKernel));
   auto members = rig.OpenAll(1);
   const TensorType type(DType::kF32, {kCount});
@@ -878,60 +878,59 @@ TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
     rig.stream(m)->Launch(call);
   };
   std::mt19937_64 random(TestSeed());
-  const std::vector<std::vector<int32_t>> sets = {{}, {}, {1, 2}, {0, 3}, {2, 3}, {0, 1, 3}};
+  const std::vector<std::vector<int32_t>> sets = {{}, {1, 2}, {0, 3}, {2, 3}, {0, 1, 3}};
   std::vector<float> value(kSize);
+  std::vector<float> sum(kSize, 0);
   std::vector<DeviceAddress> values;
   std::vector<DeviceAddress> sums;
   std::vector<DeviceAddress> terms;
+  std::vector<DeviceAddress> zeros;
   for (int m = 0; m < kSize; ++m) {
     value[static_cast<size_t>(m)] = static_cast<float>(m + 1);
     values.push_back(rig.Upload(m, std::vector<float>(kCount, static_cast<float>(m + 1))));
     sums.push_back(rig.Upload(m, std::vector<float>(kCount, 0)));
     terms.push_back(rig.Upload(m, std::vector<float>(kCount, 0)));
+    zeros.push_back(rig.Upload(m, std::vector<float>(kCount, 0)));
   }
-  const DeviceAddress nothing = rig.Upload(0, std::vector<float>(kCount, 0));
-  std::vector<DeviceAddress> zeros;
-  for (int m = 0; m < kSize; ++m) {
-    zeros.push_back(InOneDomain(*rig.backend()) ? nothing
-                                                : rig.Upload(m, std::vector<float>(kCount, 0)));
-  }
-  // Every other one is followed by another, with nothing in between.
+  const auto reduce = [&](int m, const std::vector<int32_t>& present, DeviceAddress from) {
+    const auto at = static_cast<size_t>(m);
+    CollectiveCall call = DeviceRig::AllReduceCall(DType::kF32, kCount, from, sums[at]);
+    call.present = present;
+    EXPECT_TRUE(members[at]->Enqueue(call, rig.stream(m)).ok());
+  };
+  const auto members_of = [&](const std::vector<int32_t>& present) {
+    std::vector<int> all(kSize);
+    std::iota(all.begin(), all.end(), 0);
+    return present.empty() ? all : std::vector<int>(present.begin(), present.end());
+  };
   for (int round = 0; round < kRounds; ++round) {
     const std::vector<int32_t>& present = sets[random() % sets.size()];
-    float sum = 0;
-    std::vector<bool> takes_part(kSize, present.empty());
-    for (const int32_t m : present) takes_part[static_cast<size_t>(m)] = true;
-    for (int m = 0; m < kSize; ++m) {
+    float total = 0;
+    for (const int m : members_of(present)) {
       const auto at = static_cast<size_t>(m);
-      if (!takes_part[at]) continue;
-      if (random() % 3 != 0) {
-        affine(m, values[at], zeros[at], terms[at]);
-        sum += 2 * value[at];
-      } else {
-        rig.stream(m)->Copy(terms[at], values[at], kCount * 4);
-        sum += value[at];
+      affine(m, values[at], zeros[at], terms[at]);
+      total += 2 * value[at];
+      reduce(m, present, terms[at]);
+    }
+    for (const int m : members_of(present)) sum[static_cast<size_t>(m)] = total;
+    // Followed by others, with nothing in between.
+    for (int more = static_cast<int>(random() % 3); more > 0; --more) {
+      const std::vector<int32_t>& also = sets[random() % sets.size()];
+      total = 0;
+      for (const int m : members_of(also)) {
+        total += sum[static_cast<size_t>(m)];
+        reduce(m, also, sums[static_cast<size_t>(m)]);
       }
-      CollectiveCall call = DeviceRig::AllReduceCall(DType::kF32, kCount, terms[at], sums[at]);
-      call.present = present;
-      ASSERT_TRUE(members[at]->Enqueue(call, rig.stream(m)).ok());
-    }
-    const std::vector<int32_t>& also = sets[random() % sets.size()];
-    for (int m = 0; m < kSize && round % 2 == 0; ++m) {
-      if (!also.empty() && std::find(also.begin(), also.end(), m) == also.end()) continue;
-      CollectiveCall barrier;
-      barrier.kind = Kind::kBarrier;
-      barrier.present = also;
-      ASSERT_TRUE(members[static_cast<size_t>(m)]->Enqueue(barrier, rig.stream(m)).ok());
+      for (const int m : members_of(also)) sum[static_cast<size_t>(m)] = total;
     }
     for (int m = 0; m < kSize; ++m) {
       const auto at = static_cast<size_t>(m);
-      if (!takes_part[at]) continue;
       rig.stream(m)->Copy(terms[at], zeros[at], kCount * 4);  // nobody reads it any more
       rig.stream(m)->Copy(values[at], sums[at], kCount * 4);
-      value[at] = sum;
+      value[at] = sum[at];
     }
     // So that numbers stay exact.
-    if (*std::max_element(value.begin(), value.end()) < 1e5f) continue;
+    if (round + 1 < kRounds && *std::max_element(value.begin(), value.end()) < 1e4f) continue;
     for (int m = 0; m < kSize; ++m) {
       const auto at = static_cast<size_t>(m);
       ASSERT_TRUE(rig.Synchronize(m).ok());
@@ -941,11 +940,42 @@ TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
       values[at] = rig.Upload(m, std::vector<float>(kCount, value[at]));
     }
   }
-  for (int m = 0; m < kSize; ++m) {
-    const auto at = static_cast<size_t>(m);
-    ASSERT_TRUE(rig.Synchronize(m).ok());
-    ASSERT_EQ(rig.Download<float>(m, values[at], kCount), std::vector<float>(kCount, value[at]))
-        << "member " << m;
+}
+
+// A callback that was enqueued on another stream, in front of what this one waits for, has run when
+// a kernel's turn comes that asks for what it says.
+TEST_P(BackendConformance, WhatAKernelAsksForIsBehindTheCallbacksOfStreamsItWaitsFor) {
+  DeviceRig rig(GetParam().open(2, &MakeTestKernel));
+  auto members = rig.OpenAll(1);
+  const TensorType type(DType::kF32, {1});
+  const TensorType* inputs[] = {&type, &type};
+  NodeView node;
+  node.op = "test_affine";
+  node.inputs = inputs;
+  const auto kernel = *rig.backend()->device(0)->MakeKernel(node, {type});
+  const auto event = rig.backend()->device(1)->CreateEvent();
+  for (int round = 0; round < 40; ++round) {
+    std::atomic<bool> said{false};
+    KernelCall call;
+    call.kernel = kernel.get();
+    call.inputs = {rig.Upload(0, std::vector<float>{1}), rig.Upload(0, std::vector<float>{2})};
+    call.outputs = {rig.Upload(0, std::vector<float>{-1})};
+    call.unless = &said;
+    rig.stream(1)->Callback([&said](const absl::Status&) { said = true; });
+    if (round % 2 == 0) {
+      rig.stream(1)->Record(event.get());
+      rig.stream(0)->Wait(event.get());
+    } else {
+      CollectiveCall barrier;
+      barrier.kind = Kind::kBarrier;
+      for (int m = 0; m < 2; ++m) {
+        ASSERT_TRUE(members[static_cast<size_t>(m)]->Enqueue(barrier, rig.stream(m)).ok());
+      }
+    }
+    rig.stream(0)->Launch(call);
+    for (const int m : {0, 1}) ASSERT_TRUE(rig.Synchronize(m).ok());
+    ASSERT_EQ(rig.Download<float>(0, call.outputs[0], 1)[0], -1) << round;
+    rig.FreeAll();
   }
 }
 
