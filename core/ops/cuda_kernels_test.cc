@@ -2,7 +2,9 @@
 
 #include "core/ops/cuda_kernels.h"
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <set>
@@ -167,6 +169,60 @@ TEST_F(CudaKernelsTest, EqualTheNaiveEvaluatorWhereverOperandsLie) {
   std::string text;
   for (const std::string& op : taken) text += op + " ";
   std::printf("ops: %s\n", text.c_str());
+}
+
+// Half types are added up as floats, integers wrap, and the order of a sum is that of its products.
+TEST_F(CudaKernelsTest, MatmulRoundsOnceWrapsAndKeepsItsOrder) {
+  std::vector<double> terms(600, 0);
+  terms[0] = terms[599] = 0.25;
+  terms[300] = 512;
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const Value row = testing::FromDoubles(TensorType(dtype, {1, 600}), terms);
+    const Value ones =
+        testing::FromDoubles(TensorType(dtype, {600, 1}), std::vector<double>(600, 1));
+    const Outcome outcome = Run("matmul", {row, ones}, {});
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    // In f16 a quarter more than 512 is 512; in bf16 so is a half.
+    EXPECT_EQ(testing::ToDoubles(outcome.value)[0], dtype == DType::kF16 ? 512.5 : 512);
+  }
+  const int64_t large = (int64_t{1} << 62) + 3;
+  const Outcome wrapped = Run("matmul",
+                              {testing::MakeValue<int64_t>({1, 3}, {large, -5, large}),
+                               testing::MakeValue<int64_t>({3, 1}, {4, large, 3})},
+                              {});
+  const auto u = static_cast<uint64_t>(large);
+  EXPECT_EQ(testing::Elements<int64_t>(wrapped.value),
+            (std::vector<int64_t>{static_cast<int64_t>(u * 4 - u * 5 + u * 3)}));
+  const Outcome ordered = Run("matmul",
+                              {testing::MakeValue<float>({1, 4}, {1, 3e8f, -3e8f, 1}),
+                               testing::MakeValue<float>({4, 1}, {1, 1, 1, 1})},
+                              {});
+  EXPECT_EQ(testing::Elements<float>(ordered.value), (std::vector<float>{1}));
+}
+
+// Rows and columns that a tile has beyond the matrix are others, computed again: what they hold
+// reaches nothing.
+TEST_F(CudaKernelsTest, MatmulKeepsNanInItsRowAndColumn) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr int64_t kSize = 6;
+  for (int flags = 0; flags < 4; ++flags) {
+    const Attributes attributes = {{"transpose_a", int64_t{flags & 1}},
+                                   {"transpose_b", int64_t{flags >> 1}}};
+    std::vector<double> a(kSize * kSize, 1);
+    a[kSize * kSize - 1] = nan;
+    const Value left = testing::MakeValue<double>({kSize, kSize}, a);
+    const Value right =
+        testing::MakeValue<double>({kSize, kSize}, std::vector<double>(kSize * kSize, 2));
+    const Outcome outcome = Run("matmul", {left, right}, attributes);
+    const std::vector<double> c = testing::Elements<double>(outcome.value);
+    for (size_t i = 0; i < c.size(); ++i) {
+      if (i / kSize == kSize - 1) {
+        EXPECT_TRUE(std::isnan(c[i])) << flags << " " << i;
+      } else {
+        EXPECT_EQ(c[i], 2 * kSize) << flags << " " << i;
+      }
+    }
+  }
 }
 
 }  // namespace

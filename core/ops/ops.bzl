@@ -26,7 +26,10 @@ OPS = {
     ],
     "gather": [],
     "index": ["host"],
-    "matmul": ["host"],
+    "matmul": [
+        "host",
+        "cuda",
+    ],
     "norm": ["host"],
     "pool": ["host"],
     "random": ["host"],

@@ -1,0 +1,17 @@
+// matmul on a GPU. A thread has a tile of a product, and adds up in the order of k.
+//
+// Threads: any. Ownership: a static table. Errors: the kernel never fails. What else kernels
+// promise is said in core/ops/cuda_kernel.h.
+#ifndef CHORUS_CORE_OPS_MATMUL_MATMUL_CUDA_H_
+#define CHORUS_CORE_OPS_MATMUL_MATMUL_CUDA_H_
+
+#include "absl/types/span.h"
+#include "core/ops/cuda_kernel.h"
+
+namespace chorus {
+
+absl::Span<const CudaKernelEntry> MatmulCudaKernels();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_MATMUL_MATMUL_CUDA_H_
