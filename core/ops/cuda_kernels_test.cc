@@ -225,5 +225,120 @@ TEST_F(CudaKernelsTest, MatmulKeepsNanInItsRowAndColumn) {
   }
 }
 
+// An x and weights of these types, the y that they give, and what the three ops say of them.
+struct Convolutions {
+  std::vector<std::string> ops = {"convolution", "convolution_data_grad",
+                                  "convolution_weight_grad"};
+  TensorType x;
+  TensorType w;
+  Attributes attributes;
+
+  // Those of an op: it has two, and the size of its result.
+  std::vector<TensorType> InputsOf(const std::string& op, const TensorType& y) const {
+    if (op == ops[0]) return {x, w};
+    if (op == ops[1]) return {y, w};
+    return {x, y};
+  }
+  Attributes AttributesOf(const std::string& op) const {
+    Attributes all = attributes;
+    const TensorType& like = op == ops[1] ? x : w;
+    if (op != ops[0]) {
+      all.insert(all.end() - 1,
+                 {"size", std::vector<int64_t>{like.dims[2].size, like.dims[3].size}});
+    }
+    return all;
+  }
+  // None where they do not fit.
+  absl::StatusOr<TensorType> Y() const {
+    const TensorType* const types[] = {&x, &w};
+    NodeView node;
+    node.op = ops[0];
+    node.inputs = types;
+    node.attributes = attributes;
+    const auto outputs = InferTypes(node);
+    if (!outputs.ok()) return outputs.status();
+    return (*outputs)[0];
+  }
+};
+Convolutions ConvolutionsOf(const std::vector<int64_t>& x, const std::vector<int64_t>& w,
+                            const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+                            const std::vector<int64_t>& dilation, int64_t groups) {
+  Convolutions c;
+  c.x = TensorType(DType::kF64, {x[0], x[1], x[2], x[3]});
+  c.w = TensorType(DType::kF64, {w[0], w[1], w[2], w[3]});
+  c.attributes = {
+      {"dilation", dilation}, {"groups", groups}, {"padding", padding}, {"stride", stride}};
+  return c;
+}
+
+// The adjoint in x takes places apart by what strides and dilations have in common.
+TEST_F(CudaKernelsTest, ConvolutionsOfAnyStrideAndDilation) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  const auto upto = [&](int64_t least, int64_t most) {
+    return std::uniform_int_distribution<int64_t>(least, most)(random);
+  };
+  int fit = 0;
+  for (int n = 0; n < 400; ++n) {
+    const int64_t groups = upto(1, 3);
+    const int64_t in = upto(1, 3), out = upto(1, 6);
+    const Convolutions c =
+        ConvolutionsOf({upto(1, 3), groups * in, upto(1, 20), upto(1, 20)},
+                       {groups * out, in, upto(1, 4), upto(1, 4)}, {upto(1, 12), upto(1, 12)},
+                       {upto(0, 6), upto(0, 6)}, {upto(1, 9), upto(1, 9)}, groups);
+    const auto y = c.Y();
+    if (!y.ok()) continue;
+    ++fit;
+    for (const std::string& op : c.ops) {
+      std::vector<Value> inputs;
+      std::string what = op;
+      for (const TensorType& type : c.InputsOf(op, *y)) {
+        inputs.push_back(testing::RandomNormal(type, &random));
+        what += " " + type.ToString();
+      }
+      for (const char* name : {"dilation", "padding", "stride"}) {
+        for (const int64_t number : IntsAttribute(c.attributes, name)) {
+          what += " " + std::to_string(number);
+        }
+      }
+      const Outcome outcome = Run(op, inputs, c.AttributesOf(op));
+      ASSERT_TRUE(outcome.status.ok()) << what << ": " << outcome.status;
+      testing::ExpectNear(outcome.value, Expected(op, inputs, c.AttributesOf(op)), what);
+    }
+  }
+  EXPECT_GT(fit, 200);
+}
+
+// A NaN or an infinity reaches what it is a part of and nothing else: padding is nothing that could
+// be multiplied by it.
+TEST_F(CudaKernelsTest, ConvolutionsKeepNanWhereItBelongs) {
+  for (const int64_t channels : {1, 3, 6}) {
+    const Convolutions c =
+        ConvolutionsOf({2, channels, 6, 6}, {channels, channels, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 1);
+    for (const std::string& op : c.ops) {
+      const std::vector<TensorType> types = c.InputsOf(op, *c.Y());
+      for (const double value :
+           {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+        // In either operand: in a corner, within, and at the end.
+        for (size_t poisoned = 0; poisoned < 2; ++poisoned) {
+          const auto count = static_cast<size_t>(types[poisoned].num_elements());
+          for (const size_t at : {size_t{0}, size_t{8}, size_t{14}, count - 1}) {
+            if (at >= count) continue;
+            std::vector<Value> inputs;
+            for (size_t i = 0; i < 2; ++i) {
+              std::vector<double> elements(static_cast<size_t>(types[i].num_elements()), 0.5);
+              if (i == poisoned) elements[at] = value;
+              inputs.push_back(testing::MakeValue<double>(types[i], elements));
+            }
+            const Outcome outcome = Run(op, inputs, c.AttributesOf(op));
+            ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+            testing::ExpectNear(outcome.value, Expected(op, inputs, c.AttributesOf(op)), op);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace chorus

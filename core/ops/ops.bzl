@@ -16,7 +16,10 @@ OPS = {
     "barrier": [],
     "broadcast": [],
     "compare": ["host"],
-    "convolution": ["host"],
+    "convolution": [
+        "host",
+        "cuda",
+    ],
     "cross_entropy": ["host"],
     "cum_sum": ["host"],
     "elementwise": ["host"],
