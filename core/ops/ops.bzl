@@ -35,7 +35,10 @@ OPS = {
     ],
     "norm": ["host"],
     "pool": ["host"],
-    "random": ["host"],
+    "random": [
+        "host",
+        "cuda",
+    ],
     "reduction": ["host"],
     "send": [],
     "shape": ["host"],

@@ -4,6 +4,8 @@
 // J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw: Parallel random numbers: as easy as 1, 2, 3.
 // Proceedings of SC11, 2011.
 //
+// A constant expression, so that kernels of a GPU are made of it as well.
+//
 // Threads: pure functions. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_OPS_RANDOM_PHILOX_H_
 #define CHORUS_CORE_OPS_RANDOM_PHILOX_H_
@@ -15,7 +17,7 @@ namespace chorus {
 
 using PhiloxBlock = std::array<uint32_t, 4>;
 
-inline PhiloxBlock Philox4x32(PhiloxBlock counter, uint32_t key0, uint32_t key1) {
+constexpr PhiloxBlock Philox4x32(PhiloxBlock counter, uint32_t key0, uint32_t key1) {
   constexpr int kRounds = 10;
   for (int round = 0; round < kRounds; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * counter[0];

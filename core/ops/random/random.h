@@ -16,9 +16,8 @@
 // there are 2^128. An element takes one of the four words of a block, f64 and i64 two. Normal
 // numbers come in pairs, from two uniform ones u and v by Box and Muller:
 //   sqrt(-2 log u) cos(2 pi v), sqrt(-2 log u) sin(2 pi v)
-// computed in f32 (f64 in f64) and rounded once; |z| <= 6.8 (8.7). They go through the C library's
-// log, sin and cos, whose last bit may differ between machines with other instruction sets; bits
-// and uniform numbers are the same everywhere.
+// computed in f32 (f64 in f64) and rounded once; |z| <= 6.8 (8.7). All of them are the same, to the
+// last bit, on every machine and on GPUs: log, sin and cos are the ops' own (numbers.h).
 //
 // Gradients: none; seed and offset are integers.
 //

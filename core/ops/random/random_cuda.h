@@ -1,0 +1,17 @@
+// Random numbers on a GPU. A thread has blocks of Philox: four elements, or two of eight bytes.
+//
+// Threads: any. Ownership: a static table. Errors: these kernels never fail. What else kernels
+// promise is said in core/ops/cuda_kernel.h.
+#ifndef CHORUS_CORE_OPS_RANDOM_RANDOM_CUDA_H_
+#define CHORUS_CORE_OPS_RANDOM_RANDOM_CUDA_H_
+
+#include "absl/types/span.h"
+#include "core/ops/cuda_kernel.h"
+
+namespace chorus {
+
+absl::Span<const CudaKernelEntry> RandomCudaKernels();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_RANDOM_RANDOM_CUDA_H_
