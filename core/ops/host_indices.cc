@@ -16,6 +16,14 @@ HostIndices::HostIndices(const NodeView& node, int input, int64_t limit)
 }
 
 absl::Status HostIndices::OutOfRange(int64_t i, int64_t index) const {
+  return Refusal(i, absl::StrCat(index));
+}
+
+absl::Status HostIndices::OutOfRange(int64_t i) const {
+  return Refusal(i, "an integer out of range");
+}
+
+absl::Status HostIndices::Refusal(int64_t i, absl::string_view text) const {
   std::vector<int64_t> location;
   for (size_t d = type_.dims.size(); d-- > 0;) {
     location.push_back(i % type_.dims[d].size);
@@ -28,9 +36,9 @@ absl::Status HostIndices::OutOfRange(int64_t i, int64_t index) const {
   error.op = op_;
   error.expected = absl::StrCat(
       range, ignored_.has_value() ? absl::StrCat(", or ", *ignored_, ", which is ignored") : "");
-  error.got = absl::StrCat(index);
+  error.got = std::string(text);
   error.message =
-      absl::StrCat(op_, ": input ", input_, ", ", type_.ToString(), ", holds ", index, " at [",
+      absl::StrCat(op_, ": input ", input_, ", ", type_.ToString(), ", holds ", text, " at [",
                    absl::StrJoin(location, ","), "], expected ", error.expected);
   return ToStatus(error);
 }

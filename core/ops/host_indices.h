@@ -43,11 +43,16 @@ class HostIndices {
 
   // INVALID_ARGUMENT: element i is `index`, which is neither within nor ignored.
   absl::Status OutOfRange(int64_t i, int64_t index) const;
+  // The same where the index is not known, for it is in the memory of a GPU.
+  absl::Status OutOfRange(int64_t i) const;
 
   int64_t limit() const { return limit_; }
   int64_t count() const { return type_.num_elements(); }
 
  private:
+  // Of element i, which holds what the text says.
+  absl::Status Refusal(int64_t i, absl::string_view text) const;
+
   const std::string op_;
   const int input_;
   const TensorType type_;

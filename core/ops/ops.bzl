@@ -20,7 +20,10 @@ OPS = {
         "host",
         "cuda",
     ],
-    "cross_entropy": ["host"],
+    "cross_entropy": [
+        "host",
+        "cuda",
+    ],
     "cum_sum": ["host"],
     "elementwise": ["host"],
     "fill": [
@@ -43,7 +46,10 @@ OPS = {
     "send": [],
     "shape": ["host"],
     "slice": ["host"],
-    "softmax": ["host"],
+    "softmax": [
+        "host",
+        "cuda",
+    ],
     "sort": ["host"],
     "sum": ["host"],
 }
