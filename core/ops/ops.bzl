@@ -31,7 +31,10 @@ OPS = {
         "cuda",
     ],
     "gather": [],
-    "index": ["host"],
+    "index": [
+        "host",
+        "cuda",
+    ],
     "matmul": [
         "host",
         "cuda",
