@@ -53,7 +53,10 @@ OPS = {
         "host",
         "cuda",
     ],
-    "sort": ["host"],
+    "sort": [
+        "host",
+        "cuda",
+    ],
     "sum": ["host"],
 }
 

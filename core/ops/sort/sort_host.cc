@@ -2,61 +2,24 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <type_traits>
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
 #include "core/ops/host_rows.h"
-#include "core/tensor/half.h"
+#include "core/ops/sort/sort_keys.h"
 
 namespace chorus {
 namespace {
 
-// A bool as it lies in memory: true where its byte is not 0.
-struct Bool {
-  uint8_t byte;
-};
-
-// Unsigned numbers that compare as elements do: -0 as +0, NaN above all.
-uint8_t KeyOf(Bool x) { return x.byte != 0 ? 1 : 0; }
-
-// An integer counts from the least of its type on.
-template <typename T, std::enable_if_t<std::is_integral<T>::value, int> = 0>
-std::make_unsigned_t<T> KeyOf(T x) {
-  using Key = std::make_unsigned_t<T>;
-  constexpr Key kSign = std::is_signed<T>::value ? Key{1} << (8 * sizeof(T) - 1) : 0;
-  return static_cast<Key>(static_cast<Key>(x) ^ kSign);
-}
-
-// Of a sign bit and a magnitude; `infinity` is the largest that is a number.
+// How a key and its index lie in memory. Equal keys differ by their indices: there is one order,
+// however it is found.
 template <typename Key>
-Key KeyOfBits(Key bits, Key infinity) {
-  constexpr Key kSign = Key{1} << (8 * sizeof(Key) - 1);
-  const Key magnitude = static_cast<Key>(bits & (kSign - 1));
-  if (magnitude > infinity) return static_cast<Key>(~Key{0});
-  return static_cast<Key>((bits & kSign) != 0 ? kSign - magnitude : kSign + magnitude);
-}
-uint16_t KeyOf(F16 x) { return KeyOfBits<uint16_t>(x.bits, 0x7c00); }
-uint16_t KeyOf(BF16 x) { return KeyOfBits<uint16_t>(x.bits, 0x7f80); }
-uint32_t KeyOf(float x) { return KeyOfBits<uint32_t>(FloatBits(x), 0x7f800000); }
-uint64_t KeyOf(double x) {
-  uint64_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return KeyOfBits<uint64_t>(bits, uint64_t{0x7ff} << 52);
-}
-
-// A key with its index, by which equal ones differ: there is one order, however it is found.
-template <typename Key>
-struct Packed {
-  static constexpr int kIndexBits = 64 - 8 * static_cast<int>(sizeof(Key));
+struct Packed : PackedEntry<Key> {
   using Entry = uint64_t;
-  static Entry Make(Key key, int64_t index) {
-    return uint64_t{key} << kIndexBits | static_cast<uint64_t>(index);
-  }
   static int64_t IndexOf(Entry entry) {
-    return static_cast<int64_t>(entry & ((uint64_t{1} << kIndexBits) - 1));
+    return static_cast<int64_t>(entry & PackedEntry<Key>::kIndexMask);
   }
 };
 template <typename Key>
@@ -112,7 +75,7 @@ class ArgSort : public HostKernel {
   }
 
  private:
-  using Key = decltype(KeyOf(T()));
+  using Key = KeyType<T>;
   using Entry = typename Entries::Entry;
 
   ArgSort(const HostRows& x, int64_t k, bool descending, const SortCut& cut)
@@ -161,7 +124,7 @@ HostKernelOrError MakeArgSort(const NodeView& node, absl::Span<const TensorType>
   const bool descending = IntAttribute(node.attributes, "descending") == 1;
   const auto make = [&](auto t) -> HostKernelOrError {
     using T = decltype(t);
-    using Key = decltype(KeyOf(T()));
+    using Key = KeyType<T>;
     if constexpr (sizeof(Key) < sizeof(uint64_t)) {
       if (x.size <= int64_t{1} << Packed<Key>::kIndexBits) {
         return std::make_unique<ArgSort<T, Packed<Key>>>(x, k, descending);
