@@ -40,7 +40,10 @@ OPS = {
         "cuda",
     ],
     "norm": ["host"],
-    "pool": ["host"],
+    "pool": [
+        "host",
+        "cuda",
+    ],
     "random": [
         "host",
         "cuda",
