@@ -39,7 +39,10 @@ OPS = {
         "host",
         "cuda",
     ],
-    "norm": ["host"],
+    "norm": [
+        "host",
+        "cuda",
+    ],
     "pool": [
         "host",
         "cuda",
