@@ -2,6 +2,7 @@
 
 #include "core/ops/cuda_kernels.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,10 +10,16 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/backend/cuda/testing/fake_driver.h"
+#include "core/base/error.h"
+#include "core/ops/compare/compare.h"
 #include "core/ops/cuda_kernel_bodies.h"
+#include "core/ops/elementwise/elementwise.h"
+#include "core/ops/host_kernels.h"
 #include "core/ops/registry.h"
 #include "core/ops/testing/evaluator.h"
 #include "core/ops/testing/kernel_cases.h"
@@ -24,8 +31,12 @@ namespace {
 
 using testing::KernelCase;
 using testing::Value;
+using Ints = std::vector<int64_t>;
 
 constexpr uint64_t kSeed = 7;
+
+// Elements of which each thread of the stand-in takes a few several times.
+constexpr int64_t kMoreThanThreads = 200003;
 
 std::vector<cuda::FakeKernel> Kernels() {
   using namespace cuda;  // NOLINT: the lists name their types without it
@@ -77,9 +88,21 @@ class CudaKernelsTest : public ::testing::Test {
     absl::Status status;
     Value value;
   };
-  // What the op's first output is. Operands are `beside` elements beside where they would lie.
+  // Where operands lie.
+  struct Places {
+    size_t beside = 0;   // so many elements beside where they would
+    int displaced = -1;  // only this one; outputs are counted behind the inputs
+    int in_place = -1;   // the input in whose place the output is
+  };
+  // What the op's first output is.
   Outcome Run(const std::string& op, const std::vector<Value>& inputs, const Attributes& attributes,
               size_t beside = 0) {
+    Places places;
+    places.beside = beside;
+    return Run(op, inputs, attributes, places);
+  }
+  Outcome Run(const std::string& op, const std::vector<Value>& inputs, const Attributes& attributes,
+              const Places& places) {
     std::vector<const TensorType*> types;
     for (const Value& input : inputs) types.push_back(&input.type);
     NodeView node;
@@ -92,19 +115,25 @@ class CudaKernelsTest : public ::testing::Test {
     if (!kernel.ok()) return {kernel.status(), {}};
     KernelCall call;
     call.kernel = kernel->get();
+    const auto upload = [&](const std::string& bytes, DType dtype) {
+      const size_t operand = call.inputs.size() + call.outputs.size();
+      const bool moves = places.displaced < 0 || static_cast<size_t>(places.displaced) == operand;
+      return Upload(bytes, (moves ? places.beside : 0) * static_cast<size_t>(DTypeBytes(dtype)));
+    };
     for (const Value& input : inputs) {
-      call.inputs.push_back(
-          Upload(input.bytes, beside * static_cast<size_t>(DTypeBytes(input.type.dtype))));
+      call.inputs.push_back(upload(input.bytes, input.type.dtype));
     }
     std::vector<std::string> results;
     for (const TensorType& type : *outputs) {
       results.emplace_back(static_cast<size_t>(type.num_bytes()), '\xff');
-      call.outputs.push_back(
-          Upload(results.back(), beside * static_cast<size_t>(DTypeBytes(type.dtype))));
+      call.outputs.push_back(places.in_place >= 0
+                                 ? call.inputs[static_cast<size_t>(places.in_place)]
+                                 : upload(results.back(), type.dtype));
     }
     call.workspace = Upload(std::string(static_cast<size_t>((*kernel)->workspace_bytes()), '\xff'));
     const cuda::DevicePtr word = Upload(std::string(sizeof(uint64_t), '\xff'));
-    absl::Status status = (*kernel)->Enqueue(call, {word, 0}, *gpu_, stream_);
+    constexpr uint64_t kFirst = 1000;
+    absl::Status status = (*kernel)->Enqueue(call, {word, kFirst}, *gpu_, stream_);
     uint64_t told = 0;
     api_.MemcpyDtoHAsync(&told, word, sizeof(told), stream_);
     for (size_t i = 0; i < results.size(); ++i) {
@@ -116,7 +145,8 @@ class CudaKernelsTest : public ::testing::Test {
     allocated_.clear();
     if (told != ~uint64_t{0}) {
       EXPECT_TRUE((*kernel)->reports());
-      status.Update((*kernel)->Failure(told));
+      EXPECT_GE(told, kFirst);
+      status.Update((*kernel)->Failure(told - kFirst));
     }
     return {status, Value{(*outputs)[0], results[0]}};
   }
@@ -169,6 +199,227 @@ TEST_F(CudaKernelsTest, EqualTheNaiveEvaluatorWhereverOperandsLie) {
   std::string text;
   for (const std::string& op : taken) text += op + " ";
   std::printf("ops: %s\n", text.c_str());
+}
+
+// Whether one operand alone is displaced, or the output is an input's own memory.
+TEST_F(CudaKernelsTest, ElementwiseOpsRunWhereverEachOperandLies) {
+  std::mt19937_64 random(kSeed);
+  for (const DType dtype : testing::AllDTypes()) {
+    for (const KernelCase& c : testing::KernelCases()) {
+      if (!HasCudaKernel(c.op) || !FindOp(c.op)->elementwise || !testing::Takes(c, dtype)) continue;
+      const std::vector<Value> inputs = testing::InputsOf(c, dtype, &random);
+      const Outcome expected = Run(c.op, inputs, c.attributes);
+      ASSERT_TRUE(expected.status.ok()) << expected.status;
+      const std::string what = c.op + " " + expected.value.type.ToString();
+      for (size_t operand = 0; operand <= inputs.size(); ++operand) {
+        Places places;
+        places.beside = 1;
+        places.displaced = static_cast<int>(operand);
+        EXPECT_EQ(Run(c.op, inputs, c.attributes, places).value, expected.value)
+            << what << " with operand " << operand << " displaced";
+        if (operand == inputs.size() || inputs[operand].type != expected.value.type) continue;
+        places = Places();
+        places.in_place = static_cast<int>(operand);
+        EXPECT_EQ(Run(c.op, inputs, c.attributes, places).value, expected.value)
+            << what << " in place of input " << operand;
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, ElementwiseOpsOfMoreElementsThanThreads) {
+  std::vector<uint8_t> numbers(kMoreThanThreads);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint8_t>(i * i >> 7);
+  const Value x = testing::MakeValue<uint8_t>({kMoreThanThreads}, numbers);
+  for (uint8_t& number : numbers) number = static_cast<uint8_t>(2 * number);
+  const Value twice = testing::MakeValue<uint8_t>({kMoreThanThreads}, numbers);
+  for (const size_t beside : {0, 1}) {
+    // Not EXPECT_EQ, which would print them.
+    EXPECT_TRUE(Run("add", {x, x}, {}, beside).value == twice) << beside;
+  }
+}
+
+// NaN, infinities, zeros with a sign, ties, and the ends of every dtype's range.
+TEST_F(CudaKernelsTest, ElementwiseOpsOfNumbersAtTheEdges) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<double> reals = {0,
+                                     -0.0,
+                                     1,
+                                     -1,
+                                     0.5,
+                                     -0.5,
+                                     1.5,
+                                     2.5,
+                                     inf,
+                                     -inf,
+                                     88,
+                                     -88,
+                                     std::nan(""),
+                                     127.5,
+                                     128,
+                                     -128.5,
+                                     -129,
+                                     255,
+                                     256,
+                                     32768,
+                                     -32769,
+                                     65504,
+                                     65519,
+                                     65519.9999999999,
+                                     65520,
+                                     1e5,
+                                     0x1p31,
+                                     0x1p63,
+                                     -0x1p63,
+                                     0x1p64,
+                                     1e30,
+                                     -1e300,
+                                     3.3961e38,
+                                     0x1p-25,
+                                     1e-8,
+                                     1e-320,
+                                     1 + 0x1p-24,
+                                     1 + 0x1p-11,
+                                     1e-7,
+                                     0x1.0000000001p-25,
+                                     1 + 0x1p-11 + 0x1p-40};
+  const std::vector<int64_t> integers = {0,
+                                         1,
+                                         -1,
+                                         2,
+                                         7,
+                                         127,
+                                         -128,
+                                         255,
+                                         32767,
+                                         -32768,
+                                         65519,
+                                         65520,
+                                         0x1010001,
+                                         std::numeric_limits<int32_t>::max(),
+                                         std::numeric_limits<int32_t>::min(),
+                                         (int64_t{1} << 53) + 1,
+                                         (int64_t{1} << 60) + (int64_t{1} << 52) + 1,
+                                         std::numeric_limits<int64_t>::max(),
+                                         std::numeric_limits<int64_t>::min()};
+  std::set<std::string> ops;
+  for (const OpDef* def : ElementwiseOps()) ops.emplace(def->name);
+  for (const OpDef* def : CompareOps()) ops.emplace(def->name);
+  for (const DType dtype : testing::AllDTypes()) {
+    // All pairs.
+    const size_t n = IsFloating(dtype) ? reals.size() : integers.size();
+    const auto square = static_cast<int64_t>(n * n);
+    Value a;
+    Value b;
+    if (IsFloating(dtype)) {
+      std::vector<double> first;
+      std::vector<double> second;
+      for (const double x : reals) {
+        first.insert(first.end(), n, x);
+        second.insert(second.end(), reals.begin(), reals.end());
+      }
+      a = testing::FromDoubles(testing::WithDType(dtype, {square}), first);
+      b = testing::FromDoubles(testing::WithDType(dtype, {square}), second);
+    } else {
+      // Of bool too: its bytes are any.
+      const size_t bytes = static_cast<size_t>(DTypeBytes(dtype));
+      a.type = b.type = testing::WithDType(dtype, {square});
+      for (const int64_t x : integers) {
+        for (const int64_t y : integers) {
+          a.bytes.append(reinterpret_cast<const char*>(&x), bytes);
+          b.bytes.append(reinterpret_cast<const char*>(&y), bytes);
+        }
+      }
+    }
+    std::set<std::string> done;
+    for (const KernelCase& c : testing::KernelCases()) {
+      if (ops.count(c.op) == 0 || !testing::Takes(c, dtype)) continue;
+      if (c.op == "div" && !IsFloating(dtype)) continue;
+      // Their slopes, times an infinite gradient, are 0 sooner in f32 than in the evaluator.
+      if (c.op == "sigmoid_grad" || c.op == "tanh_grad") continue;
+      std::string what = c.op;
+      if (c.op == "cast") what += " to " + absl::get<std::string>(c.attributes[0].value);
+      if (c.inputs.size() > 2 || !done.insert(what).second) continue;
+      const std::vector<Value> inputs =
+          c.inputs.size() == 2 ? std::vector<Value>{a, b} : std::vector<Value>{a};
+      const Outcome outcome = Run(c.op, inputs, c.attributes);
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+      const Value expected = Expected(c.op, inputs, c.attributes);
+      testing::ExpectNear(outcome.value, expected, what + " of " + std::string(DTypeName(dtype)));
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, IntegersAreNotDividedByZero) {
+  const int64_t least = std::numeric_limits<int64_t>::min();
+  const Value a = testing::MakeValue<int64_t>(Ints{4}, {7, -7, least, 5});
+  const Outcome div = Run("div", {a, testing::MakeValue<int64_t>(Ints{4}, {2, 2, -1, -2})}, {});
+  ASSERT_TRUE(div.status.ok()) << div.status;
+  EXPECT_EQ(testing::Elements<int64_t>(div.value), (Ints{3, -3, least, -2}));
+  for (const DType dtype : {DType::kI8, DType::kU8, DType::kI16, DType::kI32, DType::kI64}) {
+    // More than one is 0, of one thread and of several, and the first of all is told.
+    for (const int64_t size : {int64_t{4}, int64_t{1000}, kMoreThanThreads}) {
+      std::vector<double> divisors(static_cast<size_t>(size), 1);
+      for (size_t i = 2; i < divisors.size(); i += 2) divisors[i] = 0;
+      const TensorType type = testing::WithDType(dtype, {size});
+      const Value x = testing::FromDoubles(type, std::vector<double>(divisors.size(), 6));
+      const absl::Status status = Run("div", {x, testing::FromDoubles(type, divisors)}, {}).status;
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      const Error error = ErrorOf(status);
+      EXPECT_EQ(error.reason, Reason::kBadType);
+      EXPECT_EQ(error.op, "div");
+      EXPECT_EQ(error.expected, "divisors other than 0");
+      EXPECT_EQ(error.got, "0 as element 2");
+      EXPECT_EQ(error.message, "div: element 2 of " + type.ToString() +
+                                   " is an integer divided by 0, expected divisors other than 0");
+    }
+    const TensorType scalar = testing::WithDType(dtype, {});
+    const Value zero = testing::FromDoubles(scalar, {0});
+    const Value one = testing::FromDoubles(scalar, {1});
+    EXPECT_EQ(ErrorOf(Run("div", {one, zero}, {}).status).got, "0 as element 0");
+    // Nothing is divided.
+    const Value nothing = testing::Zeros(testing::WithDType(dtype, {0}));
+    EXPECT_TRUE(Run("div", {nothing, zero}, {}).status.ok());
+    EXPECT_TRUE(Run("div", {zero, one}, {}).status.ok());
+  }
+}
+
+TEST_F(CudaKernelsTest, SelectionsAreOperandsBitByBit) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::nan("");
+  const std::vector<int64_t> five = {5};
+  const Value a = testing::MakeValue<double>(five, {1, nan, 2, nan, 0.0});
+  const Value b = testing::MakeValue<double>(five, {2, 1, nan, nan, -0.0});
+  EXPECT_EQ(Run("maximum", {a, b}, {}).value,
+            testing::MakeValue<double>(five, {2, nan, nan, nan, 0.0}));
+  EXPECT_EQ(Run("minimum", {b, a}, {}).value,
+            testing::MakeValue<double>(five, {1, nan, nan, nan, -0.0}));
+  const Value x = testing::MakeValue<double>(five, {1, 0, -1, nan, inf});
+  const Value g = testing::MakeValue<double>(five, {inf, inf, nan, 3, 4});
+  EXPECT_EQ(Run("relu_grad", {x, g}, {}).value,
+            testing::MakeValue<double>(five, {inf, 0, 0, 0, 4}));
+  EXPECT_EQ(Run("relu", {x}, {}).value, testing::MakeValue<double>(five, {1, 0, 0, 0, inf}));
+  // Any byte but 0 is true, and what is written is 1.
+  const TensorType bools = testing::WithDType(DType::kBool, {5});
+  const Value c = testing::MakeValue<uint8_t>(bools, {0, 1, 7, 0, 128});
+  const Value d = testing::MakeValue<uint8_t>(bools, {0, 2, 1, 3, 0});
+  const auto bytes = [&](const std::string& op, const std::vector<Value>& inputs) {
+    return testing::Elements<uint8_t>(Run(op, inputs, {{"dtype", std::string("bool")}}).value);
+  };
+  const auto logic = [&](const std::string& op) {
+    return testing::Elements<uint8_t>(Run(op, {c, d}, {}).value);
+  };
+  using Bytes = std::vector<uint8_t>;
+  EXPECT_EQ(logic("eq"), (Bytes{1, 1, 1, 0, 0}));
+  EXPECT_EQ(logic("lt"), (Bytes{0, 0, 0, 1, 0}));
+  EXPECT_EQ(logic("ge"), (Bytes{1, 1, 1, 0, 1}));
+  EXPECT_EQ(logic("logical_and"), (Bytes{0, 1, 1, 0, 0}));
+  EXPECT_EQ(logic("logical_or"), (Bytes{0, 1, 1, 1, 1}));
+  EXPECT_EQ(logic("logical_xor"), (Bytes{0, 0, 0, 1, 1}));
+  EXPECT_EQ(bytes("cast", {c}), (Bytes{0, 1, 1, 0, 1}));
+  EXPECT_EQ(testing::Elements<uint8_t>(Run("logical_not", {c}, {}).value), (Bytes{1, 0, 0, 1, 0}));
+  EXPECT_EQ(Run("where", {c, a, b}, {}).value,
+            testing::MakeValue<double>(five, {2, nan, 2, nan, 0.0}));
 }
 
 // Half types are added up as floats, integers wrap, and the order of a sum is that of its products.
@@ -337,6 +588,654 @@ TEST_F(CudaKernelsTest, ConvolutionsKeepNanWhereItBelongs) {
         }
       }
     }
+  }
+}
+
+// What the host's kernel makes of it.
+Value OnHost(const std::string& op, const std::vector<Value>& inputs,
+             const Attributes& attributes) {
+  std::vector<const TensorType*> types;
+  std::vector<const void*> pointers;
+  for (const Value& input : inputs) {
+    types.push_back(&input.type);
+    pointers.push_back(input.bytes.data());
+  }
+  NodeView node;
+  node.op = op;
+  node.attributes = attributes;
+  node.inputs = types;
+  const auto outputs = InferTypes(node);
+  EXPECT_TRUE(outputs.ok()) << outputs.status();
+  const auto kernel = MakeHostKernel(node, *outputs);
+  EXPECT_TRUE(kernel.ok()) << kernel.status();
+  Value out = testing::Zeros((*outputs)[0]);
+  std::string workspace(static_cast<size_t>((*kernel)->workspace_bytes() + 64), '\0');
+  const auto beside = reinterpret_cast<uintptr_t>(workspace.data()) % 64;
+  const absl::Span<char> aligned(&workspace[64 - beside],
+                                 static_cast<size_t>((*kernel)->workspace_bytes()));
+  EXPECT_TRUE((*kernel)->RunAll({pointers, {&out.bytes[0]}, aligned}).ok());
+  return out;
+}
+
+// Each to so much of itself, or of `scale` if it is less.
+void ExpectWithin(const Value& got, const Value& expected, double relative, double scale,
+                  const std::string& what) {
+  ASSERT_EQ(got.type, expected.type) << what;
+  const std::vector<double> x = testing::ToDoubles(got);
+  const std::vector<double> y = testing::ToDoubles(expected);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::isnan(y[i]) ? std::isnan(x[i]) : x[i] == y[i]) continue;
+    ASSERT_NEAR(x[i], y[i], relative * std::max(scale, std::abs(y[i]))) << what << " at " << i;
+  }
+}
+
+Attributes AxisIs(int64_t axis) { return {{"axis", axis}}; }
+
+// Rows of so many parts that these are taken together twice and three times.
+TEST_F(CudaKernelsTest, LongRowsAreThoseOfTheHost) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  const struct {
+    Ints sizes;
+    int64_t axis;
+  } cases[] = {{{5000}, 0}, {{2, 20000}, 1}, {{20000, 2}, 0}, {{2, 2000, 3}, 1}};
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF64}) {
+    const double relative = dtype == DType::kBF16 ? 1e-2 : dtype == DType::kF32 ? 1e-5 : 1e-12;
+    for (const auto& c : cases) {
+      const TensorType type = testing::WithDType(dtype, c.sizes);
+      const std::string what = type.ToString();
+      const Value x = testing::RandomNormal(type, &random);
+      const Value w = testing::RandomNormal(type, &random);
+      for (const char* op : {"softmax", "log_softmax"}) {
+        const Outcome outcome = Run(op, {x}, AxisIs(c.axis));
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+        ExpectWithin(outcome.value, OnHost(op, {x}, AxisIs(c.axis)), relative, 0,
+                     std::string(op) + what);
+      }
+      // Of sums of so many numbers that are around 0 little is left.
+      const double largest = 1000;
+      for (const char* op : {"center", "center_grad", "softmax_grad"}) {
+        const Outcome outcome = Run(op, {w, x}, AxisIs(c.axis));
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+        ExpectWithin(outcome.value, OnHost(op, {w, x}, AxisIs(c.axis)), relative, largest,
+                     std::string(op) + what);
+      }
+      for (const char* op : {"arg_max", "arg_min"}) {
+        const Outcome outcome = Run(op, {x}, AxisIs(c.axis));
+        EXPECT_EQ(outcome.value, OnHost(op, {x}, AxisIs(c.axis))) << op << what;
+      }
+      if (c.axis + 1 != static_cast<int64_t>(c.sizes.size())) continue;
+      const Ints rows(c.sizes.begin(), c.sizes.end() - 1);
+      const Value labels =
+          testing::RandomWhole(testing::WithDType(DType::kI32, rows), 0, 1999, &random);
+      const Value g = testing::RandomNormal(testing::WithDType(dtype, rows), &random);
+      const Outcome loss = Run("cross_entropy", {x, labels}, {});
+      ExpectWithin(loss.value, OnHost("cross_entropy", {x, labels}, {}), relative, 0, what);
+      const Outcome grad = Run("cross_entropy_grad", {x, labels, g}, {});
+      ExpectWithin(grad.value, OnHost("cross_entropy_grad", {x, labels, g}, {}), relative, 0, what);
+    }
+  }
+}
+
+// In rows of one part and of several: what is out of the ordinary may be in any of these.
+TEST_F(CudaKernelsTest, SoftmaxOfInfinitiesAndNan) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const int64_t size : {2, 100, 3000}) {
+    for (const auto& marks : {std::pair<double, double>{1000, 1000},
+                              {-inf, -inf},
+                              {nan, 1},
+                              {1, nan},
+                              {inf, 1},
+                              {inf, inf},
+                              {inf, -inf},
+                              {nan, -inf},
+                              {5, -inf}}) {
+      for (const double rest : {-inf, 0.0}) {
+        std::vector<double> x(static_cast<size_t>(size), rest);
+        x.front() = marks.first;
+        x.back() = marks.second;
+        const Value row = testing::MakeValue<double>(Ints{size}, x);
+        const std::string what =
+            testing::ToString(testing::MakeValue<double>(Ints{3}, {x[0], rest, x.back()}));
+        for (const char* op : {"softmax", "log_softmax"}) {
+          ExpectWithin(Run(op, {row}, AxisIs(0)).value, OnHost(op, {row}, AxisIs(0)), 1e-12, 0,
+                       std::string(op) + what);
+        }
+        for (const int64_t label : {int64_t{0}, size / 2, size - 1}) {
+          const Value labels = testing::MakeValue<int64_t>(Ints{}, {label});
+          const Value g = testing::MakeValue<double>(Ints{}, {2});
+          ExpectWithin(Run("cross_entropy", {row, labels}, {}).value,
+                       OnHost("cross_entropy", {row, labels}, {}), 1e-12, 0, what);
+          ExpectWithin(Run("cross_entropy_grad", {row, labels, g}, {}).value,
+                       OnHost("cross_entropy_grad", {row, labels, g}, {}), 1e-12, 0, what);
+        }
+      }
+    }
+  }
+}
+
+// Where a class is all but certain: what stands beside 1 keeps its digits, in whatever part.
+TEST_F(CudaKernelsTest, SoftmaxKeepsWhatIsSmall) {
+  for (const size_t certain : {0, 7, 1999}) {
+    std::vector<double> x(2000, -30);
+    x[certain] = 30;
+    const Value row = testing::MakeValue<double>(Ints{2000}, x);
+    const Value labels = testing::MakeValue<int64_t>(Ints{}, {static_cast<int64_t>(certain)});
+    const Value g = testing::MakeValue<double>(Ints{}, {1});
+    for (const char* op : {"softmax", "log_softmax"}) {
+      ExpectWithin(Run(op, {row}, AxisIs(0)).value, OnHost(op, {row}, AxisIs(0)), 1e-12, 0, op);
+    }
+    ExpectWithin(Run("cross_entropy", {row, labels}, {}).value,
+                 OnHost("cross_entropy", {row, labels}, {}), 1e-12, 0, "cross_entropy");
+    ExpectWithin(Run("cross_entropy_grad", {row, labels, g}, {}).value,
+                 OnHost("cross_entropy_grad", {row, labels, g}, {}), 1e-12, 0, "gradient");
+    const Value p = Run("softmax", {row}, AxisIs(0)).value;
+    for (const char* op : {"center", "center_grad", "softmax_grad"}) {
+      ExpectWithin(Run(op, {p, row}, AxisIs(0)).value, OnHost(op, {p, row}, AxisIs(0)), 1e-12, 0,
+                   op);
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, IgnoredRowsTakeNoPart) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Value logits =
+      testing::MakeValue<double>(Ints{4, 2}, {1000, 0, 0, 1000, nan, inf, -inf, 3});
+  const Value labels = testing::MakeValue<int64_t>(Ints{4}, {0, 0, -1, 0});
+  const Value g = testing::MakeValue<double>(Ints{4}, {2, 2, nan, 1});
+  const Attributes ignoring = {{"ignore_index", int64_t{-1}}};
+  const Outcome losses = Run("cross_entropy", {logits, labels}, ignoring);
+  ASSERT_TRUE(losses.status.ok()) << losses.status;
+  EXPECT_EQ(testing::Elements<double>(losses.value), (std::vector<double>{0, 1000, 0, inf}));
+  const Outcome grad = Run("cross_entropy_grad", {logits, labels, g}, ignoring);
+  ASSERT_TRUE(grad.status.ok()) << grad.status;
+  EXPECT_EQ(testing::Elements<double>(grad.value), (std::vector<double>{0, 0, -2, 2, 0, 0, -1, 1}));
+  const Attributes all = {
+      {"depth", int64_t{2}}, {"dtype", std::string("u8")}, {"ignore_index", int64_t{-1}}};
+  const Outcome ones = Run("one_hot", {labels}, all);
+  ASSERT_TRUE(ones.status.ok()) << ones.status;
+  EXPECT_EQ(testing::Elements<uint8_t>(ones.value), (std::vector<uint8_t>{1, 0, 1, 0, 0, 0, 1, 0}));
+}
+
+// Equal ones and NaN in different parts of a row, and zeros of both signs.
+TEST_F(CudaKernelsTest, ArgMaxPrefersTheFirstAndNan) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const size_t size : {4, 700}) {
+    const size_t third = size - 2;
+    const size_t last = size - 1;
+    for (const auto& marks : {std::vector<double>{3, 3, 1},
+                              {nan, inf, nan},
+                              {-nan, -inf, nan},
+                              {-inf, inf, inf},
+                              {-0.0, 0.0, -0.0},
+                              {0.0, -0.0, 0.0},
+                              {-1, -0.0, 0.0},
+                              {-1, -1, -2},
+                              {1, 2, 2}}) {
+      std::vector<double> x(size, 0);
+      x[1] = marks[0];
+      x[third] = marks[1];
+      x[last] = marks[2];
+      for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+        const Value row =
+            testing::FromDoubles(testing::WithDType(dtype, {static_cast<int64_t>(size)}), x);
+        for (const char* op : {"arg_max", "arg_min"}) {
+          EXPECT_EQ(Run(op, {row}, AxisIs(0)).value, OnHost(op, {row}, AxisIs(0)))
+              << op << " " << marks[0] << " " << marks[1] << " " << marks[2];
+        }
+      }
+    }
+    // Beyond what a double tells apart, and the ends of the range.
+    const int64_t large = std::numeric_limits<int64_t>::max();
+    for (const Ints& marks : {Ints{large - 1, large, large}, Ints{-large, -large - 1, 0}}) {
+      std::vector<int64_t> x(size, 0);
+      x[0] = marks[0];
+      x[third] = marks[1];
+      x[last] = marks[2];
+      const Value row = testing::MakeValue<int64_t>(Ints{static_cast<int64_t>(size)}, x);
+      for (const char* op : {"arg_max", "arg_min"}) {
+        EXPECT_EQ(Run(op, {row}, AxisIs(0)).value, OnHost(op, {row}, AxisIs(0))) << op;
+      }
+    }
+  }
+}
+
+// So many that sorted blocks are merged several times, with few different indices and with many.
+// Sums that are not of the host's order have not its bits.
+TEST_F(CudaKernelsTest, ScatterAddHasTheHostsBits) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64, DType::kI16}) {
+    for (const int64_t count : {255, 257, 512, 513, 3000}) {
+      for (const int64_t size : {1, 3, 700}) {
+        for (const Ints& others : {Ints{1, 1}, Ints{2, 9}}) {
+          const std::string what = absl::StrCat(DTypeName(dtype), " ", count, " to ", size);
+          const Attributes attributes = {{"axis", int64_t{1}}, {"size", size}};
+          const TensorType type = testing::WithDType(dtype, {others[0], count, others[1]});
+          const Value updates = IsFloating(dtype)
+                                    ? testing::RandomNormal(type, &random)
+                                    : testing::RandomWhole(type, -32768, 32767, &random);
+          const auto indices = [&](const Ints& sizes) {
+            return testing::RandomWhole(testing::WithDType(DType::kI16, sizes), 0, size - 1,
+                                        &random);
+          };
+          const Value shared = indices({count});
+          EXPECT_EQ(Run("scatter_add", {updates, shared}, attributes).value,
+                    OnHost("scatter_add", {updates, shared}, attributes))
+              << what;
+          const Value own = indices({others[0], count, others[1]});
+          EXPECT_EQ(Run("scatter_add_along", {updates, own}, attributes).value,
+                    OnHost("scatter_add_along", {updates, own}, attributes))
+              << what << " along";
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, RandomNumbersHaveTheHostsBits) {
+  for (const int64_t seed : {int64_t{0}, int64_t{-3}, int64_t{0x299f31d0a4093822}}) {
+    for (const int64_t offset : {int64_t{0}, int64_t{0x0370734413198a2e}}) {
+      const std::vector<Value> inputs = {testing::MakeValue<int64_t>(Ints{}, {seed}),
+                                         testing::MakeValue<int64_t>(Ints{}, {offset})};
+      for (const DType dtype : testing::AllDTypes()) {
+        if (dtype == DType::kBool) continue;
+        for (const char* op : {"random_bits", "random_normal", "random_uniform"}) {
+          if (IsFloating(dtype) == (op[7] == 'b')) continue;
+          const Attributes attributes = TypeAttributes(testing::WithDType(dtype, {20011}));
+          EXPECT_EQ(Run(op, inputs, attributes).value, OnHost(op, inputs, attributes))
+              << op << " " << DTypeName(dtype) << " " << seed << " " << offset;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, IndicesAreChecked) {
+  const auto text = [&](const std::string& op, const std::vector<Value>& inputs,
+                        const Attributes& attributes) {
+    const absl::Status status = Run(op, inputs, attributes).status;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << op;
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType) << op;
+    EXPECT_EQ(ErrorOf(status).op, op);
+    return ErrorOf(status).message;
+  };
+  const auto floats = [](const Ints& sizes) {
+    return testing::Zeros(testing::WithDType(DType::kF32, sizes));
+  };
+  const Value bad = testing::MakeValue<int32_t>(Ints{2, 2}, {0, 2, 3, -1});
+  EXPECT_EQ(
+      text("take", {floats({3, 5}), bad}, AxisIs(0)),
+      "take: input 1, i32[2,2], holds an integer out of range at [1,0], expected from 0 to 2");
+  EXPECT_EQ(text("take_along", {floats({4, 2}), bad}, AxisIs(0)),
+            "take_along: input 1, i32[2,2], holds an integer out of range at [1,1], expected from "
+            "0 to 3");
+  EXPECT_EQ(text("take", {floats({0, 5}), bad}, AxisIs(0)),
+            "take: input 1, i32[2,2], holds an integer out of range at [0,0], expected none, for "
+            "there is nothing to choose from");
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+    EXPECT_EQ(text("scatter_add", {testing::Zeros(testing::WithDType(dtype, {2, 2, 5})), bad},
+                   {{"axis", int64_t{0}}, {"size", int64_t{4}}}),
+              "scatter_add: input 1, i32[2,2], holds an integer out of range at [1,1], expected "
+              "from 0 to 3");
+    EXPECT_EQ(text("scatter_add_along", {testing::Zeros(testing::WithDType(dtype, {2, 2})), bad},
+                   {{"axis", int64_t{1}}, {"size", int64_t{3}}}),
+              "scatter_add_along: input 1, i32[2,2], holds an integer out of range at [1,0], "
+              "expected from 0 to 2");
+    EXPECT_EQ(text("scatter_add", {testing::Zeros(testing::WithDType(dtype, {2, 2, 5})), bad},
+                   {{"axis", int64_t{0}}, {"size", int64_t{0}}}),
+              "scatter_add: input 1, i32[2,2], holds an integer out of range at [0,0], expected "
+              "none, for there is nothing to choose from");
+  }
+  EXPECT_EQ(text("one_hot", {bad}, {{"depth", int64_t{3}}, {"dtype", std::string("f32")}}),
+            "one_hot: input 0, i32[2,2], holds an integer out of range at [1,0], expected from 0 "
+            "to 2");
+  EXPECT_EQ(text("cross_entropy", {floats({2, 2, 3}), bad}, {}),
+            "cross_entropy: input 1, i32[2,2], holds an integer out of range at [1,0], expected "
+            "from 0 to 2");
+  EXPECT_EQ(text("cross_entropy", {floats({2, 2, 3}), bad}, {{"ignore_index", int64_t{3}}}),
+            "cross_entropy: input 1, i32[2,2], holds an integer out of range at [1,1], expected "
+            "from 0 to 2, or 3, which is ignored");
+  EXPECT_EQ(text("cross_entropy_grad", {floats({2, 2, 3}), bad, floats({2, 2})}, {}),
+            "cross_entropy_grad: input 1, i32[2,2], holds an integer out of range at [1,0], "
+            "expected from 0 to 2");
+  // Nothing is read where there is no class.
+  EXPECT_EQ(text("cross_entropy", {floats({2, 2, 0}), bad}, {}),
+            "cross_entropy: input 1, i32[2,2], holds an integer out of range at [0,0], expected "
+            "none, for there is nothing to choose from");
+  // Every dtype is read as what it is.
+  const std::string at_0 = "holds an integer out of range at [0], expected from 0 to ";
+  EXPECT_EQ(text("take", {floats({255}), testing::MakeValue<uint8_t>(Ints{1}, {255})}, AxisIs(0)),
+            "take: input 1, u8[1], " + at_0 + "254");
+  EXPECT_EQ(text("take", {floats({300}), testing::MakeValue<int8_t>(Ints{1}, {-1})}, AxisIs(0)),
+            "take: input 1, i8[1], " + at_0 + "299");
+  EXPECT_EQ(text("take", {floats({2}), testing::MakeValue<int64_t>(Ints{1}, {int64_t{1} << 32})},
+                 AxisIs(0)),
+            "take: input 1, i64[1], " + at_0 + "1");
+  std::vector<float> count(300);
+  for (size_t i = 0; i < count.size(); ++i) count[i] = static_cast<float>(i);
+  const Value numbers = testing::MakeValue<float>(Ints{300}, count);
+  const auto taken = [&](const Value& index) {
+    return testing::ToDoubles(Run("take", {numbers, index}, AxisIs(0)).value);
+  };
+  EXPECT_EQ(taken(testing::MakeValue<int8_t>(Ints{}, {127}))[0], 127);
+  EXPECT_EQ(taken(testing::MakeValue<uint8_t>(Ints{}, {255}))[0], 255);
+  EXPECT_EQ(taken(testing::MakeValue<int16_t>(Ints{}, {299}))[0], 299);
+}
+
+// Where nothing of the result depends on indices, they are not looked at, as on the host.
+TEST_F(CudaKernelsTest, IndicesOfNothingAreNotChecked) {
+  const Value bad = testing::MakeValue<int32_t>(Ints{2}, {7, -1});
+  const Value nothing = testing::Zeros(testing::WithDType(DType::kF32, {2, 0}));
+  const Attributes five = {{"axis", int64_t{0}}, {"size", int64_t{5}}};
+  EXPECT_TRUE(Run("take", {nothing, bad}, AxisIs(0)).status.ok());
+  EXPECT_TRUE(Run("scatter_add", {nothing, bad}, five).status.ok());
+  EXPECT_TRUE(
+      Run("one_hot", {bad}, {{"depth", int64_t{0}}, {"dtype", std::string("f32")}}).status.ok());
+  EXPECT_TRUE(Run("cross_entropy_grad",
+                  {nothing, bad, testing::Zeros(testing::WithDType(DType::kF32, {2}))}, {})
+                  .status.ok());
+}
+
+// In which order `x` is, by a sort that is not ours.
+Ints OrderOf(const std::vector<double>& x, bool descending) {
+  Ints order(x.size());
+  for (size_t i = 0; i < x.size(); ++i) order[i] = static_cast<int64_t>(i);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    if (descending) std::swap(a, b);
+    return x[a] < x[b] || (x[a] == x[a] && x[b] != x[b]);
+  });
+  return order;
+}
+
+// Of all sizes about those at which there is one more merge, or one more thread to it.
+TEST_F(CudaKernelsTest, ArgSortMergesRunsOfWhicheverSize) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  for (const DType dtype : {DType::kI8, DType::kF32, DType::kF64, DType::kI64}) {
+    for (const int64_t size : {15, 16, 17, 32, 33, 511, 512, 513, 1025, 2049, 3000}) {
+      for (const int64_t stride : {1, 3}) {
+        const Value x =
+            testing::RandomWhole(testing::WithDType(dtype, {2, size, stride}), -99, 99, &random);
+        const std::vector<double> elements = testing::ToDoubles(x);
+        for (const int64_t descending : {0, 1}) {
+          for (const int64_t k : {int64_t{1}, int64_t{9}, int64_t{50}, size / 2, size}) {
+            if (k > size) continue;
+            const Outcome outcome =
+                Run("arg_sort", {x}, {{"axis", int64_t{1}}, {"descending", descending}, {"k", k}});
+            ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+            const Ints got = testing::Elements<int64_t>(outcome.value);
+            for (int64_t row = 0; row < 2 * stride; ++row) {
+              const int64_t first = row / stride * stride;
+              std::vector<double> of_row;
+              for (int64_t i = 0; i < size; ++i) {
+                of_row.push_back(elements[first * size + row % stride + i * stride]);
+              }
+              const Ints order = OrderOf(of_row, descending == 1);
+              for (int64_t i = 0; i < k; ++i) {
+                ASSERT_EQ(got[first * k + row % stride + i * stride], order[i])
+                    << x.type.ToString() << " k " << k << " row " << row << " at " << i;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// NaN of either sign is above all else, -0 is 0, infinities are numbers; every half there is.
+TEST_F(CudaKernelsTest, ArgSortOrdersWhatIsNoOrdinaryNumber) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> x = {0.0, nan, -inf, 2, -nan, -0.0, inf, 2, -2, 0.0, -0.25, 0.25};
+  const auto expect = [&](const Value& value, const std::vector<double>& elements) {
+    for (const int64_t descending : {0, 1}) {
+      const Outcome outcome =
+          Run("arg_sort", {value}, {{"axis", int64_t{0}}, {"descending", descending}});
+      EXPECT_EQ(testing::Elements<int64_t>(outcome.value), OrderOf(elements, descending == 1))
+          << value.type.ToString() << " " << descending;
+    }
+  };
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    expect(testing::FromDoubles(testing::WithDType(dtype, {12}), x), x);
+  }
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    std::string bytes;
+    for (int bits = 0; bits < 0x10000; ++bits) {
+      bytes.push_back(static_cast<char>(bits & 0xff));
+      bytes.push_back(static_cast<char>(bits >> 8));
+    }
+    const Value halves{testing::WithDType(dtype, {0x10000}), bytes};
+    expect(halves, testing::ToDoubles(halves));
+  }
+  // A bool is true whatever is in its byte, as long as there is something.
+  expect(Value{testing::WithDType(DType::kBool, {4}), std::string("\2\0\1\xff", 4)}, {1, 0, 1, 1});
+}
+
+// By all their bits, beyond what a double tells apart.
+TEST_F(CudaKernelsTest, ArgSortTellsEveryIntegerFromTheNext) {
+  const int64_t least = std::numeric_limits<int64_t>::min();
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const auto expect = [&](const Value& x, const Ints& ascending) {
+    for (const int64_t descending : {0, 1}) {
+      const Outcome outcome =
+          Run("arg_sort", {x}, {{"axis", int64_t{0}}, {"descending", descending}});
+      EXPECT_EQ(testing::Elements<int64_t>(outcome.value),
+                descending == 1 ? Ints(ascending.rbegin(), ascending.rend()) : ascending)
+          << testing::ToString(x);
+    }
+  };
+  expect(testing::MakeValue<int64_t>(Ints{6}, {most, 0, most - 1, least + 1, -1, least}),
+         {5, 3, 4, 1, 2, 0});
+  expect(testing::MakeValue<int32_t>(Ints{4}, {0x7fffffff, -1, 0, -0x7fffffff - 1}), {3, 1, 2, 0});
+  expect(testing::MakeValue<int16_t>(Ints{4}, {32767, -1, 0, -32768}), {3, 1, 2, 0});
+  expect(testing::MakeValue<int8_t>(Ints{4}, {127, -1, 0, -128}), {3, 1, 2, 0});
+  expect(testing::MakeValue<uint8_t>(Ints{4}, {127, 255, 0, 128}), {2, 0, 3, 1});
+}
+
+// What a sort of all, of the first few and of the first half need beside the result.
+TEST_F(CudaKernelsTest, ArgSortNeedsEightBytesForEachElement) {
+  const TensorType x = testing::WithDType(DType::kF32, {2, 1 << 16});
+  const auto workspace = [&](int64_t k) {
+    NodeView node;
+    node.op = "arg_sort";
+    const Attributes attributes = {{"axis", int64_t{1}}, {"k", k}};
+    node.attributes = attributes;
+    const TensorType* const types[] = {&x};
+    node.inputs = types;
+    const auto outputs = InferTypes(node);
+    EXPECT_TRUE(outputs.ok());
+    return (*MakeCudaKernel(*gpu_, node, *outputs))->workspace_bytes();
+  };
+  const int64_t elements = x.num_elements();
+  EXPECT_EQ(workspace(1 << 16), 8 * elements);
+  EXPECT_LE(workspace(1 << 15), 16 * elements);
+  EXPECT_EQ(workspace(2), elements + elements / 2);  // of runs of 16, and of 32
+  EXPECT_EQ(workspace(0), 0);
+}
+
+// Where an index takes the room of the key, of the dtypes for which that may be.
+TEST_F(CudaKernelsTest, ArgSortHasKernelsForRowsOfAnyLength) {
+  for (const DType dtype : {DType::kI32, DType::kF32}) {
+    for (const int64_t size : {(int64_t{1} << 32) - 1, int64_t{1} << 32}) {
+      const TensorType x = testing::WithDType(dtype, {size});
+      NodeView node;
+      node.op = "arg_sort";
+      const Attributes attributes = {{"axis", int64_t{0}}};
+      node.attributes = attributes;
+      const TensorType* const types[] = {&x};
+      node.inputs = types;
+      const auto outputs = InferTypes(node);
+      ASSERT_TRUE(outputs.ok()) << outputs.status();
+      const auto kernel = MakeCudaKernel(*gpu_, node, *outputs);
+      EXPECT_TRUE(kernel.ok()) << kernel.status();
+    }
+  }
+}
+
+// Windows large enough, and results few enough, that threads have parts of windows.
+TEST_F(CudaKernelsTest, PoolsOfLargeWindowsAreTakenInParts) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  struct Sizes {
+    Ints x, kernel, padding, dilation;
+  };
+  for (const Sizes& s : {Sizes{{2, 3, 40, 50}, {40, 50}, {0, 0}, {1, 1}},
+                         Sizes{{1, 2, 1, 3000}, {1, 2990}, {0, 7}, {1, 1}},
+                         Sizes{{1, 1, 3000, 2}, {2990, 1}, {9, 0}, {1, 1}},
+                         Sizes{{2, 1, 70, 9}, {64, 8}, {32, 4}, {1, 1}},
+                         Sizes{{1, 2, 60, 40}, {30, 12}, {3, 1}, {2, 3}}}) {
+    for (const DType dtype : {DType::kI8, DType::kI64, DType::kF16, DType::kF32, DType::kF64}) {
+      // Few different ones: of equals the first counts.
+      const Value x = testing::RandomWhole(testing::WithDType(dtype, s.x), -3, 3, &random);
+      const Attributes attributes = {{"kernel", s.kernel}, {"padding", s.padding}};
+      Attributes dilated = attributes;
+      dilated.insert(dilated.begin(), {"dilation", s.dilation});
+      EXPECT_EQ(Run("max_pool_index", {x}, dilated).value, Expected("max_pool_index", {x}, dilated))
+          << x.type.ToString();
+      if (s.dilation != Ints{1, 1} || dtype == DType::kI8 || dtype == DType::kI64) continue;
+      for (const int64_t count_padding : {0, 1}) {
+        Attributes counting = attributes;
+        counting.insert(counting.begin(), {"count_padding", count_padding});
+        testing::ExpectNear(Run("avg_pool", {x}, counting).value,
+                            Expected("avg_pool", {x}, counting), "avg_pool " + x.type.ToString());
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, MaxPoolIndexPrefersTheFirstAndNanToAllButPadding) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Value x = testing::MakeValue<double>(Ints{1, 1, 4, 4}, {1, 3, 3, 1,            //
+                                                                3, 3, nan, inf,        //
+                                                                -inf, -inf, nan, nan,  //
+                                                                -inf, -inf, -1, nan});
+  const Attributes two = {{"kernel", Ints{2, 2}}, {"stride", Ints{2, 2}}};
+  EXPECT_EQ(testing::Elements<int32_t>(Run("max_pool_index", {x}, two).value),
+            (std::vector<int32_t>{1, 6, 8, 10}));
+  const Attributes padded = {
+      {"kernel", Ints{2, 2}}, {"padding", Ints{1, 1}}, {"stride", Ints{4, 4}}};
+  EXPECT_EQ(testing::Elements<int32_t>(Run("max_pool_index", {x}, padded).value),
+            (std::vector<int32_t>{0, 3, 12, 15}));
+  // In parts: the first NaN among many, the first of equals, what is less than nothing.
+  const auto in_parts = [&](const std::vector<double>& elements) {
+    const Value many =
+        testing::FromDoubles(testing::WithDType(DType::kF32, {1, 1, 20, 50}), elements);
+    const Outcome outcome = Run("max_pool_index", {many}, {{"kernel", Ints{20, 50}}});
+    return testing::Elements<int32_t>(outcome.value)[0];
+  };
+  std::vector<double> elements(1000, -inf);
+  EXPECT_EQ(in_parts(elements), 0);
+  for (const int at : {413, 607, 958}) elements[at] = -0.0;
+  elements[700] = 0.0;
+  EXPECT_EQ(in_parts(elements), 413);
+  elements[601] = inf;
+  EXPECT_EQ(in_parts(elements), 601);
+  for (const int at : {333, 990, 330, 349}) elements[at] = nan;
+  EXPECT_EQ(in_parts(elements), 330);
+  // Beyond what a double tells apart.
+  const int64_t large = int64_t{1} << 62;
+  const Value integers = testing::MakeValue<int64_t>(Ints{1, 1, 1, 2}, {large, large + 1});
+  EXPECT_EQ(
+      testing::Elements<int32_t>(Run("max_pool_index", {integers}, {{"kernel", Ints{1, 2}}}).value),
+      (std::vector<int32_t>{1}));
+}
+
+// Half types are added up in f32.
+TEST_F(CudaKernelsTest, AvgPoolOfHalfTypesRoundsOnce) {
+  const Value x =
+      testing::FromDoubles(testing::WithDType(DType::kF16, {1, 1, 1, 4}), {1, 2048, 1, 2});
+  EXPECT_EQ(testing::ToDoubles(Run("avg_pool", {x}, {{"kernel", Ints{1, 4}}}).value)[0], 513);
+  // Of parts each sum would be infinite.
+  const Value in_parts = testing::FromDoubles(testing::WithDType(DType::kF16, {1, 1, 1, 1024}),
+                                              std::vector<double>(1024, 2048));
+  EXPECT_EQ(testing::ToDoubles(Run("avg_pool", {in_parts}, {{"kernel", Ints{1, 1024}}}).value)[0],
+            2048);
+}
+
+// So many elements that their parts are combined once, twice and three times.
+TEST_F(CudaKernelsTest, NormsOfLongRowsAreAddedUpInParts) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  struct Sizes {
+    Ints x, rows, weights;
+  };
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    for (const Sizes& s : {Sizes{{2, 5000}, {0, 1}, {1, 2}}, Sizes{{5000, 2}, {1, 2}, {1, 2}},
+                           Sizes{{90, 2, 80}, {1, 2}, {1, 2}}, Sizes{{300, 3, 20}, {1, 2}, {1, 2}},
+                           Sizes{{70001}, {0, 0}, {0, 0}}, Sizes{{3, 70001}, {0, 1}, {0, 1}}}) {
+      for (const int64_t center : {0, 1}) {
+        const Value x = testing::RandomNormal(testing::WithDType(dtype, s.x), &random);
+        const Value g = testing::RandomNormal(x.type, &random);
+        const Ints sizes(s.x.begin() + s.weights[0], s.x.begin() + s.weights[1]);
+        const Value weight = testing::RandomNormal(testing::WithDType(dtype, sizes), &random);
+        const Attributes of_moments = {{"center", center}, {"rows", s.rows}};
+        const Value moments = Expected("moments", {x}, of_moments);
+        const Attributes attributes = {
+            {"center", center}, {"epsilon", 0.25}, {"rows", s.rows}, {"weights", s.weights}};
+        const auto expect = [&](const char* op, const std::vector<Value>& inputs,
+                                const Attributes& with) {
+          const Outcome outcome = Run(op, inputs, with);
+          ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+          testing::ExpectNear(outcome.value, Expected(op, inputs, with), op + x.type.ToString());
+        };
+        expect("moments", {x}, of_moments);
+        expect("normalize_grad", {x, moments, weight, g}, attributes);
+        expect("normalize_weight_grad", {x, moments, g}, attributes);
+      }
+    }
+  }
+}
+
+// A sum of many numbers in f32, or of squares less the square of sums, would lose their digits.
+TEST_F(CudaKernelsTest, MomentsOfLongRowsKeepTheirDigits) {
+  const int64_t size = 1 << 20;
+  const auto moments = [&](double even, double odd, int64_t center) {
+    std::vector<double> x(static_cast<size_t>(size), even);
+    for (size_t i = 1; i < x.size(); i += 2) x[i] = odd;
+    const Value row = testing::FromDoubles(testing::WithDType(DType::kF32, {1, size}), x);
+    const Outcome outcome = Run("moments", {row}, {{"center", center}, {"rows", Ints{0, 1}}});
+    return testing::ToDoubles(outcome.value);
+  };
+  EXPECT_NEAR(moments(0.1, 0.1, 1)[0], 0.1, 1e-8);
+  EXPECT_NEAR(moments(0.1, 0.1, 1)[1], 0, 1e-12);
+  EXPECT_NEAR(moments(0.1, 0.1, 0)[1], 0.01, 1e-8);
+  EXPECT_NEAR(moments(4096, 4096.5, 1)[0], 4096.25, 1e-3);
+  EXPECT_NEAR(moments(4096, 4096.5, 1)[1], 0.0625, 1e-6);
+}
+
+// An infinity has no variance, but a mean.
+TEST_F(CudaKernelsTest, MomentsOfInfinitiesAndNan) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  // In the first of the elements that a thread looks at, and further on.
+  const int64_t size = 2000;
+  std::vector<double> x(4 * size, 1);
+  x[3] = inf;
+  x[size + 777] = -inf;
+  x[2 * size + 1990] = nan;
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Value rows = testing::FromDoubles(testing::WithDType(dtype, {4, size}), x);
+    const Attributes of_rows = {{"rows", Ints{0, 1}}};
+    const std::vector<double> moments = testing::ToDoubles(Run("moments", {rows}, of_rows).value);
+    EXPECT_EQ(moments[0], inf);
+    EXPECT_EQ(moments[1], -inf);
+    EXPECT_TRUE(std::isnan(moments[2]));
+    EXPECT_EQ(moments[3], 1);
+    for (int row = 0; row < 3; ++row) EXPECT_TRUE(std::isnan(moments[4 + row]));
+    EXPECT_EQ(moments[7], 0);
+    const Outcome squares = Run("moments", {rows}, {{"center", int64_t{0}}, {"rows", Ints{0, 1}}});
+    const std::vector<double> got = testing::ToDoubles(squares.value);
+    for (int row = 0; row < 4; ++row) EXPECT_EQ(got[row], 0);
+    EXPECT_EQ(got[4], inf);
+    EXPECT_EQ(got[5], inf);
+    EXPECT_TRUE(std::isnan(got[6]));
+    EXPECT_EQ(got[7], 1);
   }
 }
 

@@ -15,7 +15,10 @@ OPS = {
     "all_to_all": [],
     "barrier": [],
     "broadcast": [],
-    "compare": ["host"],
+    "compare": [
+        "host",
+        "cuda",
+    ],
     "convolution": [
         "host",
         "cuda",
@@ -25,7 +28,10 @@ OPS = {
         "cuda",
     ],
     "cum_sum": ["host"],
-    "elementwise": ["host"],
+    "elementwise": [
+        "host",
+        "cuda",
+    ],
     "fill": [
         "host",
         "cuda",

@@ -1,73 +1,22 @@
 #include "core/ops/compare/compare_host.h"
 
 #include <cstdint>
-#include <limits>
 #include <memory>
-#include <type_traits>
 
 #include "core/base/error.h"
+#include "core/ops/compare/compare_functions.h"
 #include "core/ops/host_arithmetic.h"
 #include "core/ops/host_operand.h"
 
 namespace chorus {
 namespace {
 
-// An element of bool, which may hold any byte.
-struct Bool {
-  uint8_t byte = 0;
-  Bool() = default;
-  explicit Bool(bool value) : byte(value ? 1 : 0) {}
-  operator bool() const { return byte != 0; }
-};
+using compare::Bool;
 
 template <typename F, typename Otherwise>
 auto VisitAll(DType dtype, const F& f, const Otherwise& otherwise) {
   return dtype == DType::kBool ? f(Bool()) : VisitNumbers(dtype, f, otherwise);
 }
-
-// What elements are compared in.
-template <typename T>
-struct ComparedAs {
-  using type = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
-};
-template <>
-struct ComparedAs<Bool> {
-  using type = bool;
-};
-
-struct Eq {
-  template <typename T>
-  static bool Of(T a, T b) {
-    return a == b;
-  }
-};
-struct Ne {
-  template <typename T>
-  static bool Of(T a, T b) {
-    return a != b;
-  }
-};
-struct Lt {
-  template <typename T>
-  static bool Of(T a, T b) {
-    return a < b;
-  }
-};
-struct Le {
-  template <typename T>
-  static bool Of(T a, T b) {
-    return a <= b;
-  }
-};
-struct And {
-  static bool Of(bool a, bool b) { return a && b; }
-};
-struct Or {
-  static bool Of(bool a, bool b) { return a || b; }
-};
-struct Not {
-  static bool Of(bool a, bool) { return !a; }
-};
 
 // Of inputs `first` and `second` of the node.
 template <typename F, typename T>
@@ -94,10 +43,7 @@ class Compare : public HostKernel {
   };
 
   static void Piece(const T* a, const T* b, Bool* out, int64_t size) {
-    using C = typename ComparedAs<T>::type;
-    for (int64_t i = 0; i < size; ++i) {
-      out[i] = Bool(F::Of(static_cast<C>(a[i]), static_cast<C>(b[i])));
-    }
+    for (int64_t i = 0; i < size; ++i) out[i] = compare::OfElements<F>::Of(a[i], b[i]);
   }
 
   const Operand first_;
@@ -131,58 +77,6 @@ class Where : public HostKernel {
   const bool stretched_[3];
 };
 
-// To float such that rounding that once more, to a half type, gives what rounding the number itself
-// gives: where it is not exact, to the neighbour whose last bit is 1.
-float ToOdd(double x) {
-  const float nearest = static_cast<float>(x);
-  const double back = static_cast<double>(nearest);
-  if (back == x || x != x) return nearest;
-  const uint32_t bits = FloatBits(nearest);
-  if ((bits & 1) != 0) return nearest;
-  const bool too_large = (back < 0 ? -back : back) > (x < 0 ? -x : x);
-  return FloatOfBits(too_large ? bits - 1 : bits + 1);
-}
-float ToOdd(int64_t x) {
-  const bool negative = x < 0;
-  uint64_t magnitude = negative ? 0 - static_cast<uint64_t>(x) : static_cast<uint64_t>(x);
-  // What a double cannot hold is put into the last bit that it can.
-  if (magnitude >> 53 != 0) {
-    magnitude = (magnitude & ~uint64_t{0x7ff}) | ((magnitude & 0x7ff) != 0 ? 0x800 : 0);
-  }
-  const double exact = static_cast<double>(magnitude);
-  return ToOdd(negative ? -exact : exact);
-}
-
-template <typename To, typename From>
-To ToInteger(From x) {
-  using Limits = std::numeric_limits<To>;
-  if (x != x) return 0;
-  // One beyond the largest is a power of two, which every dtype that gets here holds.
-  const From beyond = static_cast<From>(Limits::max() / 2 + 1) * 2;
-  if (x >= beyond) return Limits::max();
-  if (x <= static_cast<From>(Limits::min())) return Limits::min();
-  return static_cast<To>(x);
-}
-
-template <typename To, typename From>
-To Convert(From element) {
-  const auto x = static_cast<typename ComparedAs<From>::type>(element);
-  using X = std::remove_const_t<decltype(x)>;
-  if constexpr (std::is_same<To, Bool>::value) {
-    return Bool(x != 0);
-  } else if constexpr (std::is_integral<To>::value && std::is_floating_point<X>::value) {
-    return ToInteger<To>(x);
-  } else if constexpr (std::is_integral<X>::value && !std::is_arithmetic<To>::value) {
-    return To(ToOdd(static_cast<int64_t>(x)));
-  } else if constexpr (std::is_same<X, double>::value && !std::is_arithmetic<To>::value) {
-    return To(ToOdd(x));
-  } else if constexpr (std::is_arithmetic<To>::value) {
-    return static_cast<To>(x);
-  } else {
-    return To(static_cast<float>(x));
-  }
-}
-
 template <typename To, typename From>
 class Cast : public HostKernel {
  public:
@@ -190,7 +84,7 @@ class Cast : public HostKernel {
   absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     const From* const x = static_cast<const From*>(buffers.inputs[0]);
     To* const out = static_cast<To*>(buffers.outputs[0]);
-    for (int64_t i = begin; i < end; ++i) out[i] = Convert<To>(x[i]);
+    for (int64_t i = begin; i < end; ++i) out[i] = compare::Convert<To>(x[i]);
     return absl::OkStatus();
   }
 };
@@ -240,16 +134,16 @@ HostKernelOrError MakeCast(const NodeView& node, absl::Span<const TensorType> ou
 
 constexpr HostKernelEntry kEntries[] = {
     {"cast", MakeCast},
-    {"eq", MakeCompare<Eq>},
-    {"ge", MakeCompare<Le, true>},
-    {"gt", MakeCompare<Lt, true>},
-    {"le", MakeCompare<Le>},
-    {"logical_and", MakeLogical<And>},
-    {"logical_not", MakeLogical<Not>},
-    {"logical_or", MakeLogical<Or>},
-    {"logical_xor", MakeLogical<Ne>},
-    {"lt", MakeCompare<Lt>},
-    {"ne", MakeCompare<Ne>},
+    {"eq", MakeCompare<compare::Eq>},
+    {"ge", MakeCompare<compare::Le, true>},
+    {"gt", MakeCompare<compare::Lt, true>},
+    {"le", MakeCompare<compare::Le>},
+    {"logical_and", MakeLogical<compare::And>},
+    {"logical_not", MakeLogical<compare::Not>},
+    {"logical_or", MakeLogical<compare::Or>},
+    {"logical_xor", MakeLogical<compare::Ne>},
+    {"lt", MakeCompare<compare::Lt>},
+    {"ne", MakeCompare<compare::Ne>},
     {"where", MakeWhere},
 };
 

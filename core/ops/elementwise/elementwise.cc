@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -303,6 +304,16 @@ absl::Span<const OpDef* const> ElementwiseOps() {
            TanhGradGradient, SaveAll),
   };
   return *ops;
+}
+
+absl::Status DividedByZero(const TensorType& output, int64_t element) {
+  Error error(Reason::kBadType);
+  error.op = "div";
+  error.expected = "divisors other than 0";
+  error.got = absl::StrCat("0 as element ", element);
+  error.message = absl::StrCat("div: element ", element, " of ", output.ToString(),
+                               " is an integer divided by 0, expected ", error.expected);
+  return ToStatus(error);
 }
 
 }  // namespace chorus

@@ -54,12 +54,19 @@
 #ifndef CHORUS_CORE_OPS_ELEMENTWISE_ELEMENTWISE_H_
 #define CHORUS_CORE_OPS_ELEMENTWISE_ELEMENTWISE_H_
 
+#include <cstdint>
+
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "core/ops/op.h"
 
 namespace chorus {
 
 absl::Span<const OpDef* const> ElementwiseOps();
+
+// INVALID_ARGUMENT kBadType: what kernels of div answer where that element of the output, of that
+// type, has an integer divisor of 0.
+absl::Status DividedByZero(const TensorType& output, int64_t element);
 
 }  // namespace chorus
 

@@ -1,0 +1,17 @@
+// Comparisons, logic, where and cast on a GPU. A thread has elements. In place is allowed.
+//
+// Threads: any. Ownership: a static table. Errors: these kernels never fail. What else kernels
+// promise is said in core/ops/cuda_kernel.h.
+#ifndef CHORUS_CORE_OPS_COMPARE_COMPARE_CUDA_H_
+#define CHORUS_CORE_OPS_COMPARE_COMPARE_CUDA_H_
+
+#include "absl/types/span.h"
+#include "core/ops/cuda_kernel.h"
+
+namespace chorus {
+
+absl::Span<const CudaKernelEntry> CompareCudaKernels();
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_OPS_COMPARE_COMPARE_CUDA_H_
