@@ -59,7 +59,10 @@ OPS = {
     ],
     "reduction": ["host"],
     "send": [],
-    "shape": ["host"],
+    "shape": [
+        "host",
+        "cuda",
+    ],
     "slice": ["host"],
     "softmax": [
         "host",
