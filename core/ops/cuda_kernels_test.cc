@@ -1239,5 +1239,36 @@ TEST_F(CudaKernelsTest, MomentsOfInfinitiesAndNan) {
   }
 }
 
+TEST_F(CudaKernelsTest, CountsOfPackedRowsAreChecked) {
+  using Ints = std::vector<int64_t>;
+  const Attributes parts = {{"parts", int64_t{2}}};
+  for (const DType dtype : {DType::kU8, DType::kF16, DType::kF32, DType::kF64}) {
+    const Value x = testing::Zeros(testing::WithDType(dtype, {600, 2}));
+    for (const int64_t count :
+         {int64_t{301}, int64_t{-1}, int64_t{1} << 40, std::numeric_limits<int64_t>::min()}) {
+      for (const std::string op : {"pack_rows", "unpack_rows"}) {
+        const absl::Status status =
+            Run(op, {x, testing::MakeValue<int64_t>(Ints{1}, {count})}, parts).status;
+        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << op;
+        const Error error = ErrorOf(status);
+        EXPECT_EQ(error.reason, Reason::kBadType);
+        EXPECT_EQ(error.op, op);
+        EXPECT_EQ(error.expected, "from 0 to 300");
+        EXPECT_EQ(error.got, "an integer out of range");
+        EXPECT_EQ(error.message, op + ": input 1, i64[1], holds an integer out of range at [0], "
+                                      "expected from 0 to 300");
+      }
+    }
+    for (const int64_t count : {0, 300}) {
+      const Value fits = testing::MakeValue<int64_t>(Ints{1}, {count});
+      EXPECT_TRUE(Run("pack_rows", {x, fits}, parts).status.ok());
+    }
+    // Nothing is moved, and so nothing looked at.
+    const Value nothing = testing::Zeros(testing::WithDType(dtype, {4, 0}));
+    EXPECT_TRUE(
+        Run("pack_rows", {nothing, testing::MakeValue<int64_t>(Ints{1}, {9})}, parts).status.ok());
+  }
+}
+
 }  // namespace
 }  // namespace chorus

@@ -63,7 +63,10 @@ OPS = {
         "host",
         "cuda",
     ],
-    "slice": ["host"],
+    "slice": [
+        "host",
+        "cuda",
+    ],
     "softmax": [
         "host",
         "cuda",
