@@ -1270,5 +1270,93 @@ TEST_F(CudaKernelsTest, CountsOfPackedRowsAreChecked) {
   }
 }
 
+// Numbers whose sums are exact in f32: a half type's result is that of rounding once.
+TEST_F(CudaKernelsTest, ReductionsInSeveralLaunchesLoseNothing) {
+  using Ints = std::vector<int64_t>;
+  struct Sizes {
+    Ints x, axes;
+  };
+  const std::vector<Sizes> all = {
+      // Of one result, of few, in rows, in columns, and between: one part and many, with a rest.
+      {{20011}, {}},         {{3, 5000}, {1}},    {{5000, 3}, {0}},        {{130, 129}, {1}},
+      {{128, 129}, {0}},     {{2, 3000, 5}, {1}}, {{3, 5, 70, 9}, {1, 3}}, {{64, 3, 67}, {0, 2}},
+      {{40, 5, 30}, {0, 2}}, {{127, 2}, {0}},     {{9, 127}, {1}},         {{2, 2, 4099}, {0, 2}},
+  };
+  std::mt19937_64 random(kSeed);
+  for (const DType dtype : testing::AllDTypes()) {
+    if (dtype == DType::kBool) continue;
+    for (const Sizes& s : all) {
+      const TensorType type = testing::WithDType(dtype, s.x);
+      Value x = testing::RandomWhole(type, dtype == DType::kU8 ? 0 : -9, 99, &random);
+      Value signs = x;
+      if (IsFloating(dtype)) {
+        // Of a few dozens the sum is none of a half type's numbers.
+        std::vector<double> elements = testing::ToDoubles(x);
+        for (double& element : elements) element /= 64;
+        x = testing::FromDoubles(type, elements);
+        for (double& element : elements) element = element < 0.5 ? -1 : 1;
+        signs = testing::FromDoubles(type, elements);
+      } else {
+        for (char& byte : signs.bytes) byte = static_cast<char>(random() | 1);
+      }
+      const Attributes axes = {{"axes", s.axes}};
+      for (const char* op : {"sum", "mean", "max", "min", "prod"}) {
+        if (std::string(op) == "mean" && !IsFloating(dtype)) continue;
+        const Value& input = std::string(op) == "prod" ? signs : x;
+        const Outcome outcome = Run(op, {input}, axes);
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+        EXPECT_EQ(outcome.value, Expected(op, {input}, axes)) << op << " " << type.ToString();
+      }
+    }
+  }
+}
+
+// Their workspace is a small part of what they read, and empty where nothing is cut.
+TEST_F(CudaKernelsTest, ReductionsWantLittleWorkspace) {
+  using Ints = std::vector<int64_t>;
+  for (const Ints& sizes : {Ints{1 << 26}, Ints{1 << 10, 1 << 16}, Ints{1 << 16, 1 << 10},
+                            Ints{1 << 20, 64}, Ints{64, 1 << 20}, Ints{7, 1001, 997}}) {
+    for (const Ints& axes : {Ints{}, Ints{0}, Ints{static_cast<int64_t>(sizes.size()) - 1}}) {
+      for (const DType dtype : {DType::kF16, DType::kF32, DType::kI8}) {
+        const TensorType type = testing::WithDType(dtype, sizes);
+        const std::vector<const TensorType*> inputs = {&type};
+        NodeView node;
+        node.op = "sum";
+        const Attributes attributes = {{"axes", axes}};
+        node.attributes = attributes;
+        node.inputs = inputs;
+        const auto outputs = InferTypes(node);
+        ASSERT_TRUE(outputs.ok()) << outputs.status();
+        const auto kernel = MakeCudaKernel(*gpu_, node, *outputs);
+        ASSERT_TRUE(kernel.ok()) << kernel.status();
+        const int64_t part = dtype == DType::kI8 ? 1 : 4;
+        EXPECT_LE((*kernel)->workspace_bytes(), type.num_elements() * part / 62);
+        const bool is_cut = type.num_elements() / (*outputs)[0].num_elements() >= 128 &&
+                            (*outputs)[0].num_elements() < 1 << 15;
+        EXPECT_GE((*kernel)->workspace_bytes() > 0, is_cut) << type.ToString();
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, NanWinsWhereverItStands) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    const TensorType type = testing::WithDType(dtype, {1300});
+    for (const size_t at : {size_t{0}, size_t{5}, size_t{777}, size_t{1299}}) {
+      std::vector<double> elements(1300, std::numeric_limits<double>::infinity());
+      elements[3] = -elements[3];
+      elements[at] = std::nan("");
+      for (const char* op : {"max", "min"}) {
+        const Outcome outcome = Run(op, {testing::FromDoubles(type, elements)}, {});
+        EXPECT_TRUE(std::isnan(testing::ToDoubles(outcome.value)[0])) << op << " " << at;
+      }
+    }
+    // What is less than all finite numbers is not taken for nothing.
+    const double least = -std::numeric_limits<double>::infinity();
+    const Value infinite = testing::FromDoubles(type, std::vector<double>(1300, least));
+    EXPECT_EQ(testing::ToDoubles(Run("max", {infinite}, {}).value)[0], least);
+  }
+}
+
 }  // namespace
 }  // namespace chorus

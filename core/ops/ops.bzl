@@ -75,7 +75,10 @@ OPS = {
         "host",
         "cuda",
     ],
-    "sum": ["host"],
+    "sum": [
+        "host",
+        "cuda",
+    ],
 }
 
 # What the bodies of all kernels for GPUs may include, as nvcc needs to know.

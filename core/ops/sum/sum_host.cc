@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -10,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
+#include "core/ops/sum/reductions.h"
 
 namespace chorus {
 namespace {
@@ -56,52 +56,6 @@ int64_t RowOf(int64_t index, const std::vector<Loop>& loops) {
   }
   return row;
 }
-
-// What a reduction does. `A`: what it is computed in; elements of T in any order that a shape
-// decides; `Finish` sees how many there were.
-
-// Integers wrap: T is unsigned.
-template <typename T>
-struct SumOf {
-  using A = Arithmetic<T>;
-  static A Nothing() { return A{}; }
-  static A Of(A a, A b) { return a + b; }
-  static A Finish(A a, int64_t) { return a; }
-  static constexpr bool finishes = false;
-};
-template <typename T>
-struct MeanOf : SumOf<T> {
-  using A = Arithmetic<T>;
-  static A Finish(A a, int64_t size) { return a / static_cast<A>(size); }
-  static constexpr bool finishes = true;
-};
-template <typename T>
-struct ProdOf {
-  using A = Arithmetic<T>;
-  static A Nothing() { return A{1}; }
-  static A Of(A a, A b) { return a * b; }
-  static A Finish(A a, int64_t) { return a; }
-  static constexpr bool finishes = false;
-};
-// NaN wins.
-template <typename T>
-struct MaxOf {
-  using A = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
-  using Limits = std::numeric_limits<A>;
-  static A Nothing() { return Limits::has_infinity ? -Limits::infinity() : Limits::lowest(); }
-  static A Of(A a, A b) { return a >= b || a != a ? a : b; }
-  static A Finish(A a, int64_t) { return a; }
-  static constexpr bool finishes = false;
-};
-template <typename T>
-struct MinOf {
-  using A = typename MaxOf<T>::A;
-  using Limits = std::numeric_limits<A>;
-  static A Nothing() { return Limits::has_infinity ? Limits::infinity() : Limits::max(); }
-  static A Of(A a, A b) { return a <= b || a != a ? a : b; }
-  static A Finish(A a, int64_t) { return a; }
-  static constexpr bool finishes = false;
-};
 
 // Sixteen partial results, which vector registers hold, then a tree: the same bits for every
 // caller.
@@ -195,13 +149,6 @@ template <typename T>
 struct Repeated {
   static T Of(T x, int64_t) { return x; }
 };
-template <typename T>
-struct Divided {
-  static T Of(T x, int64_t times) {
-    using A = Arithmetic<T>;
-    return static_cast<T>(static_cast<A>(x) / static_cast<A>(times));
-  }
-};
 
 template <typename F, typename T>
 class Repeat : public HostKernel {
@@ -256,10 +203,10 @@ HostKernelOrError MakeReduction(const NodeView& node, absl::Span<const TensorTyp
     return std::make_unique<Reduce<F<T>, T>>(units, cost, Extents(dims));
   };
   const auto none = [&] { return HostKernelOrError(NoHostKernel(node, outputs)); };
-  if constexpr (std::is_same<F<float>, MeanOf<float>>::value) {
+  if constexpr (std::is_same<F<float>, MeanReduction<float>>::value) {
     return VisitFloating(input.dtype, make, none);
-  } else if constexpr (std::is_same<F<float>, MaxOf<float>>::value ||
-                       std::is_same<F<float>, MinOf<float>>::value) {
+  } else if constexpr (std::is_same<F<float>, MaxReduction<float>>::value ||
+                       std::is_same<F<float>, MinReduction<float>>::value) {
     return VisitNumbers(input.dtype, make, none);
   } else {
     return VisitNumbers(
@@ -308,9 +255,13 @@ HostKernelOrError MakeSpread(const NodeView& node, absl::Span<const TensorType> 
 }
 
 constexpr HostKernelEntry kEntries[] = {
-    {"expand", MakeExpand},        {"max", MakeReduction<MaxOf>},   {"mean", MakeReduction<MeanOf>},
-    {"min", MakeReduction<MinOf>}, {"prod", MakeReduction<ProdOf>}, {"spread", MakeSpread},
-    {"sum", MakeReduction<SumOf>},
+    {"expand", MakeExpand},
+    {"max", MakeReduction<MaxReduction>},
+    {"mean", MakeReduction<MeanReduction>},
+    {"min", MakeReduction<MinReduction>},
+    {"prod", MakeReduction<ProdReduction>},
+    {"spread", MakeSpread},
+    {"sum", MakeReduction<SumReduction>},
 };
 
 }  // namespace
