@@ -1358,5 +1358,36 @@ TEST_F(CudaKernelsTest, NanWinsWhereverItStands) {
   }
 }
 
+// The evaluator adds in the same order.
+TEST_F(CudaKernelsTest, CumSumHasTheBitsOfItsOrder) {
+  using Ints = std::vector<int64_t>;
+  std::mt19937_64 random(kSeed);
+  for (const Ints& sizes : {Ints{33}, Ints{1000}, Ints{700, 3}, Ints{3, 700}, Ints{2, 65, 3}}) {
+    for (const DType dtype : testing::AllDTypes()) {
+      if (dtype == DType::kBool) continue;
+      const TensorType type = testing::WithDType(dtype, sizes);
+      Value x = IsFloating(dtype) ? testing::RandomNormal(type, &random) : testing::Zeros(type);
+      if (!IsFloating(dtype)) {
+        for (char& byte : x.bytes) byte = static_cast<char>(random());
+      }
+      for (size_t axis = 0; axis < sizes.size(); ++axis) {
+        for (const int64_t reverse : {0, 1}) {
+          const Attributes attributes = {{"axis", static_cast<int64_t>(axis)},
+                                         {"reverse", reverse}};
+          const Outcome outcome = Run("cum_sum", {x}, attributes);
+          ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+          EXPECT_EQ(outcome.value, Expected("cum_sum", {x}, attributes)) << type.ToString();
+        }
+      }
+    }
+  }
+  // The first is the element itself: nothing is added to it.
+  const Value zeros = testing::MakeValue<double>(Ints{2}, {-0.0, -0.0});
+  for (const double sum :
+       testing::ToDoubles(Run("cum_sum", {zeros}, {{"axis", int64_t{0}}}).value)) {
+    EXPECT_TRUE(std::signbit(sum));
+  }
+}
+
 }  // namespace
 }  // namespace chorus

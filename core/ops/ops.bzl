@@ -27,7 +27,10 @@ OPS = {
         "host",
         "cuda",
     ],
-    "cum_sum": ["host"],
+    "cum_sum": [
+        "host",
+        "cuda",
+    ],
     "elementwise": [
         "host",
         "cuda",
