@@ -1389,5 +1389,86 @@ TEST_F(CudaKernelsTest, CumSumHasTheBitsOfItsOrder) {
   }
 }
 
+// More inputs than a launch takes.
+TEST_F(CudaKernelsTest, ManyInputsTakeSeveralLaunches) {
+  using Ints = std::vector<int64_t>;
+  std::mt19937_64 random(kSeed);
+  for (const int64_t axis : {0, 1}) {
+    for (const size_t count : {size_t{127}, size_t{128}, size_t{129}, size_t{400}}) {
+      for (const DType dtype : {DType::kBool, DType::kBF16, DType::kF32, DType::kI64}) {
+        std::vector<Value> inputs;
+        for (size_t i = 0; i < count; ++i) {
+          Ints sizes = {5, 3};
+          // Some have nothing.
+          sizes[static_cast<size_t>(axis)] = static_cast<int64_t>(random() % 4);
+          inputs.push_back(testing::RandomWhole(testing::WithDType(dtype, sizes), 0, 1, &random));
+        }
+        const Attributes attributes = {{"axis", axis}};
+        EXPECT_EQ(Run("concat", inputs, attributes).value, Expected("concat", inputs, attributes));
+      }
+    }
+  }
+  for (const size_t count : {size_t{256}, size_t{257}, size_t{700}}) {
+    for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+      // Products so far are beyond f16, or not among its numbers.
+      std::vector<Value> factors(count,
+                                 testing::FromDoubles(testing::WithDType(dtype, {3}), {1, -1, 1}));
+      const Value large = testing::FromDoubles(testing::WithDType(dtype, {3}), {256, 1.25, 256});
+      const Value small = testing::FromDoubles(testing::WithDType(dtype, {3}), {0.5, 1.25, 0.25});
+      factors[0] = factors[250] = large;
+      factors[count - 1] = small;
+      const double sign = count % 2 == 0 ? -1 : 1;
+      const Value expected =
+          testing::FromDoubles(testing::WithDType(dtype, {3}), {32768, sign * 1.953125, 16384});
+      EXPECT_EQ(Run("product", factors, {}).value, expected) << count;
+    }
+  }
+}
+
+// Elements of which each thread sets several.
+TEST_F(CudaKernelsTest, ManyElementsAreAllSet) {
+  using Ints = std::vector<int64_t>;
+  std::mt19937_64 random(kSeed);
+  for (const int64_t size : {1025, 40000, 150001}) {
+    const Value x = testing::RandomNormal(testing::WithDType(DType::kF16, {size}), &random);
+    const Value holders =
+        testing::RandomWhole(testing::WithDType(DType::kF32, {size}), 0, 3, &random);
+    EXPECT_EQ(Run("share", {x, holders}, {}).value, Expected("share", {x, holders}, {}));
+    EXPECT_EQ(Run("holds", {x, x}, {}).value, Expected("holds", {x, x}, {}));
+    const Attributes range = {{"axis", int64_t{0}}, {"begin", int64_t{7}}, {"end", size - 3}};
+    EXPECT_EQ(Run("slice", {x}, range).value, Expected("slice", {x}, range));
+    const Attributes dims = {{"dims", Ints{3, size}}};
+    EXPECT_EQ(Run("expand", {x}, dims).value, Expected("expand", {x}, dims));
+  }
+}
+
+TEST_F(CudaKernelsTest, HoldersAreSelectedAndFactorsAreNotRounded) {
+  using Doubles = std::vector<double>;
+  const double nan = std::nan("");
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    const TensorType five = testing::WithDType(dtype, {5});
+    const Value x = testing::FromDoubles(five, {nan, 1, -0.0, inf, nan});
+    const Value y = testing::FromDoubles(five, {nan, nan, 0.0, inf, 1});
+    EXPECT_EQ(testing::ToDoubles(Run("holds", {x, y}, {}).value), (Doubles{1, 0, 1, 1, 0}));
+    const Value one_nan = testing::FromDoubles(testing::WithDType(dtype, {}), {nan});
+    EXPECT_EQ(testing::ToDoubles(Run("holds", {x, one_nan}, {}).value), (Doubles{1, 0, 0, 0, 1}));
+    const Value holders =
+        testing::FromDoubles(testing::WithDType(DType::kF32, {5}), {0, 4, -0.0, 0, 0});
+    EXPECT_EQ(testing::ToDoubles(Run("share", {x, holders}, {}).value),
+              (Doubles{0, 0.25, 0, 0, 0}));
+    // As a half type the factor would be 1.
+    const double step = dtype == DType::kF16 ? 0x1p-10 : 0x1p-7;
+    const Value x_of_scale = testing::FromDoubles(five, Doubles(5, 2 - step));
+    const Value factor =
+        testing::FromDoubles(testing::WithDType(FactorType(dtype), {}), {1 + 0.375 * step});
+    const Outcome scaled = Run("scale", {x_of_scale, factor}, {});
+    EXPECT_EQ(scaled.value, Expected("scale", {x_of_scale, factor}, {})) << DTypeName(dtype);
+    if (DTypeBytes(dtype) == 2) {
+      EXPECT_EQ(testing::ToDoubles(scaled.value), Doubles(5, 2));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace chorus

@@ -60,7 +60,10 @@ OPS = {
         "host",
         "cuda",
     ],
-    "reduction": ["host"],
+    "reduction": [
+        "host",
+        "cuda",
+    ],
     "send": [],
     "shape": [
         "host",
