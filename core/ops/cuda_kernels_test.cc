@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -1239,8 +1240,26 @@ TEST_F(CudaKernelsTest, MomentsOfInfinitiesAndNan) {
   }
 }
 
+// Of every width, in patches that are not full on either side, and not.
+TEST_F(CudaKernelsTest, TransposesOfManySizes) {
+  std::mt19937_64 random(kSeed);
+  for (const Ints& sizes : {Ints{37, 21, 40}, Ints{8, 1, 16}, Ints{64, 3, 33}, Ints{5, 41, 2, 9},
+                            Ints{2, 2, 300}, Ints{7, 9, 8}}) {
+    Ints perm;
+    for (size_t i = 0; i < sizes.size(); ++i) perm.push_back(static_cast<int64_t>(i));
+    do {
+      for (const DType dtype : {DType::kU8, DType::kF16, DType::kI32, DType::kF64}) {
+        Value x = testing::Zeros(testing::WithDType(dtype, sizes));
+        for (char& byte : x.bytes) byte = static_cast<char>(random() % 100);
+        const Attributes attributes = {{"perm", perm}};
+        EXPECT_EQ(Run("transpose", {x}, attributes).value, Expected("transpose", {x}, attributes))
+            << x.type.ToString() << " " << perm[0] << perm[1] << perm[2];
+      }
+    } while (std::next_permutation(perm.begin(), perm.end()));
+  }
+}
+
 TEST_F(CudaKernelsTest, CountsOfPackedRowsAreChecked) {
-  using Ints = std::vector<int64_t>;
   const Attributes parts = {{"parts", int64_t{2}}};
   for (const DType dtype : {DType::kU8, DType::kF16, DType::kF32, DType::kF64}) {
     const Value x = testing::Zeros(testing::WithDType(dtype, {600, 2}));
@@ -1272,7 +1291,6 @@ TEST_F(CudaKernelsTest, CountsOfPackedRowsAreChecked) {
 
 // Numbers whose sums are exact in f32: a half type's result is that of rounding once.
 TEST_F(CudaKernelsTest, ReductionsInSeveralLaunchesLoseNothing) {
-  using Ints = std::vector<int64_t>;
   struct Sizes {
     Ints x, axes;
   };
@@ -1313,7 +1331,6 @@ TEST_F(CudaKernelsTest, ReductionsInSeveralLaunchesLoseNothing) {
 
 // Their workspace is a small part of what they read, and empty where nothing is cut.
 TEST_F(CudaKernelsTest, ReductionsWantLittleWorkspace) {
-  using Ints = std::vector<int64_t>;
   for (const Ints& sizes : {Ints{1 << 26}, Ints{1 << 10, 1 << 16}, Ints{1 << 16, 1 << 10},
                             Ints{1 << 20, 64}, Ints{64, 1 << 20}, Ints{7, 1001, 997}}) {
     for (const Ints& axes : {Ints{}, Ints{0}, Ints{static_cast<int64_t>(sizes.size()) - 1}}) {
@@ -1360,7 +1377,6 @@ TEST_F(CudaKernelsTest, NanWinsWhereverItStands) {
 
 // The evaluator adds in the same order.
 TEST_F(CudaKernelsTest, CumSumHasTheBitsOfItsOrder) {
-  using Ints = std::vector<int64_t>;
   std::mt19937_64 random(kSeed);
   for (const Ints& sizes : {Ints{33}, Ints{1000}, Ints{700, 3}, Ints{3, 700}, Ints{2, 65, 3}}) {
     for (const DType dtype : testing::AllDTypes()) {
@@ -1391,7 +1407,6 @@ TEST_F(CudaKernelsTest, CumSumHasTheBitsOfItsOrder) {
 
 // More inputs than a launch takes.
 TEST_F(CudaKernelsTest, ManyInputsTakeSeveralLaunches) {
-  using Ints = std::vector<int64_t>;
   std::mt19937_64 random(kSeed);
   for (const int64_t axis : {0, 1}) {
     for (const size_t count : {size_t{127}, size_t{128}, size_t{129}, size_t{400}}) {
@@ -1427,7 +1442,6 @@ TEST_F(CudaKernelsTest, ManyInputsTakeSeveralLaunches) {
 
 // Elements of which each thread sets several.
 TEST_F(CudaKernelsTest, ManyElementsAreAllSet) {
-  using Ints = std::vector<int64_t>;
   std::mt19937_64 random(kSeed);
   for (const int64_t size : {1025, 40000, 150001}) {
     const Value x = testing::RandomNormal(testing::WithDType(DType::kF16, {size}), &random);

@@ -104,6 +104,9 @@ CHORUS_DEVICE int32_t MoveOf(const MoveEntry* moves, int32_t num_moves, int32_t 
   return from;
 }
 
+// What follows has names that others use as well.
+namespace moves {
+
 // --- Numbers in units ---
 
 template <typename T>
@@ -658,12 +661,15 @@ CHORUS_DEVICE void Reduce(const ReduceArgs<Type>& args, const Lane& lane) {
   });
 }
 
+}  // namespace moves
+
 // X(kernel's name, its arguments, what each thread does). A kernel has the one parameter
 // `arguments`. Signed and unsigned integers share what does not depend on the sign; bits have no
 // type, and so are taken by the word.
-#define CHORUS_REDUCE_KERNEL(X, name, Type, Op) X(name, ReduceArgs<Type>, (Reduce<Type, Op>))
+#define CHORUS_REDUCE_KERNEL(X, name, Type, Op) \
+  X(name, moves::ReduceArgs<moves::Type>, (moves::Reduce<moves::Type, moves::Op>))
 #define CHORUS_MOVE_KERNELS(X)                                      \
-  X(move_bytes, MoveArgs, MoveBytes)                                \
+  X(move_bytes, MoveArgs, moves::MoveBytes)                         \
   CHORUS_REDUCE_KERNEL(X, sum_f16, Float16, Sum)                    \
   CHORUS_REDUCE_KERNEL(X, sum_bf16, BFloat16, Sum)                  \
   CHORUS_REDUCE_KERNEL(X, sum_f32, Float<float>, Sum)               \
