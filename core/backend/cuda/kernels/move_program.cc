@@ -15,15 +15,15 @@ namespace {
 // i32 i64 bool; SUM AVG PRODUCT MIN MAX PREMUL_SUM BAND BOR BXOR.
 constexpr int kRows = 10;
 constexpr int kColumns = 9;
-#define CHORUS_FLOATING_NAMES(dtype)                                                 \
-  {                                                                                  \
-    "sum_" dtype, "scaled_sum_" dtype, "product_" dtype, "min_" dtype, "max_" dtype, \
-        "scaled_sum_" dtype, nullptr, nullptr, nullptr                               \
+#define CHORUS_FLOATING_NAMES(dtype)                                                               \
+  {                                                                                                \
+    "reduce_sum_" dtype, "reduce_scaled_sum_" dtype, "reduce_product_" dtype, "reduce_min_" dtype, \
+        "reduce_max_" dtype, "reduce_scaled_sum_" dtype, nullptr, nullptr, nullptr                 \
   }
-#define CHORUS_INTEGER_NAMES(width, dtype)                                                    \
-  {                                                                                           \
-    "sum_" width, nullptr, "product_" width, "min_" dtype, "max_" dtype, nullptr, "and_bits", \
-        "or_bits", "xor_bits"                                                                 \
+#define CHORUS_INTEGER_NAMES(width, dtype)                                                   \
+  {                                                                                          \
+    "reduce_sum_" width, nullptr, "reduce_product_" width, "reduce_min_" dtype,              \
+        "reduce_max_" dtype, nullptr, "reduce_and_bits", "reduce_or_bits", "reduce_xor_bits" \
   }
 constexpr const char* kNames[kRows][kColumns] = {
     CHORUS_FLOATING_NAMES("f16"),
@@ -35,8 +35,8 @@ constexpr const char* kNames[kRows][kColumns] = {
     CHORUS_INTEGER_NAMES("i16", "i16"),
     CHORUS_INTEGER_NAMES("i32", "i32"),
     CHORUS_INTEGER_NAMES("i64", "i64"),
-    {"or_bool", nullptr, "and_bool", "and_bool", "or_bool", nullptr, "and_bool", "or_bool",
-     "xor_bool"},
+    {"reduce_or_bool", nullptr, "reduce_and_bool", "reduce_and_bool", "reduce_or_bool", nullptr,
+     "reduce_and_bool", "reduce_or_bool", "reduce_xor_bool"},
 };
 #undef CHORUS_FLOATING_NAMES
 #undef CHORUS_INTEGER_NAMES

@@ -667,7 +667,7 @@ CHORUS_DEVICE void Reduce(const ReduceArgs<Type>& args, const Lane& lane) {
 // `arguments`. Signed and unsigned integers share what does not depend on the sign; bits have no
 // type, and so are taken by the word.
 #define CHORUS_REDUCE_KERNEL(X, name, Type, Op) \
-  X(name, moves::ReduceArgs<moves::Type>, (moves::Reduce<moves::Type, moves::Op>))
+  X(reduce_##name, moves::ReduceArgs<moves::Type>, (moves::Reduce<moves::Type, moves::Op>))
 #define CHORUS_MOVE_KERNELS(X)                                      \
   X(move_bytes, MoveArgs, moves::MoveBytes)                         \
   CHORUS_REDUCE_KERNEL(X, sum_f16, Float16, Sum)                    \

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -314,6 +315,10 @@ FakeKernel* FindFakeKernel(std::vector<FakeKernel>* kernels, const std::string& 
 
 FakeDriver::FakeDriver(FakeDriverOptions options) {
   if (state != nullptr) ReportMisuse("there is one already");
+  std::set<std::string> names;
+  for (const FakeKernel& kernel : options.kernels) {
+    if (!names.insert(kernel.name).second) ReportMisuse("two kernels are called " + kernel.name);
+  }
   const bool adversarial = options.order == FakeOrder::kAdversarial;
   const uint64_t seed = options.seed != 0 ? options.seed : std::random_device()() | 1u;
   if (adversarial) {

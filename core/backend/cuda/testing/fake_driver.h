@@ -95,7 +95,7 @@ struct FakeDriverOptions {
   absl::Duration patience = absl::Microseconds(300);
   int gpus = 1;
   int64_t memory_bytes = int64_t{512} << 20;  // of each GPU
-  std::vector<FakeKernel> kernels;            // of every module
+  std::vector<FakeKernel> kernels;            // of every module; two of a name are misuse
   // Where processes that share the GPUs keep what each has taken; "": there are none.
   std::string shared_folder;
   // If given, asked at each call, by its name ("cuMemAlloc"), what it is to fail with.
