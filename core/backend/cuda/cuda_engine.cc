@@ -329,9 +329,10 @@ void CudaEngine::PassWait(StreamState* stream, const WaitItem& wait) {
   }
   waits->behind = std::max(waits->behind, mark->behind);
   Queue* const queue = QueueOf(waits);
-  if (queue == on->queue) return;
-  // What fails here has lost the context, which the next item finds.
-  WaitFor(queue, mark->event).IgnoreError();
+  // From here on the stream has something of its own. What fails has lost the context, which the
+  // next item finds.
+  CatchUp(waits).IgnoreError();
+  if (queue != on->queue) WaitFor(queue, mark->event).IgnoreError();
 }
 
 absl::Status CudaEngine::WaitFor(Queue* queue, cuda::Event event) {
@@ -351,13 +352,13 @@ absl::Status CudaEngine::Gather(const std::vector<CudaStream*>& streams) {
   for (size_t i = 1; i < streams.size(); ++i) {
     CudaStream* const other = streams[i];
     first->behind = std::max(first->behind, other->behind);
-    Queue* const ahead = QueueOf(other);
-    if (ahead == queue || other->late == queue) continue;
     if (other->late != nullptr) {
       // That collective was behind all that the other stream has.
-      CHORUS_RETURN_IF_ERROR(WaitFor(queue, other->late->met));
+      if (other->late != queue) CHORUS_RETURN_IF_ERROR(WaitFor(queue, other->late->met));
       continue;
     }
+    Queue* const ahead = QueueOf(other);
+    if (ahead == queue) continue;
     CHORUS_RETURN_IF_ERROR(
         Check(gpu_->api().EventRecord(ahead->here, ahead->stream), "cuEventRecord"));
     CHORUS_RETURN_IF_ERROR(WaitFor(queue, ahead->here));

@@ -870,13 +870,23 @@ TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
   node.op = "test_affine";
   node.inputs = inputs;
   const auto kernel = *rig.backend()->device(0)->MakeKernel(node, {type});
-  const auto affine = [&](int m, DeviceAddress a, DeviceAddress b, DeviceAddress out) {
+  const auto affine = [&](Stream* stream, DeviceAddress a, DeviceAddress b, DeviceAddress out) {
     KernelCall call;
     call.kernel = kernel.get();
     call.inputs = {a, b};
     call.outputs = {out};
-    rig.stream(m)->Launch(call);
+    stream->Launch(call);
   };
+  // As plans have it: what computes is on one stream, collectives on another, with events between.
+  std::vector<std::unique_ptr<Stream>> computing;
+  std::vector<std::unique_ptr<Event>> computed;
+  std::vector<std::unique_ptr<Event>> reduced;
+  for (int m = 0; m < kSize; ++m) {
+    Device* const device = rig.backend()->device(m);
+    computing.push_back(device->CreateStream());
+    computed.push_back(device->CreateEvent());
+    reduced.push_back(device->CreateEvent());
+  }
   std::mt19937_64 random(TestSeed());
   const std::vector<std::vector<int32_t>> sets = {{}, {1, 2}, {0, 3}, {2, 3}, {0, 1, 3}};
   std::vector<float> value(kSize);
@@ -908,7 +918,14 @@ TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
     float total = 0;
     for (const int m : members_of(present)) {
       const auto at = static_cast<size_t>(m);
-      affine(m, values[at], zeros[at], terms[at]);
+      const bool beside = random() % 2 == 0;
+      Stream* const stream = beside ? computing[at].get() : rig.stream(m);
+      if (beside) stream->Wait(reduced[at].get());
+      affine(stream, values[at], zeros[at], terms[at]);
+      if (beside) {
+        stream->Record(computed[at].get());
+        rig.stream(m)->Wait(computed[at].get());
+      }
       total += 2 * value[at];
       reduce(m, present, terms[at]);
     }
@@ -927,6 +944,7 @@ TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
       const auto at = static_cast<size_t>(m);
       rig.stream(m)->Copy(terms[at], zeros[at], kCount * 4);  // nobody reads it any more
       rig.stream(m)->Copy(values[at], sums[at], kCount * 4);
+      rig.stream(m)->Record(reduced[at].get());
       value[at] = sum[at];
     }
     // So that numbers stay exact.
@@ -938,6 +956,58 @@ TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
           << "member " << m << " round " << round;
       value[at] = static_cast<float>(m + 1);
       values[at] = rig.Upload(m, std::vector<float>(kCount, value[at]));
+    }
+  }
+}
+
+// Between two collectives a member's stream has nothing but the wait for another one's work, which
+// the second reads.
+TEST_P(BackendConformance, AWaitBetweenCollectivesIsForTheSecond) {
+  constexpr int kSize = 3;
+  constexpr int64_t kCount = 2000;
+  DeviceRig rig(GetParam().open(kSize, &MakeTestKernel));
+  auto members = rig.OpenAll(1);
+  std::vector<std::unique_ptr<Stream>> beside;
+  std::vector<std::unique_ptr<Event>> events;
+  std::vector<DeviceAddress> ones;
+  for (int m = 0; m < kSize; ++m) {
+    beside.push_back(rig.backend()->device(m)->CreateStream());
+    events.push_back(rig.backend()->device(m)->CreateEvent());
+    ones.push_back(rig.Upload(m, std::vector<float>(kCount, 1)));
+  }
+  for (int round = 0; round < 20; ++round) {
+    std::vector<DeviceAddress> terms;
+    std::vector<DeviceAddress> sums;
+    for (int m = 0; m < kSize; ++m) {
+      terms.push_back(rig.Upload(m, std::vector<float>(kCount, -1)));
+      sums.push_back(rig.Upload(m, std::vector<float>(kCount, -1)));
+    }
+    for (int m = 0; m < kSize; ++m) {
+      CollectiveCall barrier;
+      barrier.kind = Kind::kBarrier;
+      ASSERT_TRUE(members[static_cast<size_t>(m)]->Enqueue(barrier, rig.stream(m)).ok());
+    }
+    for (int m = 0; m < kSize; ++m) {
+      const auto at = static_cast<size_t>(m);
+      // One member's work is done long before that of the others.
+      for (int i = 0; i < (m == round % kSize ? 1 : 8); ++i) {
+        beside[at]->Copy(terms[at], ones[at], kCount * 4);
+        if (i % 2 == 0) continue;
+        beside[at]->Copy(terms[at], sums[at], kCount * 4);
+        beside[at]->Copy(terms[at], ones[at], kCount * 4);
+      }
+      beside[at]->Record(events[at].get());
+      rig.stream(m)->Wait(events[at].get());
+      ASSERT_TRUE(
+          members[at]
+              ->Enqueue(rig.AllReduceCall(DType::kF32, kCount, terms[at], sums[at]), rig.stream(m))
+              .ok());
+    }
+    for (int m = 0; m < kSize; ++m) {
+      ASSERT_TRUE(rig.Synchronize(m).ok());
+      ASSERT_EQ(rig.Download<float>(m, sums[static_cast<size_t>(m)], kCount),
+                std::vector<float>(kCount, kSize))
+          << m << " round " << round;
     }
   }
 }
