@@ -35,8 +35,16 @@ cuda::DeviceIndices IndicesOf(const NodeView& node, int input, int64_t limit) {
 }
 
 LaunchedKernel::Failing OutOfRangeOf(const NodeView& node, int input, int64_t limit) {
-  return [indices = HostIndices(node, input, limit)](uint64_t element) {
-    return indices.OutOfRange(static_cast<int64_t>(element));
+  const int64_t width = DTypeBytes(node.input(input).dtype);
+  return [indices = HostIndices(node, input, limit), input, width](uint64_t element,
+                                                                   const ReadInput& read) {
+    const auto i = static_cast<int64_t>(element);
+    int64_t memory = 0;
+    const bool known = read(static_cast<size_t>(input), i * width, width, &memory).ok();
+    const int64_t index = indices.At(&memory, 0);
+    // If it is none that is refused, something else stands there by now.
+    if (!known || indices.IsWithin(index) || indices.IsIgnored(index)) return indices.OutOfRange(i);
+    return indices.OutOfRange(i, index);
   };
 }
 

@@ -39,6 +39,11 @@ struct KernelFault {
   uint64_t first = 0;
 };
 
+// Bytes of an input of a call that has failed, from a place in it on. The driver's error. What
+// stands there may have been overwritten since, by what comes behind the call.
+using ReadInput =
+    std::function<absl::Status(size_t input, int64_t offset, int64_t bytes, void* to)>;
+
 class CudaKernel : public Kernel {
  public:
   struct Facts {
@@ -60,7 +65,9 @@ class CudaKernel : public Kernel {
   // Whether it can tell of a failure.
   virtual bool reports() const { return false; }
   // Of what was told of that element.
-  virtual absl::Status Failure(uint64_t /*element*/) const { return absl::OkStatus(); }
+  virtual absl::Status Failure(uint64_t /*element*/, const ReadInput& /*read*/) const {
+    return absl::OkStatus();
+  }
   // Puts it on the stream. Operands are what they should be; `fault` is of use if it reports. The
   // driver's error.
   virtual absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
@@ -73,7 +80,7 @@ class CudaKernel : public Kernel {
 // A kernel of launches that differ from call to call in their addresses only.
 class LaunchedKernel final : public CudaKernel {
  public:
-  using Failing = std::function<absl::Status(uint64_t element)>;
+  using Failing = std::function<absl::Status(uint64_t element, const ReadInput& read)>;
   // `failure` is Failure(), of those that report.
   explicit LaunchedKernel(Facts facts, Failing failure = nullptr)
       : CudaKernel(std::move(facts)), failure_(std::move(failure)) {}
@@ -97,7 +104,9 @@ class LaunchedKernel final : public CudaKernel {
   }
 
   bool reports() const override { return failure_ != nullptr; }
-  absl::Status Failure(uint64_t element) const override { return failure_(element); }
+  absl::Status Failure(uint64_t element, const ReadInput& read) const override {
+    return failure_(element, read);
+  }
   absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
                        cuda::Stream stream) const override;
 

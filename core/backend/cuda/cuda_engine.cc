@@ -96,6 +96,7 @@ absl::Status CudaEngine::Start() {
     CHORUS_CUDA(api, EventCreate, &queue.here, cuda::kEventDisableTiming);
     CHORUS_CUDA(api, EventCreate, &queue.met, cuda::kEventDisableTiming);
   }
+  CHORUS_CUDA(api, StreamCreateWithPriority, &reading_, cuda::kStreamNonBlocking, 0);
   for (int n = 0; n < 2; ++n) {
     CHORUS_ASSIGN_OR_RETURN(bounce_[n], gpu_->AllocatePinned(kBounceBytes));
     CHORUS_CUDA(api, EventCreate, &bounced_[n],
@@ -141,6 +142,7 @@ CudaEngine::~CudaEngine() {
     api.EventDestroy(queue->here);
     api.EventDestroy(queue->met);
   }
+  if (reading_ != nullptr) api.StreamDestroy(reading_);
   MutexLock lock(&mutex_);
   for (const cuda::Event event : events_) api.EventDestroy(event);
   for (const auto& slab : slabs_) {
@@ -380,7 +382,8 @@ absl::Status CudaEngine::Release(const std::vector<CudaStream*>& streams) {
   return Check(gpu_->api().EventRecord(queue->met, queue->stream), "cuEventRecord");
 }
 
-absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const CudaKernel* kernel) {
+absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const KernelCall& call) {
+  const auto* const kernel = static_cast<const CudaKernel*>(call.kernel);
   if (!kernel->reports()) return KernelFault();
   Queue* const queue = QueueOf(stream);
   if (stream->fault == nullptr) {
@@ -390,7 +393,7 @@ absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const CudaKe
         gpu_->api().MemsetD8Async(stream->fault->device, 0xff, sizeof(kNoFault), queue->stream),
         "cuMemsetD8Async"));
   }
-  stream->reporting.push_back(kernel);
+  stream->reporting.push_back({kernel, call.inputs});
   return KernelFault{stream->fault->device, (stream->reporting.size() - 1) << kElementBits};
 }
 
@@ -420,7 +423,7 @@ absl::Status CudaEngine::HandOverKernel(CudaStream* stream, const KernelCall& ca
                                   " bytes of workspace was launched without any"));
   }
   CHORUS_RETURN_IF_ERROR(check(call.workspace, facts.workspace_bytes));
-  CHORUS_ASSIGN_OR_RETURN(const KernelFault fault, FaultOf(stream, kernel));
+  CHORUS_ASSIGN_OR_RETURN(const KernelFault fault, FaultOf(stream, call));
   Queue* const queue = QueueOf(stream);
   Count(queue);
   return CheckLaunch(kernel->Enqueue(call, fault, *gpu_, queue->stream), queue);
@@ -493,14 +496,7 @@ void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
       [this, number, fault, reporting = std::move(stream->reporting),
        done = std::move(callback->done)](absl::Status result) {
         if (fault != nullptr) {
-          uint64_t told = kNoFault;
-          std::memcpy(&told, fault->host.host, sizeof(told));
-          if (result.ok() && told != kNoFault) {
-            const CudaKernel& kernel = *reporting[static_cast<size_t>(told >> kElementBits)];
-            const CudaKernel::Facts& facts = kernel.facts();
-            result = KernelFailure(kernel.Failure(told & ((uint64_t{1} << kElementBits) - 1)),
-                                   facts.op, facts.source, facts.op_may_fail);
-          }
+          if (result.ok()) result = FailureOf(*fault, reporting);
           MutexLock lock(&mutex_);
           free_slabs_.push_back(fault);
         }
@@ -510,6 +506,26 @@ void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
       std::move(status));
   stream->reporting.clear();
   callback->done = nullptr;
+}
+
+absl::Status CudaEngine::FailureOf(const Slab& fault, const std::vector<Reporting>& reporting) {
+  uint64_t told = kNoFault;
+  std::memcpy(&told, fault.host.host, sizeof(told));
+  if (told == kNoFault) return absl::OkStatus();
+  const Reporting& failed = reporting[static_cast<size_t>(told >> kElementBits)];
+  const auto read = [&](size_t input, int64_t offset, int64_t bytes, void* to) {
+    const DeviceAddress from = failed.inputs[input] + static_cast<DeviceAddress>(offset);
+    CHORUS_RETURN_IF_ERROR(owned_space_->memory_->Check(from, bytes));
+    CHORUS_CUDA(gpu_->api(), MemcpyDtoHAsync, fault.host.host, from, static_cast<size_t>(bytes),
+                reading_);
+    CHORUS_CUDA(gpu_->api(), StreamSynchronize, reading_);
+    std::memcpy(to, fault.host.host, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  };
+  const CudaKernel::Facts& facts = failed.kernel->facts();
+  const uint64_t element = told & ((uint64_t{1} << kElementBits) - 1);
+  return KernelFailure(failed.kernel->Failure(element, read), facts.op, facts.source,
+                       facts.op_may_fail);
 }
 
 void CudaEngine::Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status) {

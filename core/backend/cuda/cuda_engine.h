@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/backend/cuda/gpu.h"
@@ -84,6 +85,11 @@ class CudaEngine : public StreamEngine {
     cuda::DevicePtr device = 0;
     int64_t bytes = 0;
   };
+  // A kernel that can tell of a failure, as it was called.
+  struct Reporting {
+    const CudaKernel* kernel = nullptr;
+    absl::InlinedVector<DeviceAddress, 4> inputs;
+  };
   // Told by a word that a stream of the GPU writes.
   struct Pending {
     uint32_t value = 0;
@@ -120,7 +126,7 @@ class CudaEngine : public StreamEngine {
     uint64_t forgotten_behind = 0;  // of marks that are not kept
     // Since the last callback: where kernels that can fail tell it, and these.
     Slab* fault = nullptr;
-    std::vector<const CudaKernel*> reporting;
+    std::vector<Reporting> reporting;
   };
   using Numbers = std::vector<std::pair<DeviceAddress, int64_t>>;  // address and bytes of each
   struct Bounce {
@@ -145,7 +151,7 @@ class CudaEngine : public StreamEngine {
   bool HandOver(CudaStream* stream, Item* item, absl::Status* status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HandOverRecord(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<KernelFault> FaultOf(CudaStream* stream, const CudaKernel* kernel)
+  absl::StatusOr<KernelFault> FaultOf(CudaStream* stream, const KernelCall& call)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HandOverKernel(CudaStream* stream, const KernelCall& call)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -201,6 +207,9 @@ class CudaEngine : public StreamEngine {
 
   void Watch() ABSL_LOCKS_EXCLUDED(mutex_, watch_mutex_);
   void CallbackHasRun(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What a fault word says, which may be nothing.
+  absl::Status FailureOf(const Slab& fault, const std::vector<Reporting>& reporting)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Asks the driver whether the context is alive, and says so if it is not.
   void LookForLoss(Queue* queue) ABSL_LOCKS_EXCLUDED(mutex_, watch_mutex_);
 
@@ -225,6 +234,8 @@ class CudaEngine : public StreamEngine {
   PinnedMemory words_;
   PinnedMemory bounce_[2];
   cuda::Event bounced_[2] = {};
+
+  cuda::Stream reading_ = nullptr;  // the watching thread's
 
   std::vector<std::unique_ptr<Queue>> queues_;           // kQueuesPerDevice of each device
   std::vector<int> next_queue_ ABSL_GUARDED_BY(mutex_);  // by device

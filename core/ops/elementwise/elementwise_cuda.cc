@@ -28,8 +28,9 @@ CudaKernelOrError MakeDiv(const CudaGpu& gpu, const NodeView& node,
   const TensorType& out = outputs[0];
   if (IsFloating(out.dtype)) return Make(gpu, node, outputs);
   auto kernel = std::make_unique<LaunchedKernel>(
-      CudaKernel::FactsOf(node, outputs),
-      [out](uint64_t element) { return DividedByZero(out, static_cast<int64_t>(element)); });
+      CudaKernel::FactsOf(node, outputs), [out](uint64_t element, const ReadInput& /*read*/) {
+        return DividedByZero(out, static_cast<int64_t>(element));
+      });
   cuda::IntegerDivArgs args;
   args.elements = ElementsOf(node, out);
   CHORUS_RETURN_IF_ERROR(kernel->Add(

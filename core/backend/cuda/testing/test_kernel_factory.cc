@@ -25,7 +25,7 @@ class TestKernel : public CudaKernel {
   bool reports() const override {
     return facts().op != "test_affine" && facts().op != "test_scratch";
   }
-  absl::Status Failure(uint64_t /*element*/) const override {
+  absl::Status Failure(uint64_t /*element*/, const ReadInput& /*read*/) const override {
     return absl::AbortedError("test_fail fails");
   }
   absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
