@@ -92,7 +92,7 @@ class LaunchedKernel final : public CudaKernel {
   absl::Status Add(const CudaGpu& gpu, const std::string& name, int64_t threads, const Args& args,
                    void (*bind)(const KernelCall& call, const KernelFault& fault, Args* args)) {
     if (threads == 0) return absl::OkStatus();
-    CHORUS_ASSIGN_OR_RETURN(const cuda::Function function, gpu.Find(name.c_str()));
+    CHORUS_ASSIGN_OR_RETURN(const cuda::Function function, gpu.Find(name));
     launches_.push_back([function, threads, args, bind](const KernelCall& call,
                                                         const KernelFault& fault, const CudaGpu& on,
                                                         cuda::Stream stream) {

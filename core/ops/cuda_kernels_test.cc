@@ -1,10 +1,13 @@
-// Every kernel for GPUs against the naive evaluator, on the stand-in driver.
+// Every kernel for GPUs against the naive evaluator, on the stand-in driver or, with
+// CHORUS_TEST_GPU=driver, on this machine's GPU.
 
 #include "core/ops/cuda_kernels.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -16,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/backend/cuda/testing/fake_driver.h"
+#include "core/backend/cuda/testing/test_gpu.h"
 #include "core/base/error.h"
 #include "core/ops/compare/compare.h"
 #include "core/ops/cuda_kernel_bodies.h"
@@ -48,13 +52,43 @@ std::vector<cuda::FakeKernel> Kernels() {
   };
 }
 
-// A GPU of the stand-in, and one stream.
+// The stand-in's driver, or this machine's.
+class Driver {
+ public:
+  Driver() {
+    if (TestsRunOnADriver()) {
+      auto loaded = cuda::LoadApi({});
+      if (!loaded.ok()) {
+        std::fprintf(stderr, "%s\n", std::string(loaded.status().message()).c_str());
+        std::exit(3);
+      }
+      api_ = *loaded;
+      images_ = CudaKernelImages();
+      return;
+    }
+    cuda::FakeDriverOptions options;
+    options.seed = kSeed;
+    options.order = cuda::FakeOrder::kEager;  // one stream has one order
+    options.kernels = Kernels();
+    fake_ = std::make_unique<cuda::FakeDriver>(std::move(options));
+    api_ = cuda::FakeDriver::api();
+    static constexpr char kImage[] = "of a stand-in";
+    images_ = {{kImage, sizeof(kImage)}};
+  }
+  const cuda::Api& api() const { return api_; }
+  const std::vector<KernelImage>& images() const { return images_; }
+
+ private:
+  std::unique_ptr<cuda::FakeDriver> fake_;
+  cuda::Api api_;
+  std::vector<KernelImage> images_;
+};
+
+// A GPU, and one stream.
 class CudaKernelsTest : public ::testing::Test {
  protected:
-  CudaKernelsTest() : driver_(Options()), api_(cuda::FakeDriver::api()) {
-    static constexpr char kImage[] = "of a stand-in";
-    const KernelImage image = {kImage, sizeof(kImage)};
-    auto gpu = CudaGpu::Open(&api_, 0, {image});
+  CudaKernelsTest() : api_(driver_.api()) {
+    auto gpu = CudaGpu::Open(&api_, 0, driver_.images());
     EXPECT_TRUE(gpu.ok()) << gpu.status();
     gpu_ = *std::move(gpu);
     gpu_->Enter();
@@ -64,14 +98,6 @@ class CudaKernelsTest : public ::testing::Test {
   ~CudaKernelsTest() override {
     api_.StreamSynchronize(stream_);
     api_.StreamDestroy(stream_);
-  }
-
-  static cuda::FakeDriverOptions Options() {
-    cuda::FakeDriverOptions options;
-    options.seed = kSeed;
-    options.order = cuda::FakeOrder::kEager;  // one stream has one order
-    options.kernels = Kernels();
-    return options;
   }
 
   // Memory of the GPU with exactly these bytes in it, behind `beside` others.
@@ -180,7 +206,7 @@ class CudaKernelsTest : public ::testing::Test {
     return (*expected)[0];
   }
 
-  cuda::FakeDriver driver_;
+  const Driver driver_;
   const cuda::Api api_;
   std::unique_ptr<CudaGpu> gpu_;
   cuda::Stream stream_ = nullptr;

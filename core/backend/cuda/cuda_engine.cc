@@ -712,7 +712,7 @@ absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream
     program_.set_divisor(list.divisor);
   }
   CHORUS_ASSIGN_OR_RETURN(const cuda::Function kernel,
-                          FindKernel(cuda::MoveKernelName(reduction, list.common.dtype)));
+                          gpu_->Find(cuda::MoveKernelName(reduction, list.common.dtype)));
   Queue* const queue = QueueOf(stream);
   const absl::Span<const char> bytes = program_.Bytes();
   Slab* slab = nullptr;
@@ -730,14 +730,6 @@ absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream
                    queue->stream);
   if (slab != nullptr) GiveBack(slab, queue);
   return CheckLaunch(launched, queue);
-}
-
-absl::StatusOr<cuda::Function> CudaEngine::FindKernel(const char* name) {
-  cuda::Function& function = kernels_[name];
-  if (function == nullptr) {
-    CHORUS_ASSIGN_OR_RETURN(function, gpu_->Find(name));
-  }
-  return function;
 }
 
 absl::Status CudaEngine::WriteResults(CudaStream* stream) {

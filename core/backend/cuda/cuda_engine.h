@@ -201,7 +201,6 @@ class CudaEngine : public StreamEngine {
   absl::Status CheckLaunch(const absl::Status& launched, Queue* queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsPinned(const void* memory, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<cuda::Function> FindKernel(const char* name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // --- The watching thread ---
 
@@ -241,7 +240,6 @@ class CudaEngine : public StreamEngine {
   std::vector<int> next_queue_ ABSL_GUARDED_BY(mutex_);  // by device
   std::vector<cuda::Event> free_events_ ABSL_GUARDED_BY(mutex_);
   std::vector<cuda::Event> events_ ABSL_GUARDED_BY(mutex_);  // all that there are
-  absl::flat_hash_map<const char*, cuda::Function> kernels_ ABSL_GUARDED_BY(mutex_);
   std::map<const char*, int64_t> pinned_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_callback_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<uint64_t> unfinished_ ABSL_GUARDED_BY(mutex_);    // callbacks that have not run

@@ -62,12 +62,17 @@ CudaGpu::~CudaGpu() {
   api_->DevicePrimaryCtxRelease(device_);
 }
 
-absl::StatusOr<cuda::Function> CudaGpu::Find(const char* kernel) const {
+absl::StatusOr<cuda::Function> CudaGpu::Find(const std::string& kernel) const {
+  MutexLock lock(&mutex_);
+  const auto known = functions_.find(kernel);
+  if (known != functions_.end()) return known->second;
   Enter();
   for (const cuda::Module module : modules_) {
     cuda::Function function = nullptr;
-    const cuda::Result result = api_->ModuleGetFunction(&function, module, kernel);
-    if (result == cuda::Result::kSuccess) return function;
+    const cuda::Result result = api_->ModuleGetFunction(&function, module, kernel.c_str());
+    if (result != cuda::Result::kSuccess) continue;
+    functions_[kernel] = function;
+    return function;
   }
   return MakeError(Reason::kInternal, absl::StrCat("this build has no kernel ", kernel));
 }

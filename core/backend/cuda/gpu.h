@@ -11,10 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/backend/cuda/cuda_api.h"
+#include "core/base/mutex.h"
 
 namespace chorus {
 
@@ -54,7 +57,7 @@ class CudaGpu {
   }
 
   // INTERNAL kInternal: none of the images has such a kernel.
-  absl::StatusOr<cuda::Function> Find(const char* kernel) const;
+  absl::StatusOr<cuda::Function> Find(const std::string& kernel) const;
   // The kernel with its one parameter, by at least one thread and no more than are of use: kernels
   // go on from where their grid ends.
   template <typename Args>
@@ -77,6 +80,9 @@ class CudaGpu {
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   std::vector<cuda::Module> modules_;
+  mutable Mutex mutex_;
+  // Those that were asked for: the driver is asked for each once.
+  mutable absl::flat_hash_map<std::string, cuda::Function> functions_ ABSL_GUARDED_BY(mutex_);
   std::string name_;
   std::string pci_id_;
   int multiprocessors_ = 1;

@@ -60,8 +60,7 @@ absl::StatusOr<std::unique_ptr<CudaKernel>> MakeCudaTestKernel(
   if (!fails && op != "test_affine" && op != "test_scratch") {
     return absl::InternalError(absl::StrCat("no kernel for ", op));
   }
-  CHORUS_ASSIGN_OR_RETURN(const cuda::Function function,
-                          gpu.Find(fails ? "test_fail" : op.c_str()));
+  CHORUS_ASSIGN_OR_RETURN(const cuda::Function function, gpu.Find(fails ? "test_fail" : op));
   CudaKernel::Facts facts;
   facts.op = op;
   facts.source = std::string(node.source);
