@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 
 namespace chorus {
 namespace cuda {

@@ -89,7 +89,7 @@ OPS = {
 
 # What the bodies of all kernels for GPUs may include, as nvcc needs to know.
 _BODY_HEADERS = [
-    "//core/backend/cuda:device.h",
+    "//core/base:device.h",
     "//core/backend/cuda:this_lane.h",
     "//core/ops:arithmetic.h",
     "//core/tensor:half.h",
@@ -105,7 +105,7 @@ def _kernel_bodies(name, deps, headers):
         hdrs = [name + "_kernels.h"],
         visibility = ["//core/ops:__subpackages__"],
         deps = deps + [
-            "//core/backend/cuda:device",
+            "//core/base:device",
             "//core/ops:arithmetic",
         ],
     )

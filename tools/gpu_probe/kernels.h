@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 
 namespace chorus {
 namespace probe {

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/backend/cuda/device.h"
 #include "core/backend/cuda/kernels/moves.h"
 #include "core/base/clock.h"
+#include "core/base/device.h"
 #include "core/base/error.h"
 
 namespace chorus {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/base/error.h"
 
 namespace chorus {

@@ -6,7 +6,7 @@
 #ifndef CHORUS_CORE_BACKEND_CUDA_THIS_LANE_H_
 #define CHORUS_CORE_BACKEND_CUDA_THIS_LANE_H_
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 
 namespace chorus {
 namespace cuda {

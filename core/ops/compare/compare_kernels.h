@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/compare/compare_functions.h"
 #include "core/ops/device_elements.h"
 #include "core/tensor/half.h"

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/cuda_tiles.h"
 
 namespace chorus {

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/arithmetic.h"
 #include "core/ops/device_indices.h"
 #include "core/ops/device_rows.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/arithmetic.h"
 
 namespace chorus {

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 
 namespace chorus {
 namespace cuda {

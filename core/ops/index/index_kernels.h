@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/arithmetic.h"
 #include "core/ops/device_indices.h"
 #include "core/ops/device_rows.h"

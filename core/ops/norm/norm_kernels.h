@@ -12,7 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/division.h"
 
 namespace chorus {

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/arithmetic.h"
 #include "core/ops/division.h"
 #include "core/tensor/half.h"

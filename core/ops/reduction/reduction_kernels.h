@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/arithmetic.h"
 #include "core/ops/device_loops.h"
 #include "core/tensor/half.h"

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/device_loops.h"
 
 namespace chorus {

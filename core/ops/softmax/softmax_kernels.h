@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/arithmetic.h"
 #include "core/ops/device_rows.h"
 #include "core/ops/softmax/exp_sum.h"

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/sort/sort_keys.h"
 #include "core/tensor/half.h"
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/tensor/half.h"
 
 namespace chorus {

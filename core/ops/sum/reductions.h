@@ -9,7 +9,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 #include "core/ops/arithmetic.h"
 
 namespace chorus {

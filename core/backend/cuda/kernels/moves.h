@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/backend/cuda/device.h"
+#include "core/base/device.h"
 
 namespace chorus {
 namespace cuda {

@@ -32,8 +32,8 @@
 
 #include "absl/time/time.h"
 #include "core/backend/cuda/cuda_api.h"
-#include "core/backend/cuda/device.h"
 #include "core/backend/cuda/testing/fake_streams.h"
+#include "core/base/device.h"
 
 namespace chorus {
 namespace cuda {

@@ -1,9 +1,10 @@
-// What kernels need of the GPU, in one header, so that their bodies have no #ifdef and run as plain
-// functions on a CPU, too: there a "thread of the GPU" is a call.
+// What kernels need of a GPU, in one header, so that their bodies have no #ifdef and run as plain
+// functions on a CPU, too: there a "thread of the GPU" is a call. The host's kernels share functors
+// with them.
 //
 // Threads: each function is of the one thread that calls it. Ownership: none. Errors: none.
-#ifndef CHORUS_CORE_BACKEND_CUDA_DEVICE_H_
-#define CHORUS_CORE_BACKEND_CUDA_DEVICE_H_
+#ifndef CHORUS_CORE_BASE_DEVICE_H_
+#define CHORUS_CORE_BASE_DEVICE_H_
 
 #include <cstdint>
 
@@ -158,4 +159,4 @@ CHORUS_DEVICE double DoubleOf(uint64_t bits) {
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_DEVICE_H_
+#endif  // CHORUS_CORE_BASE_DEVICE_H_
