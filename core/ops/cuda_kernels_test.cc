@@ -1525,5 +1525,28 @@ TEST_F(CudaKernelsTest, HoldersAreSelectedAndFactorsAreNotRounded) {
   }
 }
 
+TEST_F(CudaKernelsTest, FillWritesItsValue) {
+  for (const DType dtype : testing::AllDTypes()) {
+    for (const int64_t size : {0, 1, 1031}) {
+      Attributes attributes = TypeAttributes(testing::WithDType(dtype, {size}));
+      attributes.push_back(
+          {"value", IsFloating(dtype) ? AttributeValue(0.1) : AttributeValue(int64_t{1})});
+      EXPECT_EQ(Run("fill", {}, attributes).value, Expected("fill", {}, attributes))
+          << DTypeName(dtype) << " " << size;
+    }
+  }
+  // Beyond what a double holds.
+  const int64_t large = (int64_t{1} << 62) + 1;
+  const Outcome outcome =
+      Run("fill", {}, {{"dims", Ints{2}}, {"dtype", std::string("i64")}, {"value", large}});
+  EXPECT_EQ(testing::Elements<int64_t>(outcome.value), (Ints{large, large}));
+}
+
+TEST(CudaKernelListTest, EveryLocalOpHasOneAndNoCollective) {
+  for (const OpDef* op : AllOps()) {
+    EXPECT_EQ(HasCudaKernel(op->name), op->effect != Effect::kCollective) << op->name;
+  }
+}
+
 }  // namespace
 }  // namespace chorus
