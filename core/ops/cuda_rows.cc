@@ -37,12 +37,15 @@ int64_t PlaceResult(const cuda::RowParts& rows, int64_t state_bytes, int64_t* en
   return result;
 }
 
-void PlaceParts(const cuda::RowParts& rows, int64_t state_bytes, int64_t* end, PartStates* states) {
-  states->first = *end;
+PartStates PlaceStates(const cuda::RowParts& rows, int64_t state_bytes, int64_t* end) {
+  PartStates states;
+  states.result = PlaceResult(rows, state_bytes, end);
+  states.first = *end;
   if (rows.parts > 1) *end += rows.count() * state_bytes;
-  states->second = *end;
+  states.second = *end;
   const int64_t merged = Quotient(rows.parts, kMergedParts);
   if (merged > 1) *end += rows.outer * merged * rows.stride * state_bytes;
+  return states;
 }
 
 }  // namespace chorus

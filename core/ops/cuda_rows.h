@@ -47,11 +47,11 @@ struct PartStates {
   // Where the parts put theirs.
   int64_t from_parts(const cuda::RowParts& rows) const { return rows.parts == 1 ? result : first; }
 };
-// At `end` of the workspace, which it moves: a state of each row, of so many bytes.
+// At `end` of the workspace, which they move. A state of each row, of so many bytes.
 int64_t PlaceResult(const cuda::RowParts& rows, int64_t state_bytes, int64_t* end);
-// And the two places, which reductions that follow each other may share. Their states' sizes are
-// divisors of state_bytes.
-void PlaceParts(const cuda::RowParts& rows, int64_t state_bytes, int64_t* end, PartStates* states);
+// That and the two places, which reductions that follow each other may share: those of states whose
+// sizes are divisors of state_bytes.
+PartStates PlaceStates(const cuda::RowParts& rows, int64_t state_bytes, int64_t* end);
 
 // Adds the launches of the kernel called `merge` that take what parts gave together.
 template <typename State>

@@ -26,10 +26,7 @@ CudaKernelOrError MakeOf(const CudaGpu& gpu, const NodeView& node,
   CudaKernel::Facts facts = CudaKernel::FactsOf(node, outputs);
   const bool empty = outputs[0].num_elements() == 0;
   PartStates states;
-  if (!empty) {
-    states.result = PlaceResult(rows, sizeof(State), &facts.workspace_bytes);
-    PlaceParts(rows, sizeof(State), &facts.workspace_bytes, &states);
-  }
+  if (!empty) states = PlaceStates(rows, sizeof(State), &facts.workspace_bytes);
   auto kernel = std::make_unique<LaunchedKernel>(std::move(facts), OutOfRangeOf(node, 1, classes));
   if (empty) return std::unique_ptr<CudaKernel>(std::move(kernel));
   CHORUS_RETURN_IF_ERROR(AddExpSums<T>(gpu, dtype, rows, states, kernel.get()));

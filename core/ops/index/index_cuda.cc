@@ -207,8 +207,7 @@ CudaKernelOrError MakeArgOf(const CudaGpu& gpu, const NodeView& node,
   CudaKernel::Facts facts = CudaKernel::FactsOf(node, outputs);
   PartStates states;
   if (rows.parts > 1) {
-    states.result = PlaceResult(rows, sizeof(cuda::BestElement), &facts.workspace_bytes);
-    PlaceParts(rows, sizeof(cuda::BestElement), &facts.workspace_bytes, &states);
+    states = PlaceStates(rows, sizeof(cuda::BestElement), &facts.workspace_bytes);
   }
   auto kernel = std::make_unique<LaunchedKernel>(std::move(facts));
   cuda::ArgArgs<T> args;

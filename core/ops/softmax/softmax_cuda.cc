@@ -29,10 +29,7 @@ CudaKernelOrError MakeOf(const CudaGpu& gpu, const NodeView& node,
   CudaKernel::Facts facts = CudaKernel::FactsOf(node, outputs);
   const bool empty = outputs[0].num_elements() == 0;
   PartStates states;
-  if (!empty) {
-    states.result = PlaceResult(rows, sizeof(State), &facts.workspace_bytes);
-    PlaceParts(rows, sizeof(State), &facts.workspace_bytes, &states);
-  }
+  if (!empty) states = PlaceStates(rows, sizeof(State), &facts.workspace_bytes);
   auto kernel = std::make_unique<LaunchedKernel>(std::move(facts));
   if (empty) return std::unique_ptr<CudaKernel>(std::move(kernel));
   CHORUS_RETURN_IF_ERROR(AddExpSums<T>(gpu, dtype, rows, states, kernel.get()));
@@ -68,11 +65,9 @@ CudaKernelOrError MakeCenterOf(const CudaGpu& gpu, const NodeView& node,
   PartStates most;
   PartStates sums;
   if (!empty) {
-    most.result = PlaceResult(rows, sizeof(Most), &facts.workspace_bytes);
+    most = PlaceStates(rows, sizeof(Most), &facts.workspace_bytes);
+    sums = most;
     sums.result = PlaceResult(rows, sizeof(Sums), &facts.workspace_bytes);
-    PlaceParts(rows, sizeof(Most), &facts.workspace_bytes, &most);
-    sums.first = most.first;
-    sums.second = most.second;
   }
   auto kernel = std::make_unique<LaunchedKernel>(std::move(facts));
   if (empty) return std::unique_ptr<CudaKernel>(std::move(kernel));
