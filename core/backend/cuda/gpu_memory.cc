@@ -1,7 +1,6 @@
 #include "core/backend/cuda/gpu_memory.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
@@ -47,30 +46,6 @@ GpuMemory::~GpuMemory() {
   if (begin_ != 0) gpu_->api().MemAddressFree(begin_, static_cast<size_t>(reserved_bytes_));
 }
 
-void GpuMemory::AddHole(DeviceAddress address, int64_t bytes) {
-  if (bytes == 0) return;
-  auto next = holes_.lower_bound(address);
-  if (next != holes_.end() && address + static_cast<DeviceAddress>(bytes) == next->first) {
-    bytes += next->second;
-    RemoveHole(next++);
-  }
-  if (next != holes_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + static_cast<DeviceAddress>(previous->second) == address) {
-      address = previous->first;
-      bytes += previous->second;
-      RemoveHole(previous);
-    }
-  }
-  holes_[address] = bytes;
-  holes_by_size_.emplace(bytes, address);
-}
-
-void GpuMemory::RemoveHole(std::map<DeviceAddress, int64_t>::iterator hole) {
-  holes_by_size_.erase({hole->second, hole->first});
-  holes_.erase(hole);
-}
-
 absl::Status GpuMemory::Grow(int64_t bytes) {
   const int64_t chunk_bytes = RoundUp(bytes, chunk_bytes_);
   if (mapped_bytes_ + chunk_bytes > reserved_bytes_) {
@@ -98,7 +73,7 @@ absl::Status GpuMemory::Grow(int64_t bytes) {
   }
   chunks_.push_back(chunk);
   mapped_bytes_ += chunk_bytes;
-  AddHole(chunk.address, chunk_bytes);
+  ranges_.Add(chunk.address, chunk_bytes);
   return absl::OkStatus();
 }
 
@@ -107,53 +82,29 @@ absl::StatusOr<DeviceAddress> GpuMemory::Allocate(int64_t bytes) {
   if (bytes == 0) return DeviceAddress{0};
   MutexLock lock(&mutex_);
   const auto refuse = [&](absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return MakeError(Reason::kOutOfMemory,
-                     absl::StrCat("GPU ", gpu_->pci_id(), ": need ", bytes, " bytes, ",
-                                  limit_ - used_bytes_, " of ", limit_, " are free", why));
+    return MakeError(Reason::kOutOfMemory, absl::StrCat("GPU ", gpu_->pci_id(), ": need ", bytes,
+                                                        " bytes, ", limit_ - ranges_.taken_bytes(),
+                                                        " of ", limit_, " are free", why));
   };
-  if (bytes > limit_ - used_bytes_) return refuse("");
-  const int64_t taken = RoundUp(bytes, kAlignment);
-  auto best = holes_by_size_.lower_bound({taken, 0});
-  if (best == holes_by_size_.end()) {
-    // A hole at the end becomes part of the new chunk.
-    int64_t last = 0;
-    if (!holes_.empty()) {
-      const auto& hole = *holes_.rbegin();
-      const DeviceAddress end = begin_ + static_cast<DeviceAddress>(mapped_bytes_);
-      if (hole.first + static_cast<DeviceAddress>(hole.second) == end) last = hole.second;
-    }
-    if (const absl::Status grown = Grow(taken - last); !grown.ok()) {
-      return refuse(absl::StrCat("; ", grown.message()));
-    }
-    best = holes_by_size_.lower_bound({taken, 0});
+  if (bytes > limit_ - ranges_.taken_bytes()) return refuse("");
+  if (const absl::optional<uint64_t> address = ranges_.Take(bytes)) return *address;
+  // A hole at the end becomes part of the new chunk.
+  const int64_t last = ranges_.HoleBefore(begin_ + static_cast<DeviceAddress>(mapped_bytes_));
+  if (const absl::Status grown = Grow(ranges_.Rounded(bytes) - last); !grown.ok()) {
+    return refuse(absl::StrCat("; ", grown.message()));
   }
-  const DeviceAddress address = best->second;
-  const int64_t hole_bytes = best->first;
-  RemoveHole(holes_.find(address));
-  AddHole(address + static_cast<DeviceAddress>(taken), hole_bytes - taken);
-  live_[address] = bytes;
-  used_bytes_ += bytes;
-  return address;
+  return *ranges_.Take(bytes);
 }
 
 void GpuMemory::Free(DeviceAddress address) {
   if (address == 0) return;
   MutexLock lock(&mutex_);
-  const auto it = live_.find(address);
-  if (it == live_.end()) return;
-  used_bytes_ -= it->second;
-  AddHole(address, RoundUp(it->second, kAlignment));
-  live_.erase(it);
+  ranges_.GiveBack(address);
 }
 
 absl::Status GpuMemory::Check(DeviceAddress address, int64_t bytes) const {
   MutexLock lock(&mutex_);
-  auto it = live_.upper_bound(address);
-  if (it != live_.begin()) {
-    --it;
-    const auto offset = static_cast<int64_t>(address - it->first);
-    if (offset <= it->second && bytes <= it->second - offset) return absl::OkStatus();
-  }
+  if (ranges_.InOnePiece(address, bytes)) return absl::OkStatus();
   return MakeError(Reason::kInternal,
                    absl::StrCat("GPU ", gpu_->pci_id(), ": ", bytes, " bytes at ",
                                 absl::Hex(address), " are not memory that was allocated"));

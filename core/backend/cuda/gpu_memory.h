@@ -10,16 +10,14 @@
 #define CHORUS_CORE_BACKEND_CUDA_GPU_MEMORY_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <set>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
 #include "core/backend/cuda/gpu.h"
+#include "core/base/address_ranges.h"
 #include "core/base/mutex.h"
 
 namespace chorus {
@@ -48,9 +46,6 @@ class GpuMemory {
   GpuMemory(const CudaGpu* gpu, int64_t limit_bytes) : gpu_(gpu), limit_(limit_bytes) {}
   // Maps at least so many bytes more behind what there is.
   absl::Status Grow(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AddHole(DeviceAddress address, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void RemoveHole(std::map<DeviceAddress, int64_t>::iterator hole)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   struct Chunk {
     cuda::AllocationHandle handle = 0;
@@ -66,10 +61,7 @@ class GpuMemory {
   mutable Mutex mutex_;
   std::vector<Chunk> chunks_ ABSL_GUARDED_BY(mutex_);
   int64_t mapped_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<DeviceAddress, int64_t> live_ ABSL_GUARDED_BY(mutex_);
-  std::map<DeviceAddress, int64_t> holes_ ABSL_GUARDED_BY(mutex_);
-  std::set<std::pair<int64_t, DeviceAddress>> holes_by_size_ ABSL_GUARDED_BY(mutex_);
+  AddressRanges ranges_ ABSL_GUARDED_BY(mutex_){kAlignment};
 };
 
 }  // namespace chorus
