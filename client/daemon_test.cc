@@ -85,7 +85,8 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
                       *ParseListenAddress(GetParam().tcp ? tcp_address : "127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.sequencer.agree_timeout = absl::Seconds(20);
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
+    absl::StatusOr<std::unique_ptr<Daemon>> daemon =
+        Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     address_ = daemon_->addresses()[GetParam().tcp ? 1 : 0].ToString();

@@ -62,7 +62,8 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
     options.node.max_worlds = kMaxWorlds;
     options.node.max_groups_per_world = kMaxGroups;
     options.node.log_failure = [this](absl::string_view, absl::string_view) { ++failures_; };
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
+    absl::StatusOr<std::unique_ptr<Daemon>> daemon =
+        Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     SessionOptions session;

@@ -66,7 +66,8 @@ class StepTest : public ::testing::Test {
       options.node = node;
       options.node.sequencer.agree_timeout = kPatience;
       options.node.sequencer.exec_timeout = absl::Seconds(1);
-      absl::StatusOr<std::unique_ptr<Daemon>> started = Daemon::Start(options, backend.get());
+      absl::StatusOr<std::unique_ptr<Daemon>> started =
+          Daemon::Start(options, DevicesOf(backend.get()));
       EXPECT_TRUE(started.ok()) << started.status();
       daemon = *std::move(started);
     }

@@ -90,7 +90,8 @@ class UserMemoryTest : public ::testing::TestWithParam<Way> {
                       *ParseListenAddress("127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.sequencer.agree_timeout = absl::Seconds(60);
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
+    absl::StatusOr<std::unique_ptr<Daemon>> daemon =
+        Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
   }

@@ -130,7 +130,7 @@ bool AskNode(node::NodeLoop* loop, absl::Time deadline, Look look) {
 
 // Members are destroyed from the last to the first: what uses something stands below it.
 struct Daemon::Impl {
-  explicit Impl(const DaemonOptions& options, Backend* backend)
+  Impl(const DaemonOptions& options, std::unique_ptr<Devices> devices)
       : options(options),
         max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
         tenant_log(options.write_line),
@@ -138,7 +138,8 @@ struct Daemon::Impl {
               {options.max_calls, kMaxOtherCalls, kMaxRefusedCalls}),
         worker([this](std::vector<SessionId> sessions) { Renew(std::move(sessions)); },
                RenewPeriod(options.node.lease)),
-        loop(ForDaemon(options.node, &tenant_log), backend) {
+        backend(devices->info().backend),
+        loop(ForDaemon(options.node, &tenant_log), std::move(devices)) {
     context.loop = &loop;
     context.worker = &worker;
     context.farewell = &farewell;
@@ -153,7 +154,7 @@ struct Daemon::Impl {
     context.max_wait = options.max_wait;
     context.read_timeout = options.read_timeout;
     context.download_timeout = options.download_timeout;
-    context.backend = std::string(backend->name());
+    context.backend = backend;
     context.max_tensors = options.node.max_tensors;
     context.max_graphs = options.node.max_graphs;
   }
@@ -191,6 +192,7 @@ struct Daemon::Impl {
   // Stopped before the loop ends. A session that is opened by a node thread which was late for that
   // is still bound, or not.
   std::unique_ptr<AttachServer> attach;
+  const std::string backend;  // its name
   node::NodeLoop loop;
   std::vector<std::unique_ptr<grpc::Service>> services;
   MovedMethods moved_methods;
@@ -356,8 +358,8 @@ void Daemon::Impl::Undo() {
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
-                                                      Backend* backend) {
-  std::unique_ptr<Daemon> daemon(new Daemon(std::make_unique<Impl>(options, backend)));
+                                                      std::unique_ptr<Devices> devices) {
+  std::unique_ptr<Daemon> daemon(new Daemon(std::make_unique<Impl>(options, std::move(devices))));
   absl::Status started = daemon->impl_->Listen();
   if (started.ok()) started = daemon->impl_->Serve();
   if (started.ok()) return daemon;

@@ -1,7 +1,7 @@
 // chorusd as an object: everything that main.cc starts, for main.cc and for tests.
 //
 // Threads: Start, Drain and the destructor from one thread. Ownership: it owns all that serves, and
-// the node; the backend is the caller's. Errors: said at Start().
+// the node. Errors: said at Start().
 #ifndef CHORUS_SERVER_DAEMON_H_
 #define CHORUS_SERVER_DAEMON_H_
 
@@ -13,8 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "core/backend/backend.h"
 #include "core/node/node.h"
+#include "core/runtime/devices.h"
 #include "server/listen_address.h"
 #include "server/own_memory.h"
 #include "server/tenant_log.h"
@@ -51,11 +51,11 @@ struct DaemonOptions {
 
 class Daemon {
  public:
-  // Takes the paths' locks, listens and serves. `backend` outlives the daemon.
+  // Takes the paths' locks, listens and serves. The daemon has `devices`.
   // FAILED_PRECONDITION, INVALID_ARGUMENT: an address that cannot be served, or a gRPC library that
   // it does not know. INTERNAL: gRPC does not start. Nothing is left behind.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
-                                                       Backend* backend);
+                                                       std::unique_ptr<Devices> devices);
   // Drains without patience where Drain was not called.
   ~Daemon();
 

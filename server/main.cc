@@ -35,6 +35,7 @@
 #include "core/base/clock.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
+#include "core/runtime/devices.h"
 #include "core/transport/attach/protocol.h"
 #include "glog/logging.h"
 #include "server/daemon.h"
@@ -394,7 +395,7 @@ int Main() {
   RaiseDescriptorLimit();
   auto pool = std::make_unique<ThreadPool>(UsableCpus());
   std::unique_ptr<Backend> backend = MakeBackend(pool.get());
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend.get());
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, DevicesOf(backend.get()));
   if (!daemon.ok()) {
     std::cerr << "chorusd: " << daemon.status().message() << std::endl;
     return 1;

@@ -50,7 +50,8 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
                       *ParseListenAddress("127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.gap_timeout = absl::Milliseconds(200);
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, backend_.get());
+    absl::StatusOr<std::unique_ptr<Daemon>> daemon =
+        Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     SessionOptions session;

@@ -4,9 +4,8 @@
 
 namespace chorus::node {
 
-Domains::Domains(const Backend& backend) {
-  for (int device = 0; device < backend.device_count(); ++device) {
-    const int domain = backend.domain(device);
+Domains::Domains(const DevicesInfo& devices) {
+  for (const int domain : devices.domains) {
     count_ += std::find(of_.begin(), of_.end(), domain) == of_.end();
     of_.push_back(domain);
   }

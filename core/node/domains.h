@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "core/backend/backend.h"
 #include "core/base/ids.h"
+#include "core/runtime/devices.h"
 
 namespace chorus::node {
 
 class Domains {
  public:
-  explicit Domains(const Backend& backend);
+  explicit Domains(const DevicesInfo& devices);
 
-  // Backend::domain.
+  // DevicesInfo::domains.
   int of(DeviceIndex device) const { return of_[static_cast<size_t>(device.value())]; }
   // What ranks have in common may be there once: two devices are of one domain, or there is only
   // one device.

@@ -13,7 +13,8 @@ Domains Of(int devices, int devices_per_domain) {
   SimBackendOptions options;
   options.devices = devices;
   options.devices_per_domain = devices_per_domain;
-  return Domains(*CreateSimBackend(options));
+  const std::unique_ptr<Backend> backend = CreateSimBackend(options);
+  return Domains(DevicesOf(backend.get())->info());
 }
 
 TEST(DomainsTest, SomethingIsSharedWhereNotEachOfSeveralDevicesIsApart) {

@@ -16,6 +16,7 @@
 #include "core/node/node.h"
 #include "core/ops/host_kernels.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/runtime/devices.h"
 #include "core/transport/command.h"
 
 namespace chorus::node {
@@ -53,7 +54,7 @@ class FailingTest : public ::testing::Test {
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
-    node_ = std::make_unique<LocalNode>(NodeOptions(), backend_.get(), [] {});
+    node_ = std::make_unique<LocalNode>(NodeOptions(), DevicesOf(backend_.get()), [] {});
     for (int i = 0; i <= kRanks; ++i) {
       OpenSessionRequest open;
       open.tenant = "uid:0";

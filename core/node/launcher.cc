@@ -30,18 +30,18 @@ absl::StatusOr<Charge> ChargePart(const LoadedPlan& plan, size_t slot, const Bud
 
 }  // namespace
 
-Launcher::Launcher(Backend* backend, Background* background, std::function<void()> wake)
+Launcher::Launcher(Devices* devices, Background* background, std::function<void()> wake)
     : background_(background),
       wake_(std::move(wake)),
-      launch_counts_(static_cast<size_t>(backend->device_count())),
+      launch_counts_(static_cast<size_t>(devices->info().count())),
       communicators_(std::make_shared<CommunicatorPool>(&executors_)) {
-  for (int i = 0; i < backend->device_count(); ++i) {
+  for (int i = 0; i < devices->info().count(); ++i) {
     DeviceExecutorOptions options;
     options.dispose = [this](std::function<void()> take_apart) {
       background_->Do("", std::move(take_apart), [] {});
     };
-    executors_.push_back(CreateDeviceExecutor(
-        backend, i, [this](absl::string_view bytes) { OnEvent(bytes); }, std::move(options)));
+    executors_.push_back(devices->OpenExecutor(
+        i, [this](absl::string_view bytes) { OnEvent(bytes); }, std::move(options)));
   }
 }
 

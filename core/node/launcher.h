@@ -23,6 +23,7 @@
 #include "core/node/communicators.h"
 #include "core/node/graph_store.h"
 #include "core/runtime/budget.h"
+#include "core/runtime/devices.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/messages.h"
 
@@ -32,7 +33,7 @@ class Launcher {
  public:
   // `wake` is called, from any thread, when an event has come. The background outlives this and
   // is stopped before this ends.
-  Launcher(Backend* backend, Background* background, std::function<void()> wake);
+  Launcher(Devices* devices, Background* background, std::function<void()> wake);
   ~Launcher();
 
   int device_count() const { return static_cast<int>(executors_.size()); }

@@ -11,6 +11,7 @@
 #include "core/graph/encoding.h"
 #include "core/ops/host_kernels.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/runtime/devices.h"
 #include "gtest/gtest.h"
 
 namespace chorus::node {
@@ -26,7 +27,8 @@ class LauncherTest : public ::testing::Test {
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
-    launcher_ = std::make_unique<Launcher>(backend_.get(), nullptr, [] {});
+    devices_ = DevicesOf(backend_.get());
+    launcher_ = std::make_unique<Launcher>(devices_.get(), nullptr, [] {});
   }
 
   template <typename Build>
@@ -60,6 +62,7 @@ class LauncherTest : public ::testing::Test {
   const BudgetRef budget_ = Budget::OfNode(int64_t{1} << 30);
   ThreadPool pool_{1};
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<Launcher> launcher_;
   GraphStore graphs_{{}, nullptr, [](DeviceIndex, PlanId) {}};
 };

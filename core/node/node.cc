@@ -33,7 +33,8 @@ namespace chorus::node {
 // The rooms, those that others stand on first. Above each is what must outlive it; the launcher is
 // the last, so that it ends first, and with it all work on the devices.
 struct LocalNode::Parts {
-  Parts(NodeOptions node_options, Backend* backend, std::function<void()> wake, LocalNode* node);
+  Parts(NodeOptions node_options, std::unique_ptr<chorus::Devices> node_devices,
+        std::function<void()> wake, LocalNode* node);
   ~Parts() {
     // Whoever waits for runs that fail is told.
     while (runs.Continue(clock.now)) {
@@ -43,11 +44,12 @@ struct LocalNode::Parts {
   }
 
   Viewed viewed() const {
-    return {backend, &sessions, &worlds, &launcher, &storage, &runs_under_way, &failures.flight()};
+    return {&devices->info(), &sessions,       &worlds,           &launcher,
+            &storage,         &runs_under_way, &failures.flight()};
   }
 
   const NodeOptions options;
-  Backend* const backend;
+  const std::unique_ptr<chorus::Devices> devices;
   const Domains domains;
   Clock clock;
   TimerQueue timers;
@@ -95,7 +97,7 @@ Budget::Limits BudgetOf(const NodeOptions& options) {
 }
 
 GraphStore::Options GraphsOf(const NodeOptions& options, const Domains& domains,
-                             const Backend& backend) {
+                             const Devices& devices) {
   GraphStore::Options graphs;
   graphs.limits.max_nodes = options.max_graph_nodes;
   graphs.limits.max_collectives = options.max_graph_collectives;
@@ -104,33 +106,35 @@ GraphStore::Options GraphsOf(const NodeOptions& options, const Domains& domains,
   graphs.plan.limits = options.plan;
   graphs.plan.share_results = domains.any_shared();
   graphs.plan.share_equal_work = options.share_equal_work;
-  graphs.plan.workspace_bytes = [&backend](const NodeView& node,
+  graphs.plan.workspace_bytes = [&devices](const NodeView& node,
                                            absl::Span<const TensorType> outputs) {
-    return backend.WorkspaceBytes(node, outputs);
+    return devices.WorkspaceBytes(node, outputs);
   };
-  graphs.max_inline_bytes = options.max_inline_graph_bytes;
+  // What has to ask somebody far away is never done by the node thread.
+  graphs.max_inline_bytes = devices.info().is_far ? 0 : options.max_inline_graph_bytes;
   return graphs;
 }
 
 }  // namespace
 
-LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::function<void()> wake,
-                        LocalNode* node)
+LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Devices> node_devices,
+                        std::function<void()> wake, LocalNode* node)
     : options(std::move(node_options)),
-      backend(devices),
-      domains(*devices),
+      devices(std::move(node_devices)),
+      domains(devices->info()),
       budget(Budget::OfNode(BudgetOf(options))),
       failures(&errors, options.log_failure),
       background([this](std::function<void()> closure) { launcher.Post(std::move(closure)); }),
-      storage(&options, budget, backend, &launcher, &background, &clock, &timers, &stats.paths,
+      storage(&options, budget, devices.get(), &launcher, &background, &clock, &timers,
+              &stats.paths,
               [this] {
                 if (!ending) rings.AskToLetGo();
               }),
-      graphs(GraphsOf(options, domains, *backend), &background,
+      graphs(GraphsOf(options, domains, *devices), &background,
              [this](DeviceIndex device, PlanId plan) {
                if (!ending) launcher.UnloadPlan(device, plan);
              }),
-      sessions(&options, backend->device_count(), &timers,
+      sessions(&options, devices->info().count(), &timers,
                [node](const std::shared_ptr<Session>& session, const std::string& how,
                       absl::Time now) { node->EndSession(session, how, now); }),
       rings(
@@ -160,10 +164,12 @@ LocalNode::Parts::Parts(NodeOptions node_options, Backend* devices, std::functio
            [this](const std::shared_ptr<Session>& session) { commands.GoOn(session, clock.now); }}),
       commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &failures,
                 &holders, &clock}),
-      launcher(backend, &background, std::move(wake)) {}
+      launcher(devices.get(), &background, std::move(wake)) {}
 
-LocalNode::LocalNode(NodeOptions options, Backend* backend, std::function<void()> wake)
-    : parts_(std::make_unique<Parts>(std::move(options), backend, std::move(wake), this)) {}
+LocalNode::LocalNode(NodeOptions options, std::unique_ptr<chorus::Devices> devices,
+                     std::function<void()> wake)
+    : parts_(
+          std::make_unique<Parts>(std::move(options), std::move(devices), std::move(wake), this)) {}
 LocalNode::~LocalNode() = default;
 
 // --- The node's turn ----------------------------------------------------------------------------

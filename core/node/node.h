@@ -7,9 +7,8 @@
 // Threads: one thread, the node thread, makes every call (NodeLoop runs it and lets others post).
 //   Callbacks run on the node thread, exactly once each, perhaps inside the call that takes them.
 //   Nothing here blocks. Executors' completions arrive through the `wake` function.
-// Ownership: a node owns its sessions and worlds and all that they hold; the backend is the
-// caller's. Errors: each has a reason of core/base/error.h, and is recorded where a session's call
-// has failed.
+// Ownership: a node owns its sessions and worlds and all that they hold, and its devices. Errors:
+// each has a reason of core/base/error.h, and is recorded where a session's call has failed.
 #ifndef CHORUS_CORE_NODE_NODE_H_
 #define CHORUS_CORE_NODE_NODE_H_
 
@@ -24,7 +23,6 @@
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
-#include "core/backend/backend.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/collective/instance.h"
@@ -33,6 +31,7 @@
 #include "core/node/records.h"
 #include "core/node/requests.h"
 #include "core/node/timers.h"
+#include "core/runtime/devices.h"
 
 namespace chorus::node {
 
@@ -47,9 +46,10 @@ using WaitRef = std::shared_ptr<Wait>;
 
 class LocalNode {
  public:
-  // `wake` must be safe from any thread; it makes the node thread call Poll() soon. `backend`
-  // outlives the node.
-  LocalNode(NodeOptions options, Backend* backend, std::function<void()> wake);
+  // `wake` must be safe from any thread; it makes the node thread call Poll() soon. The
+  // node has `devices`.
+  LocalNode(NodeOptions options, std::unique_ptr<chorus::Devices> devices,
+            std::function<void()> wake);
   ~LocalNode();
   LocalNode(const LocalNode&) = delete;
   LocalNode& operator=(const LocalNode&) = delete;

@@ -20,6 +20,7 @@
 #include "core/node/node.h"
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
+#include "core/runtime/devices.h"
 #include "core/transport/command.h"
 #include "core/transport/completion.h"
 #include "core/transport/doorbell.h"
@@ -201,7 +202,8 @@ void Register(LocalNode* node, Client* client, const Graph& graph) {
 
 // All ranks of a world, each with its graph of so many all_reduces.
 struct Job {
-  Job(int ranks, int collectives) : devices(ranks), node({}, devices.backend.get(), [] {}) {
+  Job(int ranks, int collectives)
+      : devices(ranks), node({}, DevicesOf(devices.backend.get()), [] {}) {
     for (int rank = 0; rank < ranks; ++rank) {
       clients.emplace_back(&node, DeviceIndex(rank));
       Join(&node, clients.back(), rank, ranks, &world);
@@ -291,7 +293,7 @@ void BM_LongestTurn(benchmark::State& state) {
   const int outputs = static_cast<int>(state.range(0));
   const int collectives = static_cast<int>(state.range(1));
   HostDevices devices(1);
-  LocalNode node({}, devices.backend.get(), [] {});
+  LocalNode node({}, DevicesOf(devices.backend.get()), [] {});
   Client client(&node, DeviceIndex(0));
   WorldId world;
   Join(&node, client, /*rank=*/0, /*size=*/1, &world);
@@ -335,7 +337,7 @@ void BM_EpochEnd(benchmark::State& state) {
   HostDevices devices(2);
   std::vector<absl::Duration> longest;
   for (auto _ : state) {
-    LocalNode node({}, devices.backend.get(), [] {});
+    LocalNode node({}, DevicesOf(devices.backend.get()), [] {});
     std::vector<Client> clients;
     WorldId world;
     for (int rank = 0; rank < 2; ++rank) {
@@ -372,7 +374,7 @@ BENCHMARK(BM_EpochEnd)
 void BM_SessionEnd(benchmark::State& state) {
   constexpr int kOutputs = 2048;
   HostDevices devices(1);
-  LocalNode node({}, devices.backend.get(), [] {});
+  LocalNode node({}, DevicesOf(devices.backend.get()), [] {});
   std::vector<absl::Duration> longest;
   for (auto _ : state) {
     Client client(&node, DeviceIndex(0));

@@ -22,10 +22,10 @@ namespace chorus::node {
 
 class NodeLoop::Impl {
  public:
-  Impl(NodeOptions options, Backend* backend)
+  Impl(NodeOptions options, std::unique_ptr<Devices> devices)
       : wake_event_(*CreateWakeEvent()),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        node_(std::move(options), backend, [this] { Wake(); }),
+        node_(std::move(options), std::move(devices), [this] { Wake(); }),
         spin_(SpinClock::Real()) {
     // However a session ends: closing its pidfd ends the watch.
     node_.OnSessionEnded([this](SessionId session) { processes_.erase(session); });
@@ -175,8 +175,8 @@ class NodeLoop::Impl {
   std::thread thread_;
 };
 
-NodeLoop::NodeLoop(NodeOptions options, Backend* backend)
-    : impl_(std::make_unique<Impl>(std::move(options), backend)) {}
+NodeLoop::NodeLoop(NodeOptions options, std::unique_ptr<Devices> devices)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(devices))) {}
 NodeLoop::~NodeLoop() = default;
 void NodeLoop::Post(Task task) { impl_->Post(std::move(task)); }
 void NodeLoop::WatchProcess(SessionId session, int pidfd) { impl_->WatchProcess(session, pidfd); }

@@ -14,8 +14,8 @@ namespace chorus::node {
 
 class NodeLoop {
  public:
-  // Starts the thread. `backend` outlives the loop.
-  NodeLoop(NodeOptions options, Backend* backend);
+  // Starts the thread. The node has `devices`.
+  NodeLoop(NodeOptions options, std::unique_ptr<Devices> devices);
   // Stops the thread; posted closures that did not run are run before it ends.
   ~NodeLoop();
 

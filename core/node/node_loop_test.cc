@@ -12,6 +12,7 @@
 #include "core/base/clock.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
+#include "core/runtime/devices.h"
 #include "core/transport/command.h"
 #include "core/transport/doorbell.h"
 #include "core/transport/ring.h"
@@ -28,7 +29,7 @@ class NodeLoopTest : public testing::Test {
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
-    loop_ = std::make_unique<NodeLoop>(NodeOptions(), backend_.get());
+    loop_ = std::make_unique<NodeLoop>(NodeOptions(), DevicesOf(backend_.get()));
   }
 
   // On the node thread, behind what was posted before.

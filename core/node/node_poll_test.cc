@@ -14,6 +14,7 @@
 #include "core/node/node.h"
 #include "core/node/rings.h"
 #include "core/ops/host_kernels.h"
+#include "core/runtime/devices.h"
 #include "core/transport/command.h"
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
@@ -75,7 +76,7 @@ class NodePollTest : public testing::Test {
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
-    node_ = std::make_unique<LocalNode>(NodeOptions(), backend_.get(), [] {});
+    node_ = std::make_unique<LocalNode>(NodeOptions(), DevicesOf(backend_.get()), [] {});
     for (int i = 0; i < kSessions; ++i) clients_.emplace_back(node_.get());
   }
 

@@ -26,6 +26,7 @@
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernel.h"
 #include "core/ops/host_kernels.h"
+#include "core/runtime/devices.h"
 #include "core/transport/command.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -442,7 +443,7 @@ class NodeTest : public testing::Test {
                const std::vector<std::vector<DeviceIndex>>& devices, NodeOptions options) {
     if (getenv("CHORUS_TEST_LATER") != nullptr) options.DoLater();
     backend_ = std::move(backend);
-    loop_ = std::make_unique<NodeLoop>(options, backend_.get());
+    loop_ = std::make_unique<NodeLoop>(options, DevicesOf(backend_.get()));
     const int ranks = static_cast<int>(devices.size());
     for (int rank = 0; rank < ranks; ++rank) {
       ranks_.push_back(std::make_unique<DirectRank>(loop_.get(), rank, ranks, "job",
@@ -2525,7 +2526,7 @@ TEST_F(NodeTest, ALeaseIsAsLongAsTheDaemonSays) {
   NodeOptions options;
   options.max_lease = absl::Minutes(2);
   backend_ = HostDevices(1);
-  loop_ = std::make_unique<NodeLoop>(options, backend_.get());
+  loop_ = std::make_unique<NodeLoop>(options, DevicesOf(backend_.get()));
   const auto open = [&](absl::Duration lease) {
     Promise<absl::StatusOr<SessionInfo>> opened;
     loop_->Post([&](LocalNode& node, absl::Time now) {
@@ -2545,7 +2546,7 @@ TEST_F(NodeTest, ALeaseIsAsLongAsTheDaemonSays) {
 
 TEST_F(NodeTest, ListsEndWhereTheyTakeTooLong) {
   backend_ = HostDevices(1);
-  loop_ = std::make_unique<NodeLoop>(NodeOptions(), backend_.get());
+  loop_ = std::make_unique<NodeLoop>(NodeOptions(), DevicesOf(backend_.get()));
   constexpr int kRanks = 1024;
   constexpr int kWhole = kMaxListed / kRanks;
   std::vector<std::unique_ptr<DirectRank>> early;
@@ -2577,7 +2578,7 @@ TEST_F(NodeTest, ListsEndWhereTheyTakeTooLong) {
 // A hostile client does not wait for Join to return.
 TEST_F(NodeTest, ARunInAWorldThatIsNotCompleteIsRefusedAndNothingElse) {
   backend_ = HostDevices(2);
-  loop_ = std::make_unique<NodeLoop>(NodeOptions(), backend_.get());
+  loop_ = std::make_unique<NodeLoop>(NodeOptions(), DevicesOf(backend_.get()));
   DirectRank early(loop_.get(), 0, 2, "job", {DeviceIndex(0)});
   const std::vector<WorldInfo> worlds =
       early.Call<std::vector<WorldInfo>>([](LocalNode& node, absl::Time now, auto* done) {

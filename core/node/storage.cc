@@ -33,11 +33,11 @@ absl::Status CheckInline(const InlineData& data, const TensorType& type) {
 
 }  // namespace
 
-Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
+Storage::Storage(const NodeOptions* options, BudgetRef budget, Devices* devices, Launcher* launcher,
                  Background* background, const Clock* clock, TimerQueue* timers,
                  PathCounters* paths, std::function<void()> ask_to_let_go)
     : options_(options),
-      host_(backend->host_addressable()),
+      host_(devices->info().host_addressable),
       launcher_(launcher),
       background_(background),
       timers_(timers),
@@ -50,8 +50,8 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Backend* backend,
       }) {
   budget_->Reclaim(&held_, [this](const Budget& full) { held_.LookWithin(full); });
   if (host_) return;
-  for (int i = 0; i < backend->device_count(); ++i) {
-    device_sets_.push_back(std::make_unique<DeviceSet>(backend->device(i)));
+  for (int i = 0; i < devices->info().count(); ++i) {
+    device_sets_.push_back(std::make_unique<DeviceSet>(devices, i));
   }
 }
 

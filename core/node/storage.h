@@ -18,7 +18,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "core/backend/backend.h"
 #include "core/base/ids.h"
 #include "core/node/background.h"
 #include "core/node/cell.h"
@@ -31,6 +30,7 @@
 #include "core/node/timers.h"
 #include "core/runtime/arena.h"
 #include "core/runtime/buffer.h"
+#include "core/runtime/devices.h"
 #include "core/runtime/memory.h"
 #include "core/runtime/memory_thread.h"
 #include "core/transport/command.h"
@@ -41,7 +41,7 @@ class Storage {
  public:
   // All outlive it. `budget`: the node's. `paths` counts how bytes took their way. `ask_to_let_go`
   // is called when arenas are gone, but clients still hold their pages.
-  Storage(const NodeOptions* options, BudgetRef budget, Backend* backend, Launcher* launcher,
+  Storage(const NodeOptions* options, BudgetRef budget, Devices* devices, Launcher* launcher,
           Background* background, const Clock* clock, TimerQueue* timers, PathCounters* paths,
           std::function<void()> ask_to_let_go);
   ~Storage();

@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
+#include "core/runtime/devices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -32,8 +33,9 @@ class StorageTest : public ::testing::Test {
     backend_ = CreateHostBackend(host);
     background_ = std::make_unique<Background>(
         [this](std::function<void()> closure) { launcher_->Post(std::move(closure)); });
-    launcher_ = std::make_unique<Launcher>(backend_.get(), background_.get(), [] {});
-    storage_ = std::make_unique<Storage>(&options_, budget_, backend_.get(), launcher_.get(),
+    devices_ = DevicesOf(backend_.get());
+    launcher_ = std::make_unique<Launcher>(devices_.get(), background_.get(), [] {});
+    storage_ = std::make_unique<Storage>(&options_, budget_, devices_.get(), launcher_.get(),
                                          background_.get(), &clock_, &timers_, &paths_,
                                          [this] { ++asked_; });
     OpenSessionRequest open;
@@ -80,6 +82,7 @@ class StorageTest : public ::testing::Test {
   News news_;
   PathCounters paths_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<Background> background_;
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<Session> session_;

@@ -73,9 +73,9 @@ std::vector<DeviceInfo> ViewDevices(const Viewed& node, absl::string_view tenant
   for (int i = 0; i < node.launcher->device_count(); ++i) {
     DeviceInfo info;
     info.index = DeviceIndex(i);
-    info.name = absl::StrCat(node.backend->name(), ":", i);
+    info.name = absl::StrCat(node.devices->backend, ":", i);
     info.memory_bytes = node.storage->budget().limit() / node.launcher->device_count();
-    info.cores = node.backend->cores_per_device();
+    info.cores = node.devices->cores_per_device;
     if (tenant.empty()) info.launches = node.launcher->launches(info.index);
     info.sessions = sessions[static_cast<size_t>(i)];
     devices.push_back(std::move(info));

@@ -10,7 +10,6 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "core/backend/backend.h"
 #include "core/node/info.h"
 #include "core/node/launcher.h"
 #include "core/node/records.h"
@@ -18,12 +17,13 @@
 #include "core/node/session.h"
 #include "core/node/storage.h"
 #include "core/node/worlds.h"
+#include "core/runtime/devices.h"
 
 namespace chorus::node {
 
 // What is looked at. All outlive the call.
 struct Viewed {
-  const Backend* backend = nullptr;
+  const DevicesInfo* devices = nullptr;
   const SessionTable* sessions = nullptr;
   const Worlds* worlds = nullptr;
   const Launcher* launcher = nullptr;

@@ -194,7 +194,7 @@ absl::StatusOr<BufferRef> DeviceSet::Allocate(const BudgetRef& budget, int64_t b
                           budget->Charge(Domain::kHost, Resource::kResultBytes, bytes));
   DeviceAddress address = 0;
   if (bytes > 0) {
-    CHORUS_ASSIGN_OR_RETURN(address, device_->Allocate(bytes));
+    CHORUS_ASSIGN_OR_RETURN(address, devices_->Allocate(device_, bytes));
   }
   auto* const buffer = new Buffer;
   buffer->home_ = this;
@@ -207,7 +207,7 @@ absl::StatusOr<BufferRef> DeviceSet::Allocate(const BudgetRef& budget, int64_t b
 }
 
 void DeviceSet::Return(Buffer* buffer) {
-  if (buffer->address_ != 0) device_->Free(buffer->address_);
+  if (buffer->address_ != 0) devices_->Free(device_, buffer->address_);
   --live_;
   delete buffer;
 }

@@ -20,6 +20,7 @@
 #include "core/runtime/arena.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/buffer.h"
+#include "core/runtime/devices.h"
 #include "core/runtime/size_class.h"
 
 namespace chorus {
@@ -94,10 +95,10 @@ class ArenaSet final : private BufferHome {
   bool orphaned_ = false;
 };
 
-// Memory of one device that the host cannot address. `device` must outlive it and its buffers.
+// Memory of one device that the host cannot address. `devices` must outlive it and its buffers.
 class DeviceSet final : private BufferHome {
  public:
-  explicit DeviceSet(Device* device) : device_(device) {}
+  DeviceSet(Devices* devices, int device) : devices_(devices), device_(device) {}
   // Every buffer must be back.
   ~DeviceSet() = default;
   DeviceSet(const DeviceSet&) = delete;
@@ -111,7 +112,8 @@ class DeviceSet final : private BufferHome {
  private:
   void Return(Buffer* buffer) override;
 
-  Device* const device_;
+  Devices* const devices_;
+  const int device_;
   int64_t live_ = 0;
 };
 

@@ -256,29 +256,34 @@ TEST(ArenaSetTest, SurvivesRandomUse) {
   EXPECT_EQ(budget->used(), 0);
 }
 
-class FakeDevice : public Device {
+class FakeDevices : public Devices {
  public:
-  absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) override {
+  const DevicesInfo& info() const override { return info_; }
+  absl::StatusOr<int64_t> WorkspaceBytes(const NodeView&,
+                                         absl::Span<const TensorType>) const override {
+    return 0;
+  }
+  absl::StatusOr<DeviceAddress> Allocate(int device, int64_t bytes) override {
     if (fail) return MakeError(Reason::kOutOfMemory, "full");
-    ++live;
+    ++live[device];
     return DeviceAddress{1} << 40 | static_cast<DeviceAddress>(bytes);
   }
-  void Free(DeviceAddress) override { --live; }
-  std::unique_ptr<Stream> CreateStream() override { return nullptr; }
-  std::unique_ptr<Event> CreateEvent() override { return nullptr; }
-  absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const NodeView&,
-                                                     absl::Span<const TensorType>) override {
-    return absl::UnimplementedError("no kernels");
+  void Free(int device, DeviceAddress) override { --live[device]; }
+  std::unique_ptr<Executor> OpenExecutor(int, Executor::OnEvent, DeviceExecutorOptions) override {
+    return nullptr;
   }
 
   bool fail = false;
-  int live = 0;
+  int live[2] = {};
+
+ private:
+  DevicesInfo info_;
 };
 
 TEST(DeviceSetTest, ChargesTheBudgetAndFreesOnTheLastReference) {
   const BudgetRef budget = Budget::OfNode(kMiB);
-  FakeDevice device;
-  DeviceSet set(&device);
+  FakeDevices devices;
+  DeviceSet set(&devices, 1);
   BufferRef buffer = *set.Allocate(budget, 1000);
   EXPECT_EQ(buffer->host(), nullptr);
   EXPECT_EQ(buffer->arena(), ArenaId(0));
@@ -286,9 +291,9 @@ TEST(DeviceSetTest, ChargesTheBudgetAndFreesOnTheLastReference) {
   EXPECT_EQ(budget->used(), 1000);
   BufferRef empty = *set.Allocate(budget, 0);
   EXPECT_EQ(empty->address(), 0u);
-  EXPECT_EQ(device.live, 1);
+  EXPECT_EQ(devices.live[1], 1);
   EXPECT_EQ(set.Allocate(budget, kMiB).status().code(), absl::StatusCode::kResourceExhausted);
-  device.fail = true;
+  devices.fail = true;
   EXPECT_EQ(ErrorOf(set.Allocate(budget, 10).status()).message, "full");
   EXPECT_EQ(budget->used(), 1000);
 
@@ -306,7 +311,7 @@ TEST(DeviceSetTest, ChargesTheBudgetAndFreesOnTheLastReference) {
   first.reset();
   buffer.reset();
   EXPECT_EQ(mirrors->live_buffers(), 0) << "a mirror goes with its buffer";
-  EXPECT_EQ(device.live, 0);
+  EXPECT_EQ(devices.live[1], 0);
   empty.reset();
   EXPECT_EQ(set.live_buffers(), 0);
 }

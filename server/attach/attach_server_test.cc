@@ -31,6 +31,7 @@
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "core/node/node_loop.h"
+#include "core/runtime/devices.h"
 #include "core/transport/attach/packet.h"
 #include "core/transport/attach/protocol.h"
 #include "core/transport/doorbell.h"
@@ -207,7 +208,7 @@ class AttachServerTest : public testing::Test {
   const std::string path_ = daemon_.folder() + "/other.sock";
   std::vector<UniqueFd> listeners_;
   TenantLog log_{nullptr};
-  node::NodeLoop loop_{node::NodeOptions(), daemon_.backend()};
+  node::NodeLoop loop_{node::NodeOptions(), DevicesOf(daemon_.backend())};
   std::unique_ptr<AttachServer> server_;
 };
 
@@ -469,7 +470,7 @@ TEST(AttachTest, ATokenIsOfItsUid) {
   ASSERT_TRUE(listener.ok()) << listener.status();
   std::vector<UniqueFd> listeners;
   listeners.push_back(*std::move(listener));
-  node::NodeLoop loop(node::NodeOptions(), daemon.backend());
+  node::NodeLoop loop(node::NodeOptions(), DevicesOf(daemon.backend()));
   TenantLog log(nullptr);
   AttachServer server(std::move(listeners), AttachOptions(), &loop, &log);
   const auto client = AttachClient::Connect(path, Soon());
@@ -655,7 +656,7 @@ TEST(AttachTest, AConnectionThatSaysNothingOrHalfOfItIsClosed) {
   listeners.push_back(*std::move(listener));
   AttachOptions options;
   options.handshake_timeout = absl::Milliseconds(100);
-  node::NodeLoop loop(node::NodeOptions(), daemon.backend());
+  node::NodeLoop loop(node::NodeOptions(), DevicesOf(daemon.backend()));
   TenantLog log(nullptr);
   AttachServer server(std::move(listeners), options, &loop, &log);
   const RawClient silent(path);

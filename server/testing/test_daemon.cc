@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/backend/host/host_backend.h"
 #include "core/ops/host_kernels.h"
+#include "core/runtime/devices.h"
 #include "core/transport/attach/protocol.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -42,7 +43,8 @@ TestDaemon::~TestDaemon() {
 }
 
 void TestDaemon::Start() {
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options_, backend_.get());
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon =
+      Daemon::Start(options_, DevicesOf(backend_.get()));
   if (!daemon.ok()) {
     std::cerr << daemon.status() << std::endl;
     abort();

@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
+#include "core/runtime/devices.h"
 #include "tests/conformance/backends.h"
 
 namespace chorus {
@@ -39,7 +40,8 @@ class DaemonInProcess : public Cluster {
     CHORUS_ASSIGN_OR_RETURN(const ListenAddress listen, ParseListenAddress(address));
     daemon.listen = {listen};
     daemon.insecure_loopback = wire == Wire::kTcp;
-    CHORUS_ASSIGN_OR_RETURN(cluster->daemon_, Daemon::Start(daemon, cluster->backend_.get()));
+    CHORUS_ASSIGN_OR_RETURN(cluster->daemon_,
+                            Daemon::Start(daemon, DevicesOf(cluster->backend_.get())));
     return std::unique_ptr<Cluster>(std::move(cluster));
   }
 

@@ -14,6 +14,7 @@
 #include "client/internal/session_core.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
+#include "core/runtime/devices.h"
 #include "tests/conformance/backends.h"
 #include "tests/conformance/direct_link.h"
 
@@ -28,7 +29,7 @@ class Direct : public Cluster {
  public:
   Direct(const std::string& name, const ClusterOptions& options)
       : backend_(MakeBackend(name, options.devices, options.seed, &pool_)),
-        loop_(OptionsOf(name, options), backend_.get()) {}
+        loop_(OptionsOf(name, options), DevicesOf(backend_.get())) {}
 
   absl::StatusOr<Session> Open(const std::vector<int>& devices) override {
     SessionId id;
