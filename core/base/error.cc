@@ -77,6 +77,8 @@ constexpr ReasonInfo kReasons[] = {
     {Reason::kInternal, "INTERNAL", Code::kInternal, "report it"},
     {Reason::kCannotServe, "CANNOT_SERVE", Code::kFailedPrecondition,
      "free or change what the text names, and start chorusd again"},
+    {Reason::kDeviceLost, "DEVICE_LOST", Code::kUnavailable,
+     "put tensors there again, and go on: the device is started anew"},
 };
 
 void Shorten(std::string* text, size_t limit) {

@@ -73,6 +73,7 @@ enum class Reason : uint16_t {
   kTransportTimeout = 49,  // the caller's own wait ended; the outcome is still to be had
   kInternal = 50,
   kCannotServe = 51,  // chorusd does not start: an address, a file or a flag
+  kDeviceLost = 52,   // the process that had a device has ended, and all that stood there
 };
 
 // What there is to know of a reason, once.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
 namespace chorus::node {
@@ -58,6 +59,24 @@ void CommunicatorPool::Drop(const std::vector<int>& devices, CommunicatorId id,
   Close(devices, id);
 }
 
+void CommunicatorPool::Lost(int device) {
+  const absl::Status why =
+      MakeError(Reason::kDeviceLost, absl::StrCat("device ", device, " is lost"));
+  // A lease that drops one changes the list.
+  std::vector<std::pair<CommunicatorLease*, CommunicatorId>> leased;
+  for (const auto& [id, lease] : leased_) {
+    if (lease->IsOn(device, id)) leased.emplace_back(lease, id);
+  }
+  for (const auto& [lease, id] : leased) lease->Drop(id, why);
+  const auto is_on = [&](const auto& entry) {
+    return std::find(entry.first.begin(), entry.first.end(), device) != entry.first.end();
+  };
+  for (const auto& entry : idle_) {
+    if (is_on(entry)) Close(entry.first, entry.second);
+  }
+  idle_.erase(std::remove_if(idle_.begin(), idle_.end(), is_on), idle_.end());
+}
+
 void CommunicatorPool::Close(const std::vector<int>& devices, CommunicatorId id) {
   for (const int device : devices) executor(device).CloseCommunicator(id);
 }
@@ -93,6 +112,12 @@ CommunicatorId& CommunicatorLease::OfGroup(GroupId group) {
   const auto index = static_cast<size_t>(group.value());
   if (by_group_.size() <= index) by_group_.resize(index + 1);
   return by_group_[index];
+}
+
+bool CommunicatorLease::IsOn(int device, CommunicatorId id) const {
+  const auto it = devices_of_.find(id);
+  return it != devices_of_.end() &&
+         std::find(it->second.begin(), it->second.end(), device) != it->second.end();
 }
 
 void CommunicatorLease::Drop(CommunicatorId id, const absl::Status& why) {

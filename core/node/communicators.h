@@ -48,6 +48,8 @@ class CommunicatorPool {
   void OnOpened(CommunicatorId id, const absl::Status& status);
   // Ends the calls that wait in it, with `why`, and closes it.
   void Drop(const std::vector<int>& devices, CommunicatorId id, const absl::Status& why);
+  // The device is lost: so are its ends.
+  void Lost(int device);
 
   size_t idle() const { return idle_.size(); }
   size_t open() const { return idle_.size() + leased_.size(); }
@@ -82,6 +84,7 @@ class CommunicatorLease {
   // It has failed, or may hang: CommunicatorPool::Drop, and the next use leases another. One that
   // this has not, or not any more, is ignored.
   void Drop(CommunicatorId id, const absl::Status& why);
+  bool IsOn(int device, CommunicatorId id) const;
 
  private:
   // Charges for so much in all.

@@ -313,7 +313,7 @@ absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
     LaunchMessage& message = run->launches[slot];
     message.commit = gang->commit;
     CHORUS_ASSIGN_OR_RETURN(
-        message.plan, Launcher::PlanOn(*run->plan, static_cast<int>(slot), run->devices[slot]));
+        message.plan, launcher_->PlanOn(*run->plan, static_cast<int>(slot), run->devices[slot]));
     for (const Plan::CollectiveSlot& collective : plan.collectives[slot]) {
       message.collectives.emplace_back();
       LaunchMessage::CollectiveBinding& binding = message.collectives.back();

@@ -13,14 +13,6 @@ namespace chorus::node {
 
 namespace {
 
-// Where the part for `slot` is on `device`. Invalid: nowhere.
-PlanId FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) {
-  for (const auto& location : plan.locations[slot]) {
-    if (location.first == device) return location.second;
-  }
-  return PlanId();
-}
-
 // For the part for `slot` on one device more.
 absl::StatusOr<Charge> ChargePart(const LoadedPlan& plan, size_t slot, const BudgetRef& budget) {
   if (plan.locations[slot].empty()) return Charge();  // it is in what the graph costs
@@ -34,6 +26,7 @@ Launcher::Launcher(Devices* devices, Background* background, std::function<void(
     : background_(background),
       wake_(std::move(wake)),
       launch_counts_(static_cast<size_t>(devices->info().count())),
+      lost_plans_(launch_counts_.size()),
       communicators_(std::make_shared<CommunicatorPool>(&executors_)) {
   for (int i = 0; i < devices->info().count(); ++i) {
     DeviceExecutorOptions options;
@@ -41,7 +34,8 @@ Launcher::Launcher(Devices* devices, Background* background, std::function<void(
       background_->Do("", std::move(take_apart), [] {});
     };
     executors_.push_back(devices->OpenExecutor(
-        i, [this](absl::string_view bytes) { OnEvent(bytes); }, std::move(options)));
+        i, [this, i](absl::string_view bytes) { OnEvent(DeviceIndex(i), bytes); },
+        std::move(options)));
   }
 }
 
@@ -54,7 +48,29 @@ Launcher::~Launcher() {
   loading_.clear();
 }
 
-absl::StatusOr<PlanId> Launcher::PlanOn(const LoadedPlan& plan, int slot, DeviceIndex device) {
+// Where the part for `slot` is on `device`. Invalid: nowhere.
+PlanId Launcher::FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) const {
+  const PlanId lost = lost_plans_[static_cast<size_t>(device.value())];
+  for (const auto& location : plan.locations[slot]) {
+    if (location.first == device && location.second > lost) return location.second;
+  }
+  return PlanId();
+}
+
+// Those that were lost with their devices.
+void Launcher::ForgetLost(LoadedPlan* plan, size_t slot) {
+  auto& locations = plan->locations[slot];
+  const auto is_lost = [this](const std::pair<DeviceIndex, PlanId>& at) {
+    return at.second <= lost_plans_[static_cast<size_t>(at.first.value())];
+  };
+  for (const auto& at : locations) {
+    if (is_lost(at)) loaded_.erase(at.second);
+  }
+  locations.erase(std::remove_if(locations.begin(), locations.end(), is_lost), locations.end());
+}
+
+absl::StatusOr<PlanId> Launcher::PlanOn(const LoadedPlan& plan, int slot,
+                                        DeviceIndex device) const {
   const PlanId id = FindOn(plan, static_cast<size_t>(slot), device);
   if (id != PlanId()) return id;
   return MakeError(Reason::kInternal,
@@ -81,6 +97,7 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<GraphRecord>& reco
     loading->left = missing.size();
     std::vector<std::pair<PlanId, LoadingPart>> parts;
     for (const size_t slot : missing) {
+      ForgetLost(plan, slot);
       CHORUS_ASSIGN_OR_RETURN(Charge charge, ChargePart(*plan, slot, client.budget));
       parts.emplace_back(++last_plan_,
                          LoadingPart{loading, slot, devices[slot], std::move(charge)});
@@ -202,7 +219,14 @@ void Launcher::Take(const TransferredMessage& transferred) {
   if (node) node.mapped()(transferred.status);
 }
 
-void Launcher::OnEvent(absl::string_view bytes) {
+// What was loaded there and opened is not there any more; what had been asked for has ended.
+void Launcher::TakeLoss(DeviceIndex device) {
+  lost_plans_[static_cast<size_t>(device.value())] = last_plan_;
+  communicators_->Lost(device.value());
+  executor(device)->Recover();
+}
+
+void Launcher::OnEvent(DeviceIndex device, absl::string_view bytes) {
   absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
   if (!event.ok()) return;  // an executor of this build does not send such bytes
   {
@@ -212,9 +236,11 @@ void Launcher::OnEvent(absl::string_view bytes) {
       void operator()(LoadedMessage& of) { events->loaded.push_back(std::move(of)); }
       void operator()(OpenedMessage& of) { events->opened.push_back(std::move(of)); }
       void operator()(TransferredMessage& of) { events->transferred.push_back(std::move(of)); }
+      void operator()(LostMessage&) { events->lost.push_back(device); }
       Events* events;
+      DeviceIndex device;
     };
-    absl::visit(Add{&events_}, *event);
+    absl::visit(Add{&events_, device}, *event);
   }
   SetReady();
 }
@@ -243,6 +269,7 @@ bool Launcher::Drain(std::vector<CompletionMessage>* completions) {
     events.loaded.swap(events_.loaded);
     events.opened.swap(events_.opened);
     events.transferred.swap(events_.transferred);
+    events.lost.swap(events_.lost);
     events.posted.swap(events_.posted);
   }
   const auto each = [](auto& all, auto take) {
@@ -257,6 +284,7 @@ bool Launcher::Drain(std::vector<CompletionMessage>* completions) {
   });
   each(events.loaded, [this](const LoadedMessage& loaded) { Take(loaded); });
   each(events.transferred, [this](const TransferredMessage& done) { Take(done); });
+  each(events.lost, [this](DeviceIndex device) { TakeLoss(device); });
   return true;
 }
 

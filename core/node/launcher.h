@@ -51,7 +51,7 @@ class Launcher {
                                 const GraphStore::Client& client,
                                 const GraphStore::Waiting& waiting);
   // The part for device slot `slot` on `device`. INTERNAL: it has not been loaded there.
-  static absl::StatusOr<PlanId> PlanOn(const LoadedPlan& plan, int slot, DeviceIndex device);
+  absl::StatusOr<PlanId> PlanOn(const LoadedPlan& plan, int slot, DeviceIndex device) const;
   void UnloadPlan(DeviceIndex device, PlanId plan);
   int64_t loaded_plans() const { return static_cast<int64_t>(loaded_.size()); }
 
@@ -104,14 +104,18 @@ class Launcher {
     std::vector<LoadedMessage> loaded;
     std::vector<OpenedMessage> opened;
     std::vector<TransferredMessage> transferred;
+    std::vector<DeviceIndex> lost;
     std::vector<std::function<void()>> posted;
   };
 
-  void OnEvent(absl::string_view bytes);
+  void OnEvent(DeviceIndex device, absl::string_view bytes);
   void SetReady();
   void TakeLoadedAtOnce(const Loading& loading);
   void Take(const LoadedMessage& loaded);
   void Take(const TransferredMessage& transferred);
+  void TakeLoss(DeviceIndex device);
+  PlanId FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) const;
+  void ForgetLost(LoadedPlan* plan, size_t slot);
   TransferId BeginTransfer(OnTransferred done);
 
   Background* const background_;
@@ -122,6 +126,7 @@ class Launcher {
 
   std::vector<int64_t> launch_counts_;
   PlanId last_plan_;
+  std::vector<PlanId> lost_plans_;  // by device: these, and those before them
   absl::flat_hash_map<PlanId, LoadingPart> loading_;
   absl::flat_hash_map<PlanId, Charge> loaded_;
   TransferId last_transfer_;

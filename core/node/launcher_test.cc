@@ -55,8 +55,8 @@ class LauncherTest : public ::testing::Test {
     return launcher_->LoadPlan(record, /*variant=*/nullptr, devices, {tenant, budget}, {ok, wait})
         .status();
   }
-  static PlanId PlanOn(const GraphRecord& record, int device) {
-    return Launcher::PlanOn(record.main, 0, DeviceIndex(device)).value_or(PlanId());
+  PlanId PlanOn(const GraphRecord& record, int device) const {
+    return launcher_->PlanOn(record.main, 0, DeviceIndex(device)).value_or(PlanId());
   }
 
   const BudgetRef budget_ = Budget::OfNode(int64_t{1} << 30);

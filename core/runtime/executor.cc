@@ -488,6 +488,7 @@ class DeviceExecutor final : public Executor {
 
   // Finds what the message names, before anything is enqueued.
   absl::Status Bind(DeviceProgram** plan) {
+    if (options_.prepare != nullptr) CHORUS_RETURN_IF_ERROR(options_.prepare(&message_));
     *plan = FindPlan(message_.plan);
     if (*plan == nullptr) return UnknownName(absl::StrCat("plan ", message_.plan.value()));
     if (message_.buffers.size() != (*plan)->num_buffers ||

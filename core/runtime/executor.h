@@ -62,6 +62,12 @@ class Executor {
   virtual void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) = 0;
   virtual void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
                         LaunchId after) = 0;
+  // After a LostMessage, of devices that can be lost: whoever uses this one knows that nothing that
+  // was loaded or opened is there any more, and goes on with the device as it is started again.
+  // Until then everything ends with kDeviceLost.
+  virtual void Recover() {}
+  // What it does, does not end: it is ended by force where that can be done, and the device lost.
+  virtual void Kill(absl::string_view /*why*/) {}
 };
 
 // An executor in this process over device `index` of `backend`, which must outlive it. Its
@@ -72,6 +78,9 @@ struct DeviceExecutorOptions {
   // Takes large plans apart, which takes time for each step: runs or drops what it is given, on any
   // thread, now or later. Null: it is done by the call that they end in.
   std::function<void(std::function<void()> take_apart)> dispose;
+  // Sees each launch before it is bound, and may change its addresses. What it refuses is the
+  // launch's completion. Null: nobody does.
+  std::function<absl::Status(LaunchMessage* launch)> prepare;
 };
 std::unique_ptr<Executor> CreateDeviceExecutor(Backend* backend, int index,
                                                Executor::OnEvent on_event,

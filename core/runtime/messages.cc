@@ -21,6 +21,7 @@ uint64_t IdOf(const CompletionMessage& message) { return message.launch.value();
 uint64_t IdOf(const LoadedMessage& message) { return message.plan.value(); }
 uint64_t IdOf(const OpenedMessage& message) { return message.communicator.value(); }
 uint64_t IdOf(const TransferredMessage& message) { return message.transfer.value(); }
+uint64_t IdOf(const LostMessage&) { return 0; }
 
 template <typename Message>
 int FlagsOf(const Message& message) {
@@ -45,6 +46,9 @@ absl::optional<EventMessage> EventOf(int kind, int flags, uint64_t id, absl::Sta
       return OpenedMessage{CommunicatorId(id), std::move(status)};
     case 3:
       return TransferredMessage{TransferId(id), std::move(status)};
+    case 4:
+      if (id != 0 || !failed) return absl::nullopt;
+      return LostMessage{std::move(status)};
     default:
       return absl::nullopt;
   }
@@ -171,6 +175,12 @@ absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes) {
     return Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode"));
   }
   return message;
+}
+
+LaunchId LaunchOf(absl::string_view bytes) {
+  LaunchHead head;
+  ByteReader in(bytes);
+  return GetHead(&in, &head) ? LaunchId(head.launch) : LaunchId();
 }
 
 void EncodeEvent(const EventMessage& message, ByteWriter* out) {

@@ -63,6 +63,8 @@ struct LaunchMessage {
 };
 void EncodeLaunch(const LaunchMessage& message, ByteWriter* out);
 absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes);
+// Of an encoded launch; none: it is none.
+LaunchId LaunchOf(absl::string_view bytes);
 // The same into a message whose memory is used again; false: it does not decode, and what the
 // message holds is unspecified, but for `launch` where the head came whole.
 bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message);
@@ -88,8 +90,13 @@ struct TransferredMessage {
   TransferId transfer;
   absl::Status status;
 };
+// The device is lost, with all that was loaded, opened and written there; what it had been asked
+// for has ended before. See Executor::Recover.
+struct LostMessage {
+  absl::Status status;
+};
 using EventMessage =
-    absl::variant<CompletionMessage, LoadedMessage, OpenedMessage, TransferredMessage>;
+    absl::variant<CompletionMessage, LoadedMessage, OpenedMessage, TransferredMessage, LostMessage>;
 void EncodeEvent(const EventMessage& message, ByteWriter* out);
 absl::StatusOr<EventMessage> DecodeEvent(absl::string_view bytes);
 

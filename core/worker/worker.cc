@@ -1,0 +1,397 @@
+#include "core/worker/worker.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+#include "core/base/thread_pool.h"
+#include "core/ops/node_spec.h"
+#include "core/runtime/device_plan.h"
+#include "core/runtime/executor.h"
+#include "core/worker/protocol.h"
+
+namespace chorus::worker {
+namespace {
+
+// The memory of each domain, as the daemon names it and as the backend does. The serving thread's.
+class Memory {
+ public:
+  explicit Memory(Backend* backend) : backend_(backend) {
+    for (int i = 0; i < backend->device_count(); ++i) {
+      const auto domain = static_cast<size_t>(backend->domain(i));
+      if (domain >= domains_.size()) domains_.resize(domain + 1);
+      if (domains_[domain].device == nullptr) domains_[domain].device = backend->device(i);
+    }
+  }
+  ~Memory() {
+    for (const Domain& domain : domains_) {
+      for (const auto& range : domain.ranges) domain.device->Free(range.second.address);
+    }
+  }
+
+  absl::Status Map(const MapMemory& asked) {
+    if (asked.domain < 0 || static_cast<size_t>(asked.domain) >= domains_.size()) {
+      return Malformed(absl::StrCat("memory of domain ", asked.domain));
+    }
+    Domain& domain = domains_[static_cast<size_t>(asked.domain)];
+    domain.first = std::min(domain.first, asked.begin);
+    CHORUS_ASSIGN_OR_RETURN(const DeviceAddress address, domain.device->Allocate(asked.bytes));
+    domain.ranges[asked.begin] = {asked.bytes, address};
+    return absl::OkStatus();
+  }
+
+  // Where the backend has it. UNAVAILABLE kDeviceLost: an earlier worker had it;
+  // RESOURCE_EXHAUSTED kOutOfMemory: there was no memory for it.
+  absl::StatusOr<DeviceAddress> Find(int device, DeviceAddress address) const {
+    if (address == 0) return address;
+    const int index = backend_->domain(device);
+    const Domain& domain = domains_[static_cast<size_t>(index)];
+    auto range = domain.ranges.upper_bound(address);
+    if (range != domain.ranges.begin()) {
+      --range;
+      const DeviceAddress offset = address - range->first;
+      if (offset <= static_cast<DeviceAddress>(range->second.bytes)) {
+        return range->second.address + offset;
+      }
+    }
+    const std::string name = absl::StrCat(backend_->name(), ":", device);
+    if (address < domain.first) {
+      return MakeError(
+          Reason::kDeviceLost,
+          absl::StrCat("device ", name, ": what stood in its memory was lost with its worker"));
+    }
+    return MakeError(Reason::kOutOfMemory,
+                     absl::StrCat("device ", name, ": there was no more memory"));
+  }
+
+ private:
+  struct Range {
+    int64_t bytes = 0;
+    DeviceAddress address = 0;
+  };
+  struct Domain {
+    Device* device = nullptr;
+    DeviceAddress first = ~DeviceAddress{0};  // that this worker was told of
+    std::map<DeviceAddress, Range> ranges;
+  };
+
+  Backend* const backend_;
+  std::vector<Domain> domains_;
+};
+
+class Server {
+ public:
+  Server(Channel* channel, Window* window, Backend* backend)
+      : channel_(channel), window_(window), backend_(backend), memory_(backend) {
+    for (int slot = 0; slot < kSlots; ++slot) free_slots_.push_back(slot);
+    for (int i = 0; i < backend->device_count(); ++i) {
+      DeviceExecutorOptions options;
+      options.prepare = [this, i](LaunchMessage* launch) { return FindMemory(i, launch); };
+      executors_.push_back(CreateDeviceExecutor(
+          backend, i, [this, i](absl::string_view event) { OnEvent(i, event); },
+          std::move(options)));
+    }
+  }
+
+  absl::Status Run() {
+    Ready ready;
+    ready.info.backend = std::string(backend_->name());
+    for (int i = 0; i < backend_->device_count(); ++i) {
+      ready.info.domains.push_back(backend_->domain(i));
+    }
+    ready.info.cores_per_device = backend_->cores_per_device();
+    Say(ready);
+    std::string message;
+    while (!stopping_) {
+      bool worked = Continue();
+      CHORUS_ASSIGN_OR_RETURN(const bool received, channel_->Receive(&message));
+      if (received) {
+        CHORUS_ASSIGN_OR_RETURN(const ToWorker asked, DecodeToWorker(message));
+        CHORUS_RETURN_IF_ERROR(absl::visit([this](const auto& m) { return Do(m); }, asked));
+        worked = true;
+      }
+      worked |= GoOnDownloading();
+      if (failed_.load(std::memory_order_acquire)) {
+        return MakeError(Reason::kDeviceLost, "the daemon takes no events");
+      }
+      if (!worked) CHORUS_RETURN_IF_ERROR(channel_->Wait(absl::Seconds(1)));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // A part of a transfer that the backend has.
+  struct Piece {
+    bool is_upload = false;
+    int32_t slot = 0;
+    int64_t offset = 0;
+    int64_t bytes = 0;
+    bool is_last = false;
+  };
+  struct Transfer {
+    std::deque<Piece> pieces;
+    absl::Status status;  // the first failure
+  };
+  struct Downloading {
+    Download asked;
+    int64_t begun = 0;  // bytes
+  };
+
+  // --- What is said: on any thread ---
+
+  void Say(const ToDaemon& message) {
+    ByteWriter bytes;
+    Encode(message, &bytes);
+    MutexLock lock(&say_mutex_);
+    const absl::Status said =
+        channel_->Send(bytes.bytes(), [] { return absl::OkStatus(); });
+    if (!said.ok()) failed_.store(true, std::memory_order_release);
+  }
+
+  void OnEvent(int device, absl::string_view bytes) {
+    const absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
+    if (event.ok() && absl::holds_alternative<TransferredMessage>(*event)) {
+      return OnTransferred(device, absl::get<TransferredMessage>(*event));
+    }
+    Event said;
+    said.device = device;
+    said.bytes = bytes;
+    Say(said);
+  }
+
+  // Of one piece: the pieces of a transfer end in their order.
+  void OnTransferred(int device, const TransferredMessage& ended) {
+    Piece piece;
+    absl::Status status;
+    {
+      MutexLock lock(&transfers_mutex_);
+      const auto it = transfers_.find(ended.transfer);
+      if (it == transfers_.end()) return;
+      it->second.status.Update(ended.status);
+      piece = it->second.pieces.front();
+      it->second.pieces.pop_front();
+      status = Detached(it->second.status);
+      if (piece.is_last) transfers_.erase(it);
+      if (!piece.is_upload && !ended.status.ok()) free_slots_.push_back(piece.slot);
+    }
+    if (piece.is_upload) {
+      Say(Uploaded{piece.slot});
+    } else if (ended.status.ok()) {
+      Say(Downloaded{device, ended.transfer, piece.slot, piece.offset, piece.bytes});
+    } else {
+      channel_->Wake();  // a slot is free
+    }
+    if (piece.is_last) SayTransferred(device, ended.transfer, status);
+  }
+
+  void SayTransferred(int device, TransferId transfer, const absl::Status& status) {
+    ByteWriter bytes;
+    EncodeEvent(TransferredMessage{transfer, status}, &bytes);
+    Event said;
+    said.device = device;
+    said.bytes = bytes.bytes();
+    Say(said);
+  }
+
+  // --- What is asked: on the serving thread ---
+
+  bool Continue() {
+    bool more = false;
+    for (auto& executor : executors_) more |= executor->Continue();
+    return more;
+  }
+
+  absl::Status FindMemory(int device, LaunchMessage* launch) const {
+    for (DeviceAddress& address : launch->buffers) {
+      CHORUS_ASSIGN_OR_RETURN(address, memory_.Find(device, address));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Executor*> Of(int32_t device) {
+    if (device >= 0 && static_cast<size_t>(device) < executors_.size()) {
+      return executors_[static_cast<size_t>(device)].get();
+    }
+    return MakeError(Reason::kDeviceLost, absl::StrCat("the daemon asks for device ", device));
+  }
+
+  absl::Status Do(const MapMemory& asked) {
+    if (!memory_.Map(asked).ok()) Say(MemoryRefused{asked.domain, asked.begin});
+    return absl::OkStatus();
+  }
+  absl::Status Do(const LoadPlan& asked) {
+    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+    // What takes long is done beside launches.
+    constexpr size_t kLarge = 16 << 10;
+    if (asked.bytes.size() <= kLarge) {
+      executor->LoadPlan(asked.plan, asked.bytes);
+    } else {
+      loading_.Post([executor, plan = asked.plan, bytes = std::string(asked.bytes)] {
+        executor->LoadPlan(plan, bytes);
+      });
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Do(const UnloadPlan& asked) {
+    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+    executor->UnloadPlan(asked.plan);
+    return absl::OkStatus();
+  }
+  absl::Status Do(const OpenCommunicator& asked) {
+    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+    executor->OpenCommunicator(asked.communicator, asked.devices, asked.member);
+    return absl::OkStatus();
+  }
+  absl::Status Do(const AbortCommunicator& asked) {
+    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+    executor->AbortCommunicator(asked.communicator, asked.why);
+    return absl::OkStatus();
+  }
+  absl::Status Do(const CloseCommunicator& asked) {
+    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+    executor->CloseCommunicator(asked.communicator);
+    return absl::OkStatus();
+  }
+  absl::Status Do(const Launch& asked) {
+    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+    executor->Launch(asked.bytes);
+    return absl::OkStatus();
+  }
+  absl::Status Do(const Settled& asked) {
+    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+    executor->Settled(asked.last, asked.last_upload);
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const Upload& asked) {
+    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+    if (asked.slot < 0 || asked.slot >= kSlots || asked.bytes < 0 || asked.bytes > kSlotBytes) {
+      return MakeError(Reason::kDeviceLost, "the daemon uploads from beyond the window");
+    }
+    const absl::StatusOr<DeviceAddress> to = memory_.Find(asked.device, asked.to);
+    {
+      MutexLock lock(&transfers_mutex_);
+      Transfer& transfer = transfers_[asked.transfer];
+      transfer.pieces.push_back({/*is_upload=*/true, asked.slot, 0, asked.bytes, asked.is_last});
+    }
+    if (to.ok()) {
+      executor->Upload(asked.transfer, *to, window_->upload_slot(asked.slot), asked.bytes);
+    } else {
+      OnTransferred(asked.device, {asked.transfer, to.status()});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const Download& asked) {
+    CHORUS_RETURN_IF_ERROR(Of(asked.device).status());
+    downloading_.push_back({asked, 0});
+    return absl::OkStatus();
+  }
+  absl::Status Do(const FreeSlot& asked) {
+    if (asked.slot < 0 || asked.slot >= kSlots) {
+      return MakeError(Reason::kDeviceLost, "the daemon frees what is beyond the window");
+    }
+    MutexLock lock(&transfers_mutex_);
+    free_slots_.push_back(asked.slot);
+    return absl::OkStatus();
+  }
+
+  // Begins as much of downloads as there are slots. Whether that was any.
+  bool GoOnDownloading() {
+    bool any = false;
+    while (!downloading_.empty()) {
+      Downloading& next = downloading_.front();
+      const Download& asked = next.asked;
+      const absl::StatusOr<DeviceAddress> from = memory_.Find(asked.device, asked.from);
+      if (!from.ok()) {
+        SayTransferred(asked.device, asked.transfer, from.status());
+        downloading_.pop_front();
+        continue;
+      }
+      Piece piece;
+      piece.offset = next.begun;
+      piece.bytes = std::min(asked.bytes - next.begun, kSlotBytes);
+      piece.is_last = next.begun + piece.bytes == asked.bytes;
+      {
+        MutexLock lock(&transfers_mutex_);
+        if (free_slots_.empty()) return any;
+        piece.slot = free_slots_.back();
+        free_slots_.pop_back();
+        transfers_[asked.transfer].pieces.push_back(piece);
+      }
+      any = true;
+      next.begun += piece.bytes;
+      const Download begun = asked;
+      if (piece.is_last) downloading_.pop_front();
+      executors_[static_cast<size_t>(begun.device)]->Download(
+          begun.transfer, window_->download_slot(piece.slot),
+          *from + static_cast<DeviceAddress>(piece.offset), piece.bytes, begun.after);
+    }
+    return any;
+  }
+
+  absl::Status Do(const AskWorkspace& asked) {
+    Workspace answer;
+    answer.question = asked.question;
+    absl::StatusOr<int64_t> bytes = WorkspaceOf(asked.node);
+    answer.status = bytes.status();
+    if (bytes.ok()) answer.bytes = *bytes;
+    Say(answer);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<int64_t> WorkspaceOf(absl::string_view bytes) const {
+    CHORUS_ASSIGN_OR_RETURN(const DevicePlan plan, DecodeDevicePlan(bytes));
+    if (plan.nodes.size() != 1) return Malformed("expected one node");
+    absl::InlinedVector<const TensorType*, 4> types;
+    for (const TensorType& type : plan.nodes[0].input_types) types.push_back(&type);
+    return backend_->WorkspaceBytes(ViewOf(plan.nodes[0].node, types), plan.nodes[0].node.outputs);
+  }
+
+  absl::Status Do(const Ping&) {
+    Say(Pong());
+    return absl::OkStatus();
+  }
+  absl::Status Do(const Stop&) {
+    stopping_ = true;
+    return absl::OkStatus();
+  }
+
+  Channel* const channel_;
+  Window* const window_;
+  Backend* const backend_;
+  bool stopping_ = false;
+  std::atomic<bool> failed_{false};
+  Mutex say_mutex_;  // nothing is taken while it is held
+  Memory memory_;
+  std::deque<Downloading> downloading_;
+  Mutex transfers_mutex_;  // nor this one
+  absl::flat_hash_map<TransferId, Transfer> transfers_ ABSL_GUARDED_BY(transfers_mutex_);
+  std::vector<int32_t> free_slots_ ABSL_GUARDED_BY(transfers_mutex_);
+  // Their ends wait for the work that they have, which uses the rest.
+  std::vector<std::unique_ptr<Executor>> executors_;
+  ThreadPool loading_{1};  // before them: it uses them
+};
+
+}  // namespace
+
+absl::Status Serve(Channel* channel, Window* window, Backend* backend) {
+  Server server(channel, window, backend);
+  return server.Run();
+}
+
+void Refuse(Channel* channel, const absl::Status& why) {
+  ByteWriter bytes;
+  Encode(NotReady{why}, &bytes);
+  channel->Send(bytes.bytes(), [] { return absl::OkStatus(); }).IgnoreError();
+}
+
+}  // namespace chorus::worker

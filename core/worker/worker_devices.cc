@@ -1,0 +1,840 @@
+#include "core/worker/worker_devices.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "core/backend/backend_options.h"
+#include "core/base/address_ranges.h"
+#include "core/base/clock.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+#include "core/ops/node_spec.h"
+#include "core/runtime/device_plan.h"
+#include "core/worker/channel.h"
+#include "core/worker/protocol.h"
+#include "core/worker/window.h"
+#include "core/worker/worker_process.h"
+
+namespace chorus::worker {
+namespace {
+
+absl::Status Lost(absl::string_view what) { return MakeError(Reason::kDeviceLost, what); }
+
+std::string BytesOf(const ToWorker& message) {
+  ByteWriter bytes;
+  Encode(message, &bytes);
+  return bytes.Take();
+}
+
+std::string BytesOf(const EventMessage& event) {
+  ByteWriter bytes;
+  EncodeEvent(event, &bytes);
+  return bytes.Take();
+}
+
+// The node of a question, which answers are kept by.
+std::string BytesOf(const NodeView& view, absl::Span<const TensorType> outputs) {
+  DevicePlan::Kernel kernel;
+  kernel.node.op = std::string(view.op);
+  kernel.node.version = view.version;
+  kernel.node.attributes.assign(view.attributes.begin(), view.attributes.end());
+  kernel.node.outputs.assign(outputs.begin(), outputs.end());
+  for (const TensorType* type : view.inputs) kernel.input_types.push_back(*type);
+  DevicePlan plan;
+  plan.nodes.push_back(std::move(kernel));
+  return EncodeDevicePlan(plan);
+}
+
+// The addresses of one domain. They are given out here and never name anything else again, in this
+// worker or the next, so that an address tells what is lost.
+class DomainAddresses {
+ public:
+  explicit DomainAddresses(int domain) : next_(static_cast<DeviceAddress>(domain + 1) << 44) {}
+
+  absl::optional<DeviceAddress> Take(int64_t bytes) { return ranges_.Take(bytes); }
+  void GiveBack(DeviceAddress address) { ranges_.GiveBack(address); }
+  // A range with room for `bytes`, which the worker has to be told of.
+  MapMemory Grow(int domain, int64_t bytes) {
+    MapMemory range;
+    range.domain = domain;
+    range.begin = next_;
+    // Each as large as all before it together, within bounds.
+    range.bytes = std::max({ranges_.Rounded(bytes), std::min(mapped_, kMostAtATime), kLeast});
+    // A gap, so that no piece ever lies in two ranges.
+    next_ += static_cast<DeviceAddress>(range.bytes + kAlignment);
+    mapped_ += range.bytes;
+    ranges_.Add(range.begin, range.bytes);
+    mapped_ranges_[range.begin] = range.bytes;
+    return range;
+  }
+  void Refused(DeviceAddress begin) {
+    const auto range = mapped_ranges_.find(begin);
+    if (range == mapped_ranges_.end()) return;
+    ranges_.Retire(begin, range->second);
+    mapped_ -= range->second;
+    mapped_ranges_.erase(range);
+  }
+  // All that was mapped is gone.
+  void Lose() {
+    ranges_ = AddressRanges(kAlignment);
+    mapped_ranges_.clear();
+    mapped_ = 0;
+  }
+
+ private:
+  static constexpr int64_t kAlignment = 256;
+  static constexpr int64_t kLeast = int64_t{1} << 20;
+  static constexpr int64_t kMostAtATime = int64_t{256} << 20;
+
+  DeviceAddress next_;
+  AddressRanges ranges_{kAlignment};
+  int64_t mapped_ = 0;
+  absl::flat_hash_map<DeviceAddress, int64_t> mapped_ranges_;
+};
+
+class FarDevices final : public WorkerDevices {
+ public:
+  explicit FarDevices(WorkerOptions options) : options_(std::move(options)) {}
+
+  ~FarDevices() override {
+    {
+      MutexLock lock(&mutex_);
+      stopping_ = true;
+      if (channel_ != nullptr) channel_->Wake();
+      changed_.SignalAll();
+    }
+    if (keeper_.joinable()) keeper_.join();
+    if (sender_.joinable()) sender_.join();
+  }
+
+  absl::Status Begin() {
+    absl::optional<absl::Status> begun;
+    keeper_ = std::thread([this, &begun] { Keep(&begun); });
+    MutexLock lock(&mutex_);
+    while (!begun.has_value()) changed_.Wait(&mutex_);
+    if (begun->ok()) sender_ = std::thread([this] { SendQueued(); });
+    return *begun;
+  }
+
+  const DevicesInfo& info() const override { return info_; }
+  pid_t pid() const override {
+    MutexLock lock(&mutex_);
+    return up_ ? pid_ : -1;
+  }
+
+  absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
+                                         absl::Span<const TensorType> outputs) const override {
+    return const_cast<FarDevices*>(this)->Ask(BytesOf(node, outputs));
+  }
+
+  absl::StatusOr<DeviceAddress> Allocate(int device, int64_t bytes) override {
+    MutexLock lock(&mutex_);
+    Proxy& proxy = *proxies_[static_cast<size_t>(device)];
+    if (proxy.lost) return Detached(proxy.why);
+    const int domain = info_.domains[static_cast<size_t>(device)];
+    DomainAddresses& addresses = addresses_[static_cast<size_t>(domain)];
+    absl::optional<DeviceAddress> address = addresses.Take(bytes);
+    if (!address.has_value()) {
+      PostLocked(BytesOf(addresses.Grow(domain, bytes)));
+      address = addresses.Take(bytes);
+    }
+    return *address;
+  }
+  void Free(int device, DeviceAddress address) override {
+    MutexLock lock(&mutex_);
+    const int domain = info_.domains[static_cast<size_t>(device)];
+    addresses_[static_cast<size_t>(domain)].GiveBack(address);
+  }
+
+  std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
+                                         DeviceExecutorOptions) override {
+    {
+      MutexLock lock(&events_mutex_);
+      on_event_[static_cast<size_t>(device)] = std::move(on_event);
+    }
+    return std::make_unique<FarExecutor>(this, device);
+  }
+
+ private:
+  struct Transfer {
+    bool is_upload = false;
+    DeviceAddress address = 0;
+    int64_t bytes = 0;
+    const char* from = nullptr;
+    char* to = nullptr;
+    int64_t come = 0;  // bytes of a download
+  };
+  // What one device was asked for and has not answered.
+  struct Proxy {
+    bool lost = false;  // until its executor recovers
+    absl::Status why;
+    absl::flat_hash_set<LaunchId> launches;
+    absl::flat_hash_set<PlanId> loads;
+    absl::flat_hash_set<CommunicatorId> opens;
+    absl::flat_hash_map<TransferId, Transfer> transfers;
+
+    bool idle() const {
+      return launches.empty() && loads.empty() && opens.empty() && transfers.empty();
+    }
+  };
+  // In the order of the calls: a message, or an upload, which is sent in pieces.
+  struct Queued {
+    std::string message;
+    int device = -1;  // an upload's
+    TransferId transfer;
+  };
+  struct Question {
+    bool answered = false;
+    absl::Status status;
+    int64_t bytes = 0;
+  };
+
+  class FarExecutor final : public Executor {
+   public:
+    FarExecutor(FarDevices* devices, int device) : devices_(devices), device_(device) {}
+    ~FarExecutor() override { devices_->Close(device_); }
+
+    void LoadPlan(PlanId id, absl::string_view plan) override {
+      const auto refused = devices_->Post(
+          device_, worker::LoadPlan{device_, id, plan},
+          [id](Proxy* proxy) { proxy->loads.insert(id); });
+      if (!refused.ok()) devices_->Say(device_, LoadedMessage{id, refused});
+    }
+    void UnloadPlan(PlanId id) override {
+      devices_->Post(device_, worker::UnloadPlan{device_, id}).IgnoreError();
+    }
+    void OpenCommunicator(CommunicatorId id, absl::Span<const int> devices, int member) override {
+      worker::OpenCommunicator open;
+      open.device = device_;
+      open.communicator = id;
+      open.member = member;
+      open.devices.assign(devices.begin(), devices.end());
+      const auto refused =
+          devices_->Post(device_, open, [id](Proxy* proxy) { proxy->opens.insert(id); });
+      if (!refused.ok()) devices_->Say(device_, OpenedMessage{id, refused});
+    }
+    void AbortCommunicator(CommunicatorId id, absl::Status why) override {
+      devices_->Post(device_, worker::AbortCommunicator{device_, id, std::move(why)}).IgnoreError();
+    }
+    void CloseCommunicator(CommunicatorId id) override {
+      devices_->Post(device_, worker::CloseCommunicator{device_, id}).IgnoreError();
+    }
+    bool Launch(absl::string_view launch) override {
+      const LaunchId id = LaunchOf(launch);
+      const auto refused =
+          devices_->Post(device_, worker::Launch{device_, launch},
+                         [id](Proxy* proxy) { proxy->launches.insert(id); });
+      if (!refused.ok()) {
+        devices_->Say(device_, CompletionMessage{id, refused, /*held_back=*/true});
+      }
+      return false;
+    }
+    bool Continue() override { return false; }
+    void Settled(LaunchId last, TransferId last_upload) override {
+      devices_->Post(device_, worker::Settled{device_, last, last_upload}).IgnoreError();
+    }
+    void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) override {
+      Transfer transfer;
+      transfer.is_upload = true;
+      transfer.address = to;
+      transfer.bytes = bytes;
+      transfer.from = static_cast<const char*>(from);
+      const auto refused = devices_->PostUpload(device_, id, transfer);
+      if (!refused.ok()) devices_->Say(device_, TransferredMessage{id, refused});
+    }
+    void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
+                  LaunchId after) override {
+      Transfer transfer;
+      transfer.address = from;
+      transfer.bytes = bytes;
+      transfer.to = static_cast<char*>(to);
+      const auto refused = devices_->Post(
+          device_, worker::Download{device_, id, from, bytes, after},
+          [&](Proxy* proxy) { proxy->transfers.emplace(id, transfer); });
+      if (!refused.ok()) devices_->Say(device_, TransferredMessage{id, refused});
+    }
+    void Recover() override { devices_->Recover(device_); }
+    void Kill(absl::string_view why) override { devices_->Kill(Lost(why)); }
+
+   private:
+    FarDevices* const devices_;
+    const int device_;
+  };
+
+  Proxy& ProxyOf(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return *proxies_[static_cast<size_t>(device)];
+  }
+
+  // --- To the worker ----------------------------------------------------------------------------
+
+  void PostLocked(std::string message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (up_ && queue_.empty()) {
+      const absl::StatusOr<bool> sent = channel_->TrySend(message);
+      if (sent.ok() && *sent) return;
+    }
+    Queued queued;
+    queued.message = std::move(message);
+    queue_.push_back(std::move(queued));
+    changed_.SignalAll();
+  }
+
+  // Refused while the device is lost; else `note` has noted what will be answered.
+  template <typename Note>
+  absl::Status Post(int device, const ToWorker& message, Note note) ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::string bytes = BytesOf(message);
+    MutexLock lock(&mutex_);
+    Proxy& proxy = ProxyOf(device);
+    if (proxy.lost) return Detached(proxy.why);
+    note(&proxy);
+    PostLocked(std::move(bytes));
+    return absl::OkStatus();
+  }
+  absl::Status Post(int device, const ToWorker& message) {
+    return Post(device, message, [](Proxy*) {});
+  }
+
+  absl::Status PostUpload(int device, TransferId id, const Transfer& transfer) {
+    MutexLock lock(&mutex_);
+    Proxy& proxy = ProxyOf(device);
+    if (proxy.lost) return Detached(proxy.why);
+    proxy.transfers.emplace(id, transfer);
+    Queued queued;
+    queued.device = device;
+    queued.transfer = id;
+    queue_.push_back(std::move(queued));
+    changed_.SignalAll();
+    return absl::OkStatus();
+  }
+
+  // What did not fit into the channel at once, and uploads: on a thread of its own, in order. The
+  // first of the queue stays there until it is sent, so that nothing passes it.
+  void SendQueued() {
+    MutexLock lock(&mutex_);
+    while (!stopping_) {
+      if (!up_ || queue_.empty()) {
+        changed_.Wait(&mutex_);
+        continue;
+      }
+      const int64_t life = life_;
+      if (queue_.front().device >= 0) {
+        SendUpload(life);
+      } else {
+        const std::string message = std::move(queue_.front().message);
+        SendNow(message, life);
+      }
+      if (life == life_) queue_.pop_front();
+    }
+    sender_ended_ = true;
+    changed_.SignalAll();
+  }
+
+  // Lets go of the mutex meanwhile. False: the worker is another one by now, or the channel of no
+  // use.
+  bool SendNow(const std::string& message, int64_t life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const std::shared_ptr<Channel> channel = channel_;
+    mutex_.Unlock();
+    const absl::Status sent = channel->Send(message, [this, life]() -> absl::Status {
+      MutexLock lock(&mutex_);
+      if (life == life_ && !stopping_) return absl::OkStatus();
+      return Lost("");
+    });
+    mutex_.Lock();
+    if (sent.ok() || life != life_) return life == life_;
+    killed_ = sent;
+    channel->Wake();
+    while (life == life_ && !stopping_) changed_.Wait(&mutex_);
+    return false;
+  }
+
+  void SendUpload(int64_t life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Queued queued = std::move(queue_.front());
+    const auto it = ProxyOf(queued.device).transfers.find(queued.transfer);
+    if (it == ProxyOf(queued.device).transfers.end()) return;
+    const Transfer transfer = it->second;
+    const std::shared_ptr<Window> window = window_;
+    // While its bytes are read nobody else says that it has ended.
+    sending_ = queued.transfer;
+    int64_t sent = 0;
+    do {
+      while (life == life_ && !stopping_ && free_slots_.empty()) changed_.Wait(&mutex_);
+      if (life != life_ || stopping_) break;
+      worker::Upload piece;
+      piece.device = queued.device;
+      piece.transfer = queued.transfer;
+      piece.to = transfer.address + static_cast<DeviceAddress>(sent);
+      piece.slot = free_slots_.back();
+      piece.bytes = std::min(transfer.bytes - sent, kSlotBytes);
+      piece.is_last = sent + piece.bytes == transfer.bytes;
+      free_slots_.pop_back();
+      mutex_.Unlock();
+      std::memcpy(window->upload_slot(piece.slot), transfer.from + sent,
+                  static_cast<size_t>(piece.bytes));
+      const std::string message = BytesOf(piece);
+      mutex_.Lock();
+      if (!SendNow(message, life)) break;
+      sent += piece.bytes;
+    } while (sent < transfer.bytes);
+    sending_ = TransferId();
+    if (sent == transfer.bytes && life == life_) return;
+    // It was left to this thread to say so.
+    const absl::Status why = Detached(ProxyOf(queued.device).why);
+    ProxyOf(queued.device).transfers.erase(queued.transfer);
+    changed_.SignalAll();
+    mutex_.Unlock();
+    Say(queued.device, TransferredMessage{queued.transfer, why.ok() ? Lost("the end") : why});
+    mutex_.Lock();
+  }
+
+  // --- Questions --------------------------------------------------------------------------------
+
+  // Answers are kept, and a worker that is lost is asked again.
+  absl::StatusOr<int64_t> Ask(const std::string& node) {
+    const absl::Time deadline = SteadyNow() + options_.start_timeout + options_.kill_timeout;
+    MutexLock lock(&mutex_);
+    const auto known = answers_.find(node);
+    if (known != answers_.end()) return known->second;
+    for (;;) {
+      const uint64_t id = ++last_question_;
+      questions_[id];
+      PostLocked(BytesOf(AskWorkspace{id, node}));
+      const int64_t life = life_;
+      while (!questions_[id].answered && life == life_ && !stopping_) {
+        const absl::Duration left = deadline - SteadyNow();
+        if (left <= absl::ZeroDuration()) break;
+        changed_.WaitFor(&mutex_, left);
+      }
+      const Question question = std::move(questions_[id]);
+      questions_.erase(id);
+      if (question.answered) {
+        if (!question.status.ok()) return question.status;
+        constexpr size_t kMostKept = 4096;
+        if (answers_.size() >= kMostKept) answers_.clear();
+        answers_[node] = question.bytes;
+        return question.bytes;
+      }
+      if (stopping_ || SteadyNow() >= deadline) return Lost("the worker of the devices is lost");
+    }
+  }
+
+  // --- From the worker --------------------------------------------------------------------------
+
+  void Say(int device, const EventMessage& event) { SayBytes(device, BytesOf(event)); }
+  void SayBytes(int device, absl::string_view bytes) ABSL_LOCKS_EXCLUDED(events_mutex_, mutex_) {
+    MutexLock lock(&events_mutex_);
+    const Executor::OnEvent& on_event = on_event_[static_cast<size_t>(device)];
+    if (on_event != nullptr) on_event(bytes);
+  }
+
+  absl::Status CheckDevice(int32_t device) const {
+    if (device >= 0 && device < info_.count()) return absl::OkStatus();
+    return Lost(absl::StrCat("it speaks of device ", device));
+  }
+
+  absl::Status Take(const Ready&) { return Lost("it says twice that it is ready"); }
+  absl::Status Take(const NotReady& message) { return message.why; }
+  absl::Status Take(const Pong&) { return absl::OkStatus(); }
+
+  absl::Status Take(const Event& message) {
+    CHORUS_RETURN_IF_ERROR(CheckDevice(message.device));
+    CHORUS_ASSIGN_OR_RETURN(const EventMessage event, DecodeEvent(message.bytes));
+    struct IsExpected {
+      bool operator()(const CompletionMessage& of) { return proxy->launches.erase(of.launch) > 0; }
+      bool operator()(const LoadedMessage& of) { return proxy->loads.erase(of.plan) > 0; }
+      bool operator()(const OpenedMessage& of) { return proxy->opens.erase(of.communicator) > 0; }
+      bool operator()(const TransferredMessage& of) {
+        const auto it = proxy->transfers.find(of.transfer);
+        if (it == proxy->transfers.end()) return false;
+        const bool is_whole = it->second.is_upload || it->second.come == it->second.bytes;
+        if (of.status.ok() && !is_whole) return false;
+        proxy->transfers.erase(it);
+        return true;
+      }
+      bool operator()(const LostMessage&) { return false; }
+      Proxy* proxy;
+    };
+    {
+      MutexLock lock(&mutex_);
+      if (!absl::visit(IsExpected{&ProxyOf(message.device)}, event)) {
+        return Lost("it answers what it was not asked");
+      }
+      if (closing_) changed_.SignalAll();
+    }
+    SayBytes(message.device, message.bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status Take(const MemoryRefused& message) {
+    MutexLock lock(&mutex_);
+    if (message.domain < 0 || static_cast<size_t>(message.domain) >= addresses_.size()) {
+      return Lost(absl::StrCat("it speaks of domain ", message.domain));
+    }
+    addresses_[static_cast<size_t>(message.domain)].Refused(message.begin);
+    return absl::OkStatus();
+  }
+
+  absl::Status Take(const Uploaded& message) {
+    MutexLock lock(&mutex_);
+    const bool is_taken =
+        message.slot >= 0 && message.slot < kSlots &&
+        std::find(free_slots_.begin(), free_slots_.end(), message.slot) == free_slots_.end();
+    if (!is_taken) return Lost(absl::StrCat("it gives back slot ", message.slot));
+    free_slots_.push_back(message.slot);
+    changed_.SignalAll();
+    return absl::OkStatus();
+  }
+
+  absl::Status Take(const Downloaded& message) {
+    CHORUS_RETURN_IF_ERROR(CheckDevice(message.device));
+    char* to = nullptr;
+    std::shared_ptr<Window> window;
+    {
+      MutexLock lock(&mutex_);
+      auto& transfers = ProxyOf(message.device).transfers;
+      const auto it = transfers.find(message.transfer);
+      // Pieces come in order, each once.
+      if (it == transfers.end() || it->second.is_upload || message.slot < 0 ||
+          message.slot >= kSlots || message.bytes < 0 || message.bytes > kSlotBytes ||
+          message.offset != it->second.come ||
+          message.bytes > it->second.bytes - it->second.come) {
+        return Lost("it sends bytes that were not asked for");
+      }
+      it->second.come += message.bytes;
+      to = it->second.to + message.offset;
+      window = window_;
+    }
+    // Only this thread says that the transfer has ended: until then its memory stands.
+    std::memcpy(to, window->download_slot(message.slot), static_cast<size_t>(message.bytes));
+    MutexLock lock(&mutex_);
+    PostLocked(BytesOf(FreeSlot{message.slot}));
+    return absl::OkStatus();
+  }
+
+  absl::Status Take(const Workspace& message) {
+    MutexLock lock(&mutex_);
+    const auto it = questions_.find(message.question);
+    if (it == questions_.end()) return absl::OkStatus();  // nobody waits any more
+    if (message.status.ok() && message.bytes < 0) {
+      return Lost(absl::StrCat("it asks for a workspace of ", message.bytes, " bytes"));
+    }
+    it->second = {true, Detached(message.status), message.bytes};
+    changed_.SignalAll();
+    return absl::OkStatus();
+  }
+
+  // --- Its life ---------------------------------------------------------------------------------
+
+  // Starts the worker and takes what it says until it ends, then the next one.
+  void Keep(absl::optional<absl::Status>* begun) {
+    bool is_first = true;
+    for (;;) {
+      absl::Status opened = Open(is_first);
+      {
+        MutexLock lock(&mutex_);
+        if (is_first) {
+          *begun = opened;
+          changed_.SignalAll();
+          if (!opened.ok()) return;
+        }
+        is_first = false;
+      }
+      if (opened.ok()) {
+        const absl::Status ended = Receive();
+        {
+          MutexLock lock(&mutex_);
+          if (stopping_) break;
+        }
+        Lose(ended);
+        continue;
+      }
+      Log(absl::StrCat("the devices' worker does not start: ", ErrorOf(opened).message));
+      FailAll(Lost(absl::StrCat("the device's worker does not start again: ",
+                                ErrorOf(opened).message)),
+              /*lost=*/false);
+      const absl::Time next = SteadyNow() + absl::Seconds(1);
+      MutexLock lock(&mutex_);
+      while (!stopping_ && SteadyNow() < next) changed_.WaitFor(&mutex_, next - SteadyNow());
+      if (stopping_) return;
+    }
+    End();
+  }
+
+  absl::Status Open(bool is_first) {
+    Channel::Descriptors theirs;
+    CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Channel> channel,
+                            Channel::Create(kLongestToDaemon, &theirs));
+    CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Window> window, Window::Create());
+    std::vector<int> inherited;
+    for (const UniqueFd& fd : theirs) inherited.push_back(fd.get());
+    inherited.push_back(window->fd());
+    CHORUS_ASSIGN_OR_RETURN(WorkerProcess process,
+                            WorkerProcess::Start(options_.command, inherited));
+    // Its end is its own now: that it closes tells that it has ended.
+    for (UniqueFd& fd : theirs) fd.Reset();
+    absl::StatusOr<DevicesInfo> info = AwaitReady(channel.get());
+    if (!info.ok()) {
+      absl::Status why = info.status();
+      if (ErrorOf(why).reason == Reason::kDeviceLost) {
+        const absl::optional<std::string> ended = process.Wait(absl::Seconds(1));
+        why = MakeError(Reason::kWrongState,
+                        absl::StrCat(options_.command[0], " ", ended.value_or("does not serve")));
+      }
+      return why;
+    }
+    MutexLock lock(&mutex_);
+    if (is_first) {
+      info_ = *std::move(info);
+      int domains = 0;
+      for (const int domain : info_.domains) domains = std::max(domains, domain + 1);
+      for (int i = 0; i < domains; ++i) addresses_.emplace_back(i);
+      for (int i = 0; i < info_.count(); ++i) proxies_.push_back(std::make_unique<Proxy>());
+      MutexLock events_lock(&events_mutex_);
+      on_event_.resize(proxies_.size());
+    } else if (info->domains != info_.domains) {
+      return MakeError(Reason::kWrongState, "it has other devices than before");
+    }
+    channel_ = std::move(channel);
+    window_ = std::move(window);
+    process_ = std::move(process);
+    pid_ = process_.pid();
+    free_slots_.clear();
+    for (int slot = 0; slot < kSlots; ++slot) free_slots_.push_back(slot);
+    killed_ = absl::OkStatus();
+    up_ = true;
+    changed_.SignalAll();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<DevicesInfo> AwaitReady(Channel* channel) {
+    const absl::Time deadline = SteadyNow() + options_.start_timeout;
+    std::string bytes;
+    for (;;) {
+      CHORUS_ASSIGN_OR_RETURN(const bool received, channel->Receive(&bytes));
+      if (received) break;
+      const absl::Duration left = deadline - SteadyNow();
+      if (left <= absl::ZeroDuration()) {
+        return MakeError(Reason::kExecTimeout,
+                         absl::StrCat(options_.command[0], " has not opened its devices within ",
+                                      absl::FormatDuration(options_.start_timeout)));
+      }
+      {
+        MutexLock lock(&mutex_);
+        if (stopping_) return Lost("the end");
+      }
+      CHORUS_RETURN_IF_ERROR(channel->Wait(std::min(left, absl::Milliseconds(100))));
+    }
+    CHORUS_ASSIGN_OR_RETURN(const ToDaemon message, DecodeToDaemon(bytes));
+    if (const auto* refused = absl::get_if<NotReady>(&message)) return refused->why;
+    const auto* ready = absl::get_if<Ready>(&message);
+    const auto is_domain = [&](int domain) { return domain >= 0 && domain < kMaxDevices; };
+    if (ready == nullptr || ready->info.domains.empty() ||
+        ready->info.domains.size() > static_cast<size_t>(kMaxDevices) ||
+        !std::all_of(ready->info.domains.begin(), ready->info.domains.end(), is_domain)) {
+      return MakeError(Reason::kWrongState,
+                       absl::StrCat(options_.command[0], " is no worker of this version"));
+    }
+    DevicesInfo info = ready->info;
+    info.is_far = true;
+    return info;
+  }
+
+  // Returns why the worker is of no more use; OK when this is to stop.
+  absl::Status Receive() {
+    std::shared_ptr<Channel> channel;
+    {
+      MutexLock lock(&mutex_);
+      channel = channel_;
+    }
+    absl::Time heard = SteadyNow();
+    bool asked = false;
+    std::string bytes;
+    for (;;) {
+      CHORUS_ASSIGN_OR_RETURN(const bool received, channel->Receive(&bytes));
+      if (received) {
+        heard = SteadyNow();
+        asked = false;
+        CHORUS_ASSIGN_OR_RETURN(const ToDaemon message, DecodeToDaemon(bytes));
+        CHORUS_RETURN_IF_ERROR(absl::visit([this](const auto& m) { return Take(m); }, message));
+        continue;
+      }
+      const absl::Time now = SteadyNow();
+      {
+        MutexLock lock(&mutex_);
+        if (stopping_) return absl::OkStatus();
+        if (!killed_.ok()) return killed_;
+        const bool idle =
+            queue_.empty() && questions_.empty() &&
+            std::all_of(proxies_.begin(), proxies_.end(),
+                        [](const std::unique_ptr<Proxy>& proxy) { return proxy->idle(); });
+        if (idle) heard = now;
+        if (now - heard >= options_.kill_timeout) {
+          return Lost(absl::StrCat("it has not answered for ",
+                                   absl::FormatDuration(options_.kill_timeout)));
+        }
+        if (now - heard >= options_.kill_timeout / 2 && !std::exchange(asked, true)) {
+          PostLocked(BytesOf(Ping()));
+        }
+      }
+      CHORUS_RETURN_IF_ERROR(
+          channel->Wait(std::min(absl::Seconds(1), options_.kill_timeout / 4)));
+    }
+  }
+
+  void Log(const std::string& line) const {
+    if (options_.log != nullptr) options_.log(line);
+  }
+
+  void Lose(const absl::Status& ended) {
+    const pid_t pid = process_.pid();
+    // Most often it has ended by itself, and how says more than that its socket is closed.
+    absl::optional<std::string> how = process_.Wait(absl::Milliseconds(100));
+    if (!how.has_value()) {
+      process_.Kill();
+      process_.Wait(absl::InfiniteDuration());
+      how = absl::StrCat("was ended: ", ErrorOf(ended).message);
+    }
+    const std::string text = absl::StrCat("its worker (pid ", pid, ") ", *how);
+    Log(absl::StrCat("the devices are lost: ", text));
+    FailAll(Lost(text), /*lost=*/true);
+  }
+
+  // Everything that was asked for ends. `lost`: with the devices.
+  void FailAll(const absl::Status& why, bool lost) {
+    std::vector<std::pair<int, EventMessage>> events;
+    {
+      MutexLock lock(&mutex_);
+      ++life_;
+      up_ = false;
+      queue_.clear();
+      if (lost) {
+        for (DomainAddresses& addresses : addresses_) addresses.Lose();
+      }
+      for (int device = 0; device < info_.count(); ++device) {
+        Proxy& proxy = ProxyOf(device);
+        const std::string text =
+            absl::StrCat("device ", info_.backend, ":", device, ": ", ErrorOf(why).message);
+        proxy.why = Lost(text);
+        const auto add = [&](EventMessage event) { events.emplace_back(device, std::move(event)); };
+        // Ascending, as they would have ended.
+        std::vector<LaunchId> launches(proxy.launches.begin(), proxy.launches.end());
+        std::sort(launches.begin(), launches.end());
+        for (const LaunchId id : launches) add(CompletionMessage{id, Lost(text)});
+        for (const PlanId id : proxy.loads) add(LoadedMessage{id, Lost(text)});
+        for (const CommunicatorId id : proxy.opens) add(OpenedMessage{id, Lost(text)});
+        absl::flat_hash_map<TransferId, Transfer> left;
+        for (const auto& transfer : proxy.transfers) {
+          if (transfer.first == sending_) {
+            left.insert(transfer);
+          } else {
+            add(TransferredMessage{transfer.first, Lost(text)});
+          }
+        }
+        proxy.launches.clear();
+        proxy.loads.clear();
+        proxy.opens.clear();
+        proxy.transfers.swap(left);
+        if (lost) {
+          proxy.lost = true;
+          add(LostMessage{Lost(text)});
+        }
+      }
+      changed_.SignalAll();
+    }
+    for (const auto& event : events) Say(event.first, event.second);
+  }
+
+  void Recover(int device) {
+    MutexLock lock(&mutex_);
+    ProxyOf(device).lost = false;
+  }
+
+  void Kill(const absl::Status& why) {
+    MutexLock lock(&mutex_);
+    if (!up_) return;
+    killed_ = why;
+    channel_->Wake();
+  }
+
+  // The executor ends: nothing is under way any more, or is by force.
+  void Close(int device) {
+    const absl::Time deadline = SteadyNow() + options_.kill_timeout;
+    {
+      MutexLock lock(&mutex_);
+      closing_ = true;
+      while (!ProxyOf(device).idle()) {
+        const absl::Duration left = deadline - SteadyNow();
+        if (left > absl::ZeroDuration()) {
+          changed_.WaitFor(&mutex_, left);
+          continue;
+        }
+        if (up_ && killed_.ok()) {
+          killed_ = Lost("its work does not end");
+          channel_->Wake();
+        }
+        changed_.WaitFor(&mutex_, absl::Seconds(1));
+      }
+    }
+    MutexLock lock(&events_mutex_);
+    on_event_[static_cast<size_t>(device)] = nullptr;
+  }
+
+  // In an orderly way, if it lets itself be ended so.
+  void End() {
+    std::shared_ptr<Channel> channel;
+    {
+      MutexLock lock(&mutex_);
+      while (!sender_ended_) changed_.Wait(&mutex_);
+      channel = channel_;
+    }
+    channel->Send(BytesOf(Stop()), [] { return Lost("the end"); }).IgnoreError();
+    if (!process_.Wait(options_.kill_timeout).has_value()) {
+      Log(absl::StrCat("the devices' worker (pid ", process_.pid(), ") does not end: it is killed"));
+    }
+    process_ = WorkerProcess();
+  }
+
+  const WorkerOptions options_;
+  DevicesInfo info_;  // does not change, once there is a worker
+
+  Mutex events_mutex_;  // before no other
+  std::vector<Executor::OnEvent> on_event_ ABSL_GUARDED_BY(events_mutex_);
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool up_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t life_ ABSL_GUARDED_BY(mutex_) = 0;  // counts workers that were lost
+  absl::Status killed_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Channel> channel_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Window> window_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  TransferId sending_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int32_t> free_slots_ ABSL_GUARDED_BY(mutex_);  // to the worker
+  std::vector<DomainAddresses> addresses_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Proxy>> proxies_ ABSL_GUARDED_BY(mutex_);  // by device
+  absl::flat_hash_map<std::string, int64_t> answers_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, Question> questions_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;
+  pid_t pid_ ABSL_GUARDED_BY(mutex_) = -1;
+  bool sender_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  WorkerProcess process_;  // the keeper's
+  std::thread keeper_;
+  std::thread sender_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WorkerDevices>> WorkerDevices::Start(WorkerOptions options) {
+  auto devices = std::make_unique<FarDevices>(std::move(options));
+  CHORUS_RETURN_IF_ERROR(devices->Begin());
+  return std::unique_ptr<WorkerDevices>(std::move(devices));
+}
+
+}  // namespace chorus::worker

@@ -1,0 +1,48 @@
+// Devices that a worker has, a process that is started for them: what fails there, or is killed,
+// takes no more with it than what stood on the devices.
+//
+// A worker that ends, says what makes no sense or does not answer within `kill_timeout` is killed,
+// and another started. What it had been asked for fails with kDeviceLost, each executor says a
+// LostMessage, and takes nothing until Recover() (core/runtime/executor.h).
+//
+// Threads: as core/runtime/devices.h says; threads of its own wait for the worker and send bulk to
+// it. Ownership: it has its worker; ended with it. Errors: said at Start(); those of the backend
+// come from the worker.
+#ifndef CHORUS_CORE_WORKER_WORKER_DEVICES_H_
+#define CHORUS_CORE_WORKER_WORKER_DEVICES_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "core/runtime/devices.h"
+
+namespace chorus::worker {
+
+struct WorkerOptions {
+  // A program that serves (main.cc), by its path, and its arguments.
+  std::vector<std::string> command;
+  absl::Duration start_timeout = absl::Seconds(60);  // for it to open its devices
+  absl::Duration kill_timeout = absl::Seconds(10);   // for it to answer while it has work
+  // Takes a line for each worker that ended or did not start, on any thread. Null: nobody does.
+  std::function<void(const std::string& line)> log;
+};
+
+class WorkerDevices : public Devices {
+ public:
+  // Waits until the worker has its devices. FAILED_PRECONDITION kWrongState: it does not start, or
+  // why it has none. DEADLINE_EXCEEDED kExecTimeout.
+  static absl::StatusOr<std::unique_ptr<WorkerDevices>> Start(WorkerOptions options);
+
+  // Of the worker that there is now; -1: one is being started.
+  virtual pid_t pid() const = 0;
+};
+
+}  // namespace chorus::worker
+
+#endif  // CHORUS_CORE_WORKER_WORKER_DEVICES_H_

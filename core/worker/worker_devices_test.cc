@@ -1,0 +1,368 @@
+#include "core/worker/worker_devices.h"
+
+#include <signal.h>
+
+#include <cstring>
+#include <deque>
+#include <iostream>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+#include "core/ops/node_spec.h"
+#include "core/runtime/device_plan.h"
+#include "gtest/gtest.h"
+
+namespace chorus::worker {
+namespace {
+
+constexpr int kDevices = 2;
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+WorkerOptions OptionsOf(const std::vector<std::string>& more = {}) {
+  WorkerOptions options;
+  options.command = {"core/worker/chorus-worker", absl::StrCat("--devices=", kDevices)};
+  options.command.insert(options.command.end(), more.begin(), more.end());
+  options.log = [](const std::string& line) { std::cout << line << std::endl; };
+  return options;
+}
+
+// Each kind of event of one device, in its order.
+class Events {
+ public:
+  void Add(absl::string_view bytes) {
+    absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
+    ASSERT_TRUE(event.ok()) << event.status();
+    MutexLock lock(&mutex_);
+    events_.push_back(*std::move(event));
+    changed_.SignalAll();
+  }
+  // The next of that kind; others stay.
+  template <typename Message>
+  Message Next() {
+    MutexLock lock(&mutex_);
+    for (;;) {
+      for (auto it = events_.begin(); it != events_.end(); ++it) {
+        if (!absl::holds_alternative<Message>(*it)) continue;
+        Message message = absl::get<Message>(*it);
+        events_.erase(it);
+        return message;
+      }
+      if (!changed_.WaitFor(&mutex_, kPatience)) {
+        ADD_FAILURE() << "no event";
+        return Message();
+      }
+    }
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<EventMessage> events_ ABSL_GUARDED_BY(mutex_);
+};
+
+TensorType F32(int64_t count) { return TensorType(DType::kF32, {count}); }
+
+// y = -x.
+std::string NegPlan(int64_t count) {
+  DevicePlan::Kernel kernel;
+  kernel.node.op = "neg";
+  kernel.node.outputs = {F32(count)};
+  kernel.input_types = {F32(count)};
+  DevicePlan plan;
+  plan.num_buffers = 2;
+  plan.nodes.push_back(kernel);
+  DevicePlan::Step step;
+  step.node = 0;
+  step.inputs.push_back({BufferIndex(0), 0, -1});
+  step.outputs.push_back({BufferIndex(1), 0, -1});
+  plan.steps.push_back(step);
+  return EncodeDevicePlan(plan);
+}
+
+class WorkerDevicesTest : public ::testing::Test {
+ protected:
+  void Start(const WorkerOptions& options) {
+    auto devices = WorkerDevices::Start(options);
+    ASSERT_TRUE(devices.ok()) << devices.status();
+    devices_ = *std::move(devices);
+    for (int i = 0; i < kDevices; ++i) {
+      executors_.push_back(devices_->OpenExecutor(
+          i, [this, i](absl::string_view event) { events_[i].Add(event); }, {}));
+    }
+  }
+  // Executors end before their devices.
+  ~WorkerDevicesTest() override { executors_.clear(); }
+
+  DeviceAddress Put(int device, const std::vector<float>& values) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
+    const DeviceAddress address = *devices_->Allocate(device, bytes);
+    executor(device)->Upload(++last_transfer_, address, values.data(), bytes);
+    const auto ended = events_[device].Next<TransferredMessage>();
+    EXPECT_TRUE(ended.status.ok()) << ended.status;
+    return address;
+  }
+  absl::StatusOr<std::vector<float>> Get(int device, DeviceAddress address, size_t count,
+                                         LaunchId after = LaunchId()) {
+    std::vector<float> values(count, 77);
+    executor(device)->Download(++last_transfer_, values.data(), address,
+                               static_cast<int64_t>(count * sizeof(float)), after);
+    CHORUS_RETURN_IF_ERROR(events_[device].Next<TransferredMessage>().status);
+    return values;
+  }
+  absl::Status Load(int device, PlanId id, int64_t count) {
+    executor(device)->LoadPlan(id, NegPlan(count));
+    return events_[device].Next<LoadedMessage>().status;
+  }
+  void Launch(int device, PlanId plan, DeviceAddress from, DeviceAddress to) {
+    LaunchMessage message;
+    message.launch = ++last_launch_;
+    message.plan = plan;
+    message.buffers = {from, to};
+    ByteWriter bytes;
+    EncodeLaunch(message, &bytes);
+    executor(device)->Launch(bytes.bytes());
+  }
+  absl::Status Completed(int device) { return events_[device].Next<CompletionMessage>().status; }
+  // Through all the way: what is computed there is right.
+  void CheckThatItComputes(int device, size_t count) {
+    std::vector<float> values(count);
+    std::iota(values.begin(), values.end(), 1.0f);
+    const auto bytes = static_cast<int64_t>(count * sizeof(float));
+    const DeviceAddress from = Put(device, values);
+    const DeviceAddress to = *devices_->Allocate(device, bytes);
+    const PlanId plan = ++last_plan_;
+    ASSERT_TRUE(Load(device, plan, static_cast<int64_t>(count)).ok());
+    Launch(device, plan, from, to);
+    const auto result = Get(device, to, count, last_launch_);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(Completed(device).ok());
+    for (float& value : values) value = -value;
+    EXPECT_EQ(*result, values);
+    executor(device)->UnloadPlan(plan);
+    devices_->Free(device, from);
+    devices_->Free(device, to);
+  }
+  // Both devices are lost; returns what is said of the first.
+  Error AwaitLoss() {
+    absl::Status first;
+    for (int i = 0; i < kDevices; ++i) {
+      const absl::Status why = events_[i].Next<LostMessage>().status;
+      EXPECT_EQ(ErrorOf(why).reason, Reason::kDeviceLost) << why;
+      if (i == 0) first = why;
+    }
+    return ErrorOf(first);
+  }
+  void Recover() {
+    for (auto& executor : executors_) executor->Recover();
+  }
+  Executor* executor(int device) { return executors_[static_cast<size_t>(device)].get(); }
+
+  Events events_[kDevices];
+  std::unique_ptr<WorkerDevices> devices_;
+  std::vector<std::unique_ptr<Executor>> executors_;
+  PlanId last_plan_;
+  LaunchId last_launch_;
+  TransferId last_transfer_;
+};
+
+TEST_F(WorkerDevicesTest, TellsWhatTheDevicesAre) {
+  Start(OptionsOf());
+  EXPECT_EQ(devices_->info().backend, "sim");
+  EXPECT_EQ(devices_->info().domains, (std::vector<int>{0, 1}));
+  EXPECT_TRUE(devices_->info().is_far);
+  EXPECT_FALSE(devices_->info().host_addressable);
+  EXPECT_GT(devices_->pid(), 0);
+}
+
+TEST_F(WorkerDevicesTest, ComputesWhatItWasGiven) {
+  Start(OptionsOf());
+  // Around a slot, the window and the first ranges of addresses.
+  for (const size_t count : {1, 1000, 1 << 18, (1 << 18) + 1, 3 << 20}) {
+    for (int device = 0; device < kDevices; ++device) CheckThatItComputes(device, count);
+  }
+}
+
+TEST_F(WorkerDevicesTest, LaunchesThatFollowAnUploadSeeIt) {
+  Start(OptionsOf());
+  constexpr int64_t kCount = 2 << 20;
+  constexpr int64_t kBytes = kCount * 4;
+  ASSERT_TRUE(Load(0, PlanId(1), kCount).ok());
+  const std::vector<float> ones(kCount, 1);
+  const std::vector<float> twos(kCount, 2);
+  const DeviceAddress from = *devices_->Allocate(0, kBytes);
+  const DeviceAddress to = *devices_->Allocate(0, kBytes);
+  for (const std::vector<float>* values : {&ones, &twos}) {
+    executor(0)->Upload(++last_transfer_, from, values->data(), kBytes);
+    Launch(0, PlanId(1), from, to);
+    std::vector<float> result(kCount);
+    executor(0)->Download(++last_transfer_, result.data(), to, kBytes, last_launch_);
+    EXPECT_TRUE(events_[0].Next<TransferredMessage>().status.ok());
+    EXPECT_TRUE(events_[0].Next<TransferredMessage>().status.ok());
+    EXPECT_TRUE(Completed(0).ok());
+    EXPECT_EQ(result, std::vector<float>(kCount, -(*values)[0]));
+  }
+}
+
+TEST_F(WorkerDevicesTest, SaysWhatScratchAKernelWants) {
+  Start(OptionsOf());
+  const TensorType input = F32(1 << 20);
+  const TensorType* inputs[] = {&input};
+  NodeView node;
+  node.op = "arg_sort";
+  const Attribute attributes[] = {{"axis", int64_t{0}}};
+  node.attributes = attributes;
+  node.inputs = inputs;
+  const TensorType outputs[] = {TensorType(DType::kI64, {1 << 20})};
+  const auto bytes = devices_->WorkspaceBytes(node, outputs);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(devices_->WorkspaceBytes(node, outputs), bytes);
+  node.op = "no_such_op";
+  EXPECT_FALSE(devices_->WorkspaceBytes(node, outputs).ok());
+}
+
+TEST_F(WorkerDevicesTest, WhatIsRefusedThereIsSaid) {
+  Start(OptionsOf());
+  executor(0)->LoadPlan(PlanId(1), "no plan");
+  EXPECT_EQ(ErrorOf(events_[0].Next<LoadedMessage>().status).reason, Reason::kMalformed);
+  Launch(0, PlanId(1), 0, 0);
+  EXPECT_EQ(ErrorOf(Completed(0)).reason, Reason::kUnknownName);
+  executor(0)->OpenCommunicator(CommunicatorId(1), {0, 7}, 0);
+  EXPECT_FALSE(events_[0].Next<OpenedMessage>().status.ok());
+}
+
+TEST_F(WorkerDevicesTest, MemoryThatIsNotThereIsNotGivenOutAgain) {
+  Start(OptionsOf());
+  constexpr int64_t kTooMuch = int64_t{1} << 40;
+  const DeviceAddress none = *devices_->Allocate(0, kTooMuch);
+  const auto read = Get(0, none, 1);
+  EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kOutOfMemory) << read.status();
+  devices_->Free(0, none);
+  CheckThatItComputes(0, 1000);
+}
+
+TEST_F(WorkerDevicesTest, AKilledWorkerIsStartedAgain) {
+  Start(OptionsOf());
+  const std::vector<float> values(1000, 3);
+  const DeviceAddress before = Put(0, values);
+  ASSERT_TRUE(Load(0, PlanId(1000), 1000).ok());
+  const pid_t pid = devices_->pid();
+  ASSERT_EQ(kill(pid, SIGKILL), 0);
+  const Error lost = AwaitLoss();
+  EXPECT_TRUE(absl::StrContains(lost.message, "device sim:0"));
+  EXPECT_TRUE(absl::StrContains(lost.message, absl::StrCat("(pid ", pid, ")")));
+  EXPECT_TRUE(absl::StrContains(lost.message, "was killed by signal 9"));
+  // Whoever does not know yet is refused, whatever is asked for.
+  Launch(0, PlanId(1000), before, before);
+  EXPECT_EQ(ErrorOf(Completed(0)).reason, Reason::kDeviceLost);
+  EXPECT_EQ(ErrorOf(Load(0, PlanId(1001), 1000)).reason, Reason::kDeviceLost);
+  EXPECT_EQ(ErrorOf(Get(0, before, 1).status()).reason, Reason::kDeviceLost);
+  EXPECT_EQ(ErrorOf(devices_->Allocate(0, 1).status()).reason, Reason::kDeviceLost);
+  executor(0)->OpenCommunicator(CommunicatorId(1), {0, 1}, 0);
+  EXPECT_EQ(ErrorOf(events_[0].Next<OpenedMessage>().status).reason, Reason::kDeviceLost);
+  Recover();
+  CheckThatItComputes(0, 1000);
+  CheckThatItComputes(1, 3 << 18);
+  // What stood there is lost, and said to be, however much has been allocated since.
+  const auto read = Get(0, before, 1);
+  EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kDeviceLost) << read.status();
+  devices_->Free(0, before);
+  Launch(0, PlanId(1000), *devices_->Allocate(0, 4000), *devices_->Allocate(0, 4000));
+  EXPECT_EQ(ErrorOf(Completed(0)).reason, Reason::kUnknownName) << "plans are lost";
+  EXPECT_NE(devices_->pid(), pid);
+}
+
+// Each kind of call ends, with work of every kind under way, wherever the worker stands.
+TEST_F(WorkerDevicesTest, WhatIsUnderWayEndsWithTheWorker) {
+  Start(OptionsOf());
+  constexpr int64_t kCount = 4 << 20;
+  for (int round = 0; round < 8; ++round) {
+    const PlanId plan = ++last_plan_;
+    ASSERT_TRUE(Load(0, plan, kCount).ok());
+    const DeviceAddress from = *devices_->Allocate(0, kCount * 4);
+    const DeviceAddress to = *devices_->Allocate(0, kCount * 4);
+    const std::vector<float> values(kCount, 1);
+    std::vector<float> result(kCount);
+    const pid_t pid = devices_->pid();
+    executor(0)->Upload(++last_transfer_, from, values.data(), kCount * 4);
+    if (round % 2 == 1) kill(pid, SIGKILL);
+    for (int i = 0; i < 4; ++i) Launch(0, plan, from, to);
+    executor(0)->Download(++last_transfer_, result.data(), to, kCount * 4, last_launch_);
+    executor(0)->LoadPlan(++last_plan_, NegPlan(kCount));
+    if (round % 2 == 0) kill(pid, SIGKILL);
+    for (int i = 0; i < 2; ++i) events_[0].Next<TransferredMessage>();
+    for (int i = 0; i < 4; ++i) events_[0].Next<CompletionMessage>();
+    events_[0].Next<LoadedMessage>();
+    AwaitLoss();
+    Recover();
+    devices_->Free(0, from);
+    devices_->Free(0, to);
+  }
+  CheckThatItComputes(0, 1000);
+}
+
+TEST_F(WorkerDevicesTest, AWorkerThatDoesNotAnswerIsKilled) {
+  WorkerOptions options = OptionsOf();
+  options.kill_timeout = absl::Milliseconds(300);
+  Start(options);
+  ASSERT_EQ(kill(devices_->pid(), SIGSTOP), 0);
+  executor(1)->LoadPlan(PlanId(1), NegPlan(1));
+  EXPECT_EQ(ErrorOf(events_[1].Next<LoadedMessage>().status).reason, Reason::kDeviceLost);
+  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "it has not answered for 300ms"));
+  Recover();
+  CheckThatItComputes(0, 1000);
+}
+
+TEST_F(WorkerDevicesTest, ItIsKilledWhereItsWorkDoesNotEnd) {
+  Start(OptionsOf());
+  // A call in a communicator whose other member never comes.
+  DevicePlan plan;
+  plan.num_bindings = 1;
+  DevicePlan::CollectiveStep barrier;
+  barrier.kind = CollectiveKind::kBarrier;
+  barrier.binding = 0;
+  plan.collectives.push_back(barrier);
+  DevicePlan::Step step;
+  step.stream = DevicePlan::StreamId::kCommunication;
+  step.collective = 0;
+  plan.steps.push_back(step);
+  executor(0)->LoadPlan(PlanId(1), EncodeDevicePlan(plan));
+  ASSERT_TRUE(events_[0].Next<LoadedMessage>().status.ok());
+  executor(0)->OpenCommunicator(CommunicatorId(1), {0, 1}, 0);
+  ASSERT_TRUE(events_[0].Next<OpenedMessage>().status.ok());
+  LaunchMessage message;
+  message.launch = ++last_launch_;
+  message.plan = PlanId(1);
+  message.collectives.emplace_back();
+  message.collectives[0].communicator = CommunicatorId(1);
+  ByteWriter bytes;
+  EncodeLaunch(message, &bytes);
+  executor(0)->Launch(bytes.bytes());
+  executor(0)->Kill("launch 1 does not end");
+  EXPECT_EQ(ErrorOf(Completed(0)).reason, Reason::kDeviceLost);
+  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "launch 1 does not end"));
+}
+
+TEST(WorkerStartTest, SaysWhyThereAreNoDevices) {
+  const auto start = [](std::vector<std::string> command) {
+    WorkerOptions options;
+    options.command = std::move(command);
+    return ErrorOf(WorkerDevices::Start(options).status());
+  };
+  const Error none = start({"/no/such/worker"});
+  EXPECT_EQ(none.reason, Reason::kWrongState);
+  EXPECT_EQ(none.message, "/no/such/worker: No such file or directory");
+  EXPECT_TRUE(absl::StrContains(start({"/bin/false"}).message, "/bin/false ended with status 1"));
+  const Error host = start({"core/worker/chorus-worker", "--backend=host"});
+  EXPECT_TRUE(absl::StrContains(host.message, "host devices is the daemon's own")) << host.message;
+  const Error unknown = start({"core/worker/chorus-worker", "--backend=abacus"});
+  EXPECT_TRUE(absl::StrContains(unknown.message, "abacus")) << unknown.message;
+}
+
+}  // namespace
+}  // namespace chorus::worker

@@ -1,0 +1,109 @@
+#include "core/worker/worker_process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus::worker {
+namespace {
+
+// With all that posix_spawn is told, which has to be taken apart again.
+struct SpawnSettings {
+  posix_spawn_file_actions_t files;
+  posix_spawnattr_t attributes;
+  SpawnSettings() {
+    posix_spawn_file_actions_init(&files);
+    posix_spawnattr_init(&attributes);
+  }
+  ~SpawnSettings() {
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attributes);
+  }
+};
+
+std::string Ending(int status) {
+  if (WIFSIGNALED(status)) {
+    return absl::StrCat("was killed by signal ", WTERMSIG(status), " (",
+                        strsignal(WTERMSIG(status)), ")");
+  }
+  return absl::StrCat("ended with status ", WEXITSTATUS(status));
+}
+
+}  // namespace
+
+absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::vector<std::string>& command,
+                                                   absl::Span<const int> inherited) {
+  SpawnSettings settings;
+  // First out of the way of where they go.
+  std::vector<UniqueFd> copies;
+  const int beyond = kFirstDescriptor + static_cast<int>(inherited.size());
+  for (const int fd : inherited) copies.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, beyond));
+  for (size_t i = 0; i < copies.size(); ++i) {
+    posix_spawn_file_actions_adddup2(&settings.files, copies[i].get(),
+                                     kFirstDescriptor + static_cast<int>(i));
+  }
+  // A group of its own: Ctrl-C is for the daemon, which has its devices until it has drained.
+  posix_spawnattr_setpgroup(&settings.attributes, 0);
+  sigset_t signals;
+  sigemptyset(&signals);
+  posix_spawnattr_setsigmask(&settings.attributes, &signals);
+  sigfillset(&signals);
+  posix_spawnattr_setsigdefault(&settings.attributes, &signals);
+  posix_spawnattr_setflags(&settings.attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK |
+                                                     POSIX_SPAWN_SETSIGDEF);
+  std::vector<char*> argv;
+  for (const std::string& argument : command) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  pid_t pid = -1;
+  const int failed =
+      posix_spawn(&pid, argv[0], &settings.files, &settings.attributes, argv.data(), environ);
+  if (failed != 0) {
+    return MakeError(Reason::kWrongState, absl::StrCat(command[0], ": ", strerror(failed)));
+  }
+  return WorkerProcess(pid);
+}
+
+WorkerProcess& WorkerProcess::operator=(WorkerProcess&& other) noexcept {
+  if (this != &other) {
+    WorkerProcess ended(std::move(*this));
+    pid_ = std::exchange(other.pid_, -1);
+  }
+  return *this;
+}
+
+WorkerProcess::~WorkerProcess() {
+  Kill();
+  Wait(absl::InfiniteDuration());
+}
+
+void WorkerProcess::Kill() const {
+  if (pid_ > 0) kill(pid_, SIGKILL);
+}
+
+absl::optional<std::string> WorkerProcess::Wait(absl::Duration at_most) {
+  if (pid_ <= 0) return "has ended";
+  const UniqueFd watch(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  pollfd watched = {watch.get(), POLLIN, 0};
+  const int64_t millis = std::min<int64_t>(absl::ToInt64Milliseconds(at_most), 1 << 30);
+  if (watch.valid() && poll(&watched, 1, static_cast<int>(millis)) == 0) return absl::nullopt;
+  int status = 0;
+  pid_t ended = 0;
+  do {
+    ended = waitpid(pid_, &status, 0);
+  } while (ended < 0 && errno == EINTR);
+  pid_ = -1;
+  return ended < 0 ? "has ended" : Ending(status);
+}
+
+}  // namespace chorus::worker
