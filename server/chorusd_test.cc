@@ -377,7 +377,14 @@ TEST_F(ChorusdTest, RefusesWhatItCannotServeWithAClearText) {
   EXPECT_THAT(Refusal({"--listen=nonsense"}), HasSubstr("HOST:PORT"));
   EXPECT_THAT(Refusal({"--listen=localhost:99999"}), HasSubstr("65535"));
   EXPECT_THAT(Refusal({Listen(), "--host_devices=0"}), HasSubstr("host_devices"));
-  EXPECT_THAT(Refusal({Listen(), "--backend=cuda"}), HasSubstr("host or sim"));
+  EXPECT_THAT(Refusal({Listen(), "--backend=abacus"}), HasSubstr("host, sim or cuda"));
+  // Without a driver as well as without so many GPUs.
+  EXPECT_THAT(Refusal({Listen(), "--backend=cuda", "--gpu=1000"}),
+              HasSubstr("chorusd: --backend=cuda: "));
+  EXPECT_THAT(Refusal({Listen(), "--backend=host", "--worker_processes"}),
+              HasSubstr("memory of host devices is the daemon's own"));
+  EXPECT_THAT(Refusal({Listen(), "--backend=sim", "--worker_processes", "--worker=/no/worker"}),
+              HasSubstr("--backend=sim: /no/worker: No such file or directory"));
   EXPECT_THAT(Refusal({Listen(), "--socket_mode=rw"}), HasSubstr("octal"));
   EXPECT_THAT(Refusal({Listen(), "--socket_group=no-such-group"}), HasSubstr("no-such-group"));
   EXPECT_THAT(Refusal({Listen(), "--lease=-1s"}), HasSubstr("lease"));
@@ -404,6 +411,53 @@ TEST_F(ChorusdTest, TheSimulatedBackendServes) {
   EXPECT_THAT(chorusd.output(), HasSubstr("4 sim devices"));
   chorusd.Signal(SIGTERM);
   EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+}
+
+// The process that some thread of `parent` has started; -1: none.
+pid_t ChildOf(pid_t parent) {
+  const std::string tasks = absl::StrCat("/proc/", parent, "/task");
+  std::error_code ended;
+  for (const auto& task : std::filesystem::directory_iterator(tasks, ended)) {
+    std::ifstream children(task.path() / "children");
+    pid_t child = -1;
+    if (children >> child) return child;
+  }
+  return -1;
+}
+
+TEST_F(ChorusdTest, ADeadWorkerDoesNotTakeTheDaemonAlong) {
+  ChorusdProcess chorusd(folder_, {Listen(), "--backend=sim", "--worker_processes"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  EXPECT_THAT(chorusd.output(), HasSubstr("4 sim devices"));
+  const pid_t worker = ChildOf(chorusd.pid());
+  ASSERT_GT(worker, 0);
+  kill(worker, SIGKILL);
+  const std::string lost =
+      absl::StrCat("the devices are lost: its worker (pid ", worker, ") was killed by signal 9");
+  EXPECT_TRUE(Eventually([&] { return absl::StrContains(chorusd.output(), lost); }))
+      << chorusd.output();
+  EXPECT_TRUE(Eventually([&] { return ChildOf(chorusd.pid()) > 0; })) << "it is started again";
+  EXPECT_TRUE(Connects(path_));
+  const pid_t next = ChildOf(chorusd.pid());
+  EXPECT_NE(next, worker);
+  chorusd.Signal(SIGTERM);
+  EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
+  EXPECT_NE(kill(next, 0), 0) << "it has ended with the daemon";
+}
+
+TEST_F(ChorusdTest, AWorkerDoesNotOutliveItsDaemon) {
+  ChorusdProcess chorusd(folder_, {Listen(), "--backend=sim", "--worker_processes"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  const pid_t worker = ChildOf(chorusd.pid());
+  ASSERT_GT(worker, 0);
+  kill(worker, SIGSTOP);
+  chorusd.Signal(SIGKILL);
+  chorusd.Wait();
+  // Its end is its new parent's to see, who may be slow: a zombie has no program.
+  EXPECT_TRUE(Eventually([&] {
+    std::error_code ignored;
+    return std::filesystem::read_symlink(absl::StrCat("/proc/", worker, "/exe"), ignored).empty();
+  }));
 }
 
 }  // namespace

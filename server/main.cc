@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -33,10 +34,12 @@
 #include "core/backend/backends.h"
 #include "core/backend/fault/fault_backend.h"
 #include "core/base/clock.h"
+#include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
 #include "core/transport/attach/protocol.h"
+#include "core/worker/worker_devices.h"
 #include "glog/logging.h"
 #include "server/daemon.h"
 #include "server/heap.h"
@@ -176,8 +179,19 @@ ABSL_FLAG(chorus::ModeFlag, socket_mode, {}, "Mode of the Unix sockets (octal)."
 ABSL_FLAG(std::string, socket_group, "", "Group of the Unix sockets: name or number.");
 ABSL_FLAG(std::string, backend, "host",
           "host: virtual devices on the CPU. sim: devices that run in an adversarial order in an "
-          "address space of their own, for tests.");
-ABSL_FLAG(int32_t, host_devices, 4, "Number of devices; they may outnumber the cores.");
+          "address space of their own, for tests. cuda: logical devices of an NVIDIA GPU.");
+ABSL_FLAG(int32_t, host_devices, 4,
+          "Number of devices of host and sim; they may outnumber the cores.");
+ABSL_FLAG(int32_t, gpu, 0, "With --backend=cuda: which one, as the driver counts them.");
+ABSL_FLAG(int32_t, logical_devices_per_gpu, 4, "Number of devices of cuda; they share the GPU.");
+ABSL_FLAG(bool, worker_processes, false,
+          "A process of its own has the devices, so that what fails or hangs there does not take "
+          "the daemon with it. Always so with --backend=cuda; not to be had with host, whose "
+          "devices have the daemon's own memory.");
+ABSL_FLAG(std::string, worker, "", "Its program. Default: chorus-worker beside this one.");
+ABSL_FLAG(chorus::DurationFlag, kill_timeout, {absl::Seconds(10)},
+          "For that process to answer, and for what its devices do to end once it is aborted: "
+          "then it is killed, and started again.");
 ABSL_FLAG(uint64_t, sim_seed, 0, "Seed of --backend=sim; 0: another one at each start (printed).");
 ABSL_FLAG(std::string, fault_script, "",
           "For tests: faults of the devices, as core/backend/fault/fault_script.h has them: "
@@ -249,6 +263,9 @@ ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
 namespace chorus {
 namespace {
 
+// The backend that only a worker has.
+constexpr absl::string_view kCuda = "cuda";
+
 // An attached client takes 5 descriptors, a connection that is counted up to 8.
 void RaiseDescriptorLimit() {
   rlimit limit = {};
@@ -317,6 +334,7 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(gap_timeout, gap_timeout);
   CHORUS_NODE_FLAG(agree_timeout, sequencer.agree_timeout);
   CHORUS_NODE_FLAG(exec_timeout, sequencer.exec_timeout);
+  CHORUS_NODE_FLAG(kill_timeout, kill_timeout);
 #undef CHORUS_NODE_FLAG
   node.share_equal_work = absl::GetFlag(FLAGS_share_equal_work);
   return options;
@@ -355,10 +373,56 @@ std::unique_ptr<Backend> MakeBackend(ThreadPool* pool) {
                             [](const std::string& fault) { LOG(WARNING) << fault; });
 }
 
-std::string StartLine(const Daemon& daemon, const Backend& backend) {
+bool HasWorker() {
+  return absl::GetFlag(FLAGS_worker_processes) || absl::GetFlag(FLAGS_backend) == kCuda;
+}
+
+void CheckBackend() {
+  const std::string name = absl::GetFlag(FLAGS_backend);
+  const absl::Span<const absl::string_view> names = BackendNames();
+  if (name == kCuda || std::find(names.begin(), names.end(), name) != names.end()) return;
+  std::cerr << "chorusd: --backend: expected " << absl::StrJoin(names, ", ") << " or " << kCuda
+            << ", got \"" << Printable(name) << "\"\n";
+  exit(2);
+}
+
+std::string WorkerProgram() {
+  const std::string said = absl::GetFlag(FLAGS_worker);
+  if (!said.empty()) return said;
+  std::error_code ignored;
+  return std::filesystem::read_symlink("/proc/self/exe", ignored)
+      .replace_filename("chorus-worker")
+      .string();
+}
+
+// Ends the process, with a line, where there are no devices.
+std::unique_ptr<Devices> StartWorker() {
+  const std::string backend = absl::GetFlag(FLAGS_backend);
+  worker::WorkerOptions options;
+  options.command = {WorkerProgram(), absl::StrCat("--backend=", backend),
+                     absl::StrCat("--seed=", absl::GetFlag(FLAGS_sim_seed)),
+                     absl::StrCat("--fault_script=", absl::GetFlag(FLAGS_fault_script))};
+  if (backend == kCuda) {
+    options.command.push_back(absl::StrCat("--gpu=", absl::GetFlag(FLAGS_gpu)));
+    options.command.push_back(
+        absl::StrCat("--devices=", absl::GetFlag(FLAGS_logical_devices_per_gpu)));
+  } else {
+    options.command.push_back(absl::StrCat("--devices=", absl::GetFlag(FLAGS_host_devices)));
+  }
+  options.kill_timeout = absl::GetFlag(FLAGS_kill_timeout).value;
+  options.log = [](const std::string& line) { LOG(ERROR) << line; };
+  absl::StatusOr<std::unique_ptr<Devices>> devices =
+      worker::WorkerDevices::Start(std::move(options));
+  if (devices.ok()) return *std::move(devices);
+  std::cerr << "chorusd: --backend=" << backend << ": " << ErrorOf(devices.status()).message
+            << "\n";
+  exit(2);
+}
+
+std::string StartLine(const Daemon& daemon, const DevicesInfo& devices) {
   std::vector<std::string> addresses;
   for (const ListenAddress& address : daemon.addresses()) addresses.push_back(address.ToString());
-  return absl::StrCat(kDaemonVersion, " serves ", backend.device_count(), " ", backend.name(),
+  return absl::StrCat(kDaemonVersion, " serves ", devices.count(), " ", devices.backend,
                       " devices on ", absl::StrJoin(addresses, ", "), " (incarnation ",
                       daemon.incarnation(), ")");
 }
@@ -394,13 +458,22 @@ int Main() {
   LOG(INFO) << "memory limit: " << memory.bytes << " bytes: " << memory.source;
   RaiseDescriptorLimit();
   auto pool = std::make_unique<ThreadPool>(UsableCpus());
-  std::unique_ptr<Backend> backend = MakeBackend(pool.get());
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, DevicesOf(backend.get()));
+  CheckBackend();
+  std::unique_ptr<Backend> backend;  // none: a worker has it
+  std::unique_ptr<Devices> devices;
+  if (HasWorker()) {
+    devices = StartWorker();
+  } else {
+    backend = MakeBackend(pool.get());
+    devices = DevicesOf(backend.get());
+  }
+  const DevicesInfo info = devices->info();
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, std::move(devices));
   if (!daemon.ok()) {
     std::cerr << "chorusd: " << daemon.status().message() << std::endl;
     return 1;
   }
-  const std::string line = StartLine(**daemon, *backend);
+  const std::string line = StartLine(**daemon, info);
   LOG(INFO) << line;
   Print(line);
 

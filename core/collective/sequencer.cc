@@ -1876,7 +1876,8 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
   if (epoch == epoch_ && !passed && !why.alone && !members.empty()) {
     const Rank rank = members[0].rank;
     Error error = why;
-    error.SetReason(Reason::kPeerRefused);
+    // A device that is lost is nobody's fault.
+    if (why.reason != Reason::kDeviceLost) error.SetReason(Reason::kPeerRefused);
     error.id = ErrorId();
     error.culprit = CulpritOf(rank);
     error.ended.clear();  // the rank's own worlds

@@ -459,9 +459,24 @@ void Gangs::Fail(const RunState& run, const absl::Status& why) {
   gang.status = FailureOf(run, why);
 }
 
-void Gangs::Abort(int32_t index, const absl::Status& why) {
+void Gangs::Abort(int32_t index, const absl::Status& why, absl::Time now) {
   Gang& gang = at(index);
   for (CommunicatorId id : gang.communicators) gang.lease->Drop(id, why);
+  if (gang.launches_left == 0) return;
+  timers_->Add(now + options_->kill_timeout,
+               [this, runs = gang.runs](absl::Time) { KillDevicesOf(runs); });
+}
+
+// Of those that are still under way.
+void Gangs::KillDevicesOf(absl::Span<const RunHandle> runs) {
+  for (const RunHandle handle : runs) {
+    const RunState* const run = runs_->Find(handle);
+    if (run == nullptr || run->launches_left == 0) continue;
+    for (const DeviceIndex device : run->devices) {
+      launcher_->executor(device)->Kill(absl::StrCat("aborted work has not ended within ",
+                                                     absl::FormatDuration(options_->kill_timeout)));
+    }
+  }
 }
 
 }  // namespace chorus::node

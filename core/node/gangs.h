@@ -23,8 +23,10 @@
 #include "core/node/equal_work.h"
 #include "core/node/info.h"
 #include "core/node/launcher.h"
+#include "core/node/options.h"
 #include "core/node/run_state.h"
 #include "core/node/storage.h"
+#include "core/node/timers.h"
 #include "core/node/world.h"
 #include "core/runtime/messages.h"
 
@@ -61,14 +63,17 @@ struct Gang {
 class Gangs {
  public:
   // All outlive it.
-  Gangs(const Domains* domains, RunTable* runs, Storage* storage, Launcher* launcher,
-        Donations* donations, EqualWork* equal_work, NodeStats* stats)
-      : domains_(domains),
+  Gangs(const NodeOptions* options, const Domains* domains, RunTable* runs, Storage* storage,
+        Launcher* launcher, Donations* donations, EqualWork* equal_work, TimerQueue* timers,
+        NodeStats* stats)
+      : options_(options),
+        domains_(domains),
         runs_(runs),
         storage_(storage),
         launcher_(launcher),
         donations_(donations),
         equal_work_(equal_work),
+        timers_(timers),
         stats_(stats) {}
 
   // Launches the runs of `action`, or one that takes part in no collective. Returns the gang's
@@ -84,8 +89,9 @@ class Gangs {
   // Something of this launched run has failed by itself; the first such failure is its gang's.
   void Fail(const RunState& run, const absl::Status& why);
   // Its devices have failed, or not finished in time, and those that wait for each other would do
-  // so for ever: ends their waits. The gang keeps its memory until its last completion.
-  void Abort(int32_t index, const absl::Status& why);
+  // so for ever: ends their waits. The gang keeps its memory until its last completion; devices
+  // that have not come to it by kill_timeout are ended by force, where that can be done.
+  void Abort(int32_t index, const absl::Status& why, absl::Time now);
 
  private:
   int32_t New();
@@ -105,13 +111,16 @@ class Gangs {
                                        CommunicatorLease* lease,
                                        LaunchMessage::CollectiveBinding* binding);
   void LaunchRun(RunState* run);
+  void KillDevicesOf(absl::Span<const RunHandle> runs);
 
+  const NodeOptions* const options_;
   const Domains* const domains_;
   RunTable* const runs_;
   Storage* const storage_;
   Launcher* const launcher_;
   Donations* const donations_;
   EqualWork* const equal_work_;
+  TimerQueue* const timers_;
   NodeStats* const stats_;
 
   std::deque<Gang> gangs_;  // a deque: references stay valid

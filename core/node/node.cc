@@ -157,7 +157,8 @@ LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Device
                [this](RunHandle run, Storage::Arrival arrival, const absl::Status& status) {
                  runs.Arrived(run, arrival, status);
                }),
-      gangs(&domains, &runs_under_way, &storage, &launcher, &donations, &equal_work, &stats),
+      gangs(&options, &domains, &runs_under_way, &storage, &launcher, &donations, &equal_work,
+            &timers, &stats),
       runs(
           {&options, &clock, &runs_under_way, &storage, &preparer, &donations, &equal_work, &gangs,
            &background, &failures, &holders, &stats,

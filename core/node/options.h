@@ -49,7 +49,9 @@ struct NodeOptions {
   absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
   absl::Duration join_timeout = absl::Seconds(300);
   absl::Duration gap_timeout = absl::Seconds(10);  // for a missing predecessor in a log
-  SequencerOptions sequencer;                      // a world's own options override it
+  // For devices to end what is aborted, if they are a worker's (core/worker/worker_devices.h).
+  absl::Duration kill_timeout = absl::Seconds(10);
+  SequencerOptions sequencer;  // a world's own options override it
   // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and
   // kept once. Results are the same bits either way.
   bool share_equal_work = true;

@@ -259,7 +259,7 @@ void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& ac
   } else {
     equal_work_->Forget(run);
   }
-  if (run->launches_left > 0) gangs_->Abort(run->gang, ToStatus(error));
+  if (run->launches_left > 0) gangs_->Abort(run->gang, ToStatus(error), now);
   Fail(run, error, now);
 }
 
@@ -368,7 +368,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
       run->failed || run->intos.empty() ? End(run) : WriteOut(run);
     }
   } else {
-    gangs_->Abort(index, status);
+    gangs_->Abort(index, status, now);
   }
   if (gang.world != nullptr) {
     const std::shared_ptr<World> world = gang.world;

@@ -101,8 +101,7 @@ absl::StatusOr<bool> Channel::TrySend(absl::string_view message) {
   return TrySendPiece(message, /*is_last=*/true);
 }
 
-absl::Status Channel::Send(absl::string_view message,
-                           const std::function<absl::Status()>& go_on) {
+absl::Status Channel::Send(absl::string_view message, const std::function<absl::Status()>& go_on) {
   const size_t most = writer_.max_frame_bytes() - kFrameHeaderBytes;
   do {
     const absl::string_view piece = message.substr(0, most);

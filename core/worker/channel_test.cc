@@ -62,9 +62,13 @@ TEST_F(ChannelTest, LongMessagesGoInPieces) {
 TEST_F(ChannelTest, TheReceiverSaysHowLongMessagesMayBe) {
   const std::string too_long(kLongest + 1, 'x');
   std::thread sender([&] {
-    near_->Send(too_long, [this] {
-      return ended_ ? absl::CancelledError("the receiver has given up") : absl::OkStatus();
-    }).IgnoreError();
+    near_
+        ->Send(too_long,
+               [this] {
+                 return ended_ ? absl::CancelledError("the receiver has given up")
+                               : absl::OkStatus();
+               })
+        .IgnoreError();
   });
   std::string message;
   absl::StatusOr<bool> received = false;

@@ -1,8 +1,8 @@
 // What a daemon asks of a worker, and what a worker tells, as bytes.
 //
-// A worker has devices of one backend and an executor for each. Addresses are the daemon's: it
-// divides the addresses of each domain (Backend::domain) into ranges that are never used again, and
-// tells the worker of each (MapMemory) before a message names a part of it.
+// A worker has devices of one backend and an executor for each. Addresses are the daemon's: each
+// domain (Backend::domain) has its own (DomainOf), in ranges that are never used again, and the
+// worker is told of each (MapMemory) before a message names a part of it.
 //
 // Bytes of tensors go through the window, memory that both map, in slots: the first half goes to
 // the worker, whose the slot of an Upload is until Uploaded; the second half comes from there, a
@@ -27,6 +27,15 @@
 #include "core/runtime/messages.h"
 
 namespace chorus::worker {
+
+// Every domain's addresses begin at FirstAddressOf and end before the next one's.
+inline constexpr int kDomainShift = 44;
+constexpr DeviceAddress FirstAddressOf(int domain) {
+  return static_cast<DeviceAddress>(domain + 1) << kDomainShift;
+}
+constexpr int DomainOf(DeviceAddress address) {
+  return static_cast<int>(address >> kDomainShift) - 1;
+}
 
 inline constexpr int64_t kSlotBytes = int64_t{1} << 20;
 inline constexpr int kSlots = 8;  // of each half of the window
@@ -127,10 +136,9 @@ struct Stop {  // after what has been launched
   CHORUS_FIELDS()
 };
 
-using ToWorker =
-    absl::variant<MapMemory, LoadPlan, UnloadPlan, OpenCommunicator, AbortCommunicator,
-                  CloseCommunicator, Launch, Settled, Upload, Download, FreeSlot, AskWorkspace,
-                  Ping, Stop>;
+using ToWorker = absl::variant<MapMemory, LoadPlan, UnloadPlan, OpenCommunicator, AbortCommunicator,
+                               CloseCommunicator, Launch, Settled, Upload, Download, FreeSlot,
+                               AskWorkspace, Ping, Stop>;
 void Encode(const ToWorker& message, ByteWriter* out);
 absl::StatusOr<ToWorker> DecodeToWorker(absl::string_view bytes);
 

@@ -76,8 +76,8 @@ TEST(ProtocolTest, EachMessageDecodesToItself) {
 }
 
 TEST(ProtocolTest, FieldsComeBack) {
-  const auto upload =
-      absl::get<Upload>(*DecodeToWorker(Bytes(ToWorker(Upload{3, TransferId(8), 4096, 7, 100, true}))));
+  const auto upload = absl::get<Upload>(
+      *DecodeToWorker(Bytes(ToWorker(Upload{3, TransferId(8), 4096, 7, 100, true}))));
   EXPECT_EQ(upload.device, 3);
   EXPECT_EQ(upload.transfer, TransferId(8));
   EXPECT_EQ(upload.to, 4096u);

@@ -53,7 +53,10 @@ class Memory {
   // RESOURCE_EXHAUSTED kOutOfMemory: there was no memory for it.
   absl::StatusOr<DeviceAddress> Find(int device, DeviceAddress address) const {
     if (address == 0) return address;
-    const int index = backend_->domain(device);
+    const int index = DomainOf(address);
+    if (index < 0 || static_cast<size_t>(index) >= domains_.size()) {
+      return Malformed(absl::StrCat("no domain has address ", absl::Hex(address)));
+    }
     const Domain& domain = domains_[static_cast<size_t>(index)];
     auto range = domain.ranges.upper_bound(address);
     if (range != domain.ranges.begin()) {
@@ -152,8 +155,7 @@ class Server {
     ByteWriter bytes;
     Encode(message, &bytes);
     MutexLock lock(&say_mutex_);
-    const absl::Status said =
-        channel_->Send(bytes.bytes(), [] { return absl::OkStatus(); });
+    const absl::Status said = channel_->Send(bytes.bytes(), [] { return absl::OkStatus(); });
     if (!said.ok()) failed_.store(true, std::memory_order_release);
   }
 
@@ -212,7 +214,11 @@ class Server {
 
   absl::Status FindMemory(int device, LaunchMessage* launch) const {
     for (DeviceAddress& address : launch->buffers) {
-      CHORUS_ASSIGN_OR_RETURN(address, memory_.Find(device, address));
+      // What other devices of the run use stands there too.
+      const bool is_own = DomainOf(address) == backend_->domain(device);
+      const absl::StatusOr<DeviceAddress> found = memory_.Find(device, address);
+      if (!found.ok() && is_own) return found.status();
+      address = found.value_or(0);
     }
     return absl::OkStatus();
   }

@@ -56,7 +56,7 @@ std::string BytesOf(const NodeView& view, absl::Span<const TensorType> outputs) 
 // worker or the next, so that an address tells what is lost.
 class DomainAddresses {
  public:
-  explicit DomainAddresses(int domain) : next_(static_cast<DeviceAddress>(domain + 1) << 44) {}
+  explicit DomainAddresses(int domain) : next_(FirstAddressOf(domain)) {}
 
   absl::optional<DeviceAddress> Take(int64_t bytes) { return ranges_.Take(bytes); }
   void GiveBack(DeviceAddress address) { ranges_.GiveBack(address); }
@@ -202,9 +202,8 @@ class FarDevices final : public WorkerDevices {
     ~FarExecutor() override { devices_->Close(device_); }
 
     void LoadPlan(PlanId id, absl::string_view plan) override {
-      const auto refused = devices_->Post(
-          device_, worker::LoadPlan{device_, id, plan},
-          [id](Proxy* proxy) { proxy->loads.insert(id); });
+      const auto refused = devices_->Post(device_, worker::LoadPlan{device_, id, plan},
+                                          [id](Proxy* proxy) { proxy->loads.insert(id); });
       if (!refused.ok()) devices_->Say(device_, LoadedMessage{id, refused});
     }
     void UnloadPlan(PlanId id) override {
@@ -228,9 +227,8 @@ class FarDevices final : public WorkerDevices {
     }
     bool Launch(absl::string_view launch) override {
       const LaunchId id = LaunchOf(launch);
-      const auto refused =
-          devices_->Post(device_, worker::Launch{device_, launch},
-                         [id](Proxy* proxy) { proxy->launches.insert(id); });
+      const auto refused = devices_->Post(device_, worker::Launch{device_, launch},
+                                          [id](Proxy* proxy) { proxy->launches.insert(id); });
       if (!refused.ok()) {
         devices_->Say(device_, CompletionMessage{id, refused, /*held_back=*/true});
       }
@@ -255,9 +253,9 @@ class FarDevices final : public WorkerDevices {
       transfer.address = from;
       transfer.bytes = bytes;
       transfer.to = static_cast<char*>(to);
-      const auto refused = devices_->Post(
-          device_, worker::Download{device_, id, from, bytes, after},
-          [&](Proxy* proxy) { proxy->transfers.emplace(id, transfer); });
+      const auto refused =
+          devices_->Post(device_, worker::Download{device_, id, from, bytes, after},
+                         [&](Proxy* proxy) { proxy->transfers.emplace(id, transfer); });
       if (!refused.ok()) devices_->Say(device_, TransferredMessage{id, refused});
     }
     void Recover() override { devices_->Recover(device_); }
@@ -501,8 +499,7 @@ class FarDevices final : public WorkerDevices {
       // Pieces come in order, each once.
       if (it == transfers.end() || it->second.is_upload || message.slot < 0 ||
           message.slot >= kSlots || message.bytes < 0 || message.bytes > kSlotBytes ||
-          message.offset != it->second.come ||
-          message.bytes > it->second.bytes - it->second.come) {
+          message.offset != it->second.come || message.bytes > it->second.bytes - it->second.come) {
         return Lost("it sends bytes that were not asked for");
       }
       it->second.come += message.bytes;
@@ -554,9 +551,9 @@ class FarDevices final : public WorkerDevices {
         continue;
       }
       Log(absl::StrCat("the devices' worker does not start: ", ErrorOf(opened).message));
-      FailAll(Lost(absl::StrCat("the device's worker does not start again: ",
-                                ErrorOf(opened).message)),
-              /*lost=*/false);
+      FailAll(
+          Lost(absl::StrCat("the device's worker does not start again: ", ErrorOf(opened).message)),
+          /*lost=*/false);
       const absl::Time next = SteadyNow() + absl::Seconds(1);
       MutexLock lock(&mutex_);
       while (!stopping_ && SteadyNow() < next) changed_.WaitFor(&mutex_, next - SteadyNow());
@@ -681,8 +678,7 @@ class FarDevices final : public WorkerDevices {
           PostLocked(BytesOf(Ping()));
         }
       }
-      CHORUS_RETURN_IF_ERROR(
-          channel->Wait(std::min(absl::Seconds(1), options_.kill_timeout / 4)));
+      CHORUS_RETURN_IF_ERROR(channel->Wait(std::min(absl::Seconds(1), options_.kill_timeout / 4)));
     }
   }
 
@@ -794,7 +790,8 @@ class FarDevices final : public WorkerDevices {
     }
     channel->Send(BytesOf(Stop()), [] { return Lost("the end"); }).IgnoreError();
     if (!process_.Wait(options_.kill_timeout).has_value()) {
-      Log(absl::StrCat("the devices' worker (pid ", process_.pid(), ") does not end: it is killed"));
+      Log(absl::StrCat("the devices' worker (pid ", process_.pid(),
+                       ") does not end: it is killed"));
     }
     process_ = WorkerProcess();
   }

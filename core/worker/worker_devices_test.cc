@@ -21,12 +21,13 @@
 namespace chorus::worker {
 namespace {
 
+constexpr char kWorker[] = "core/worker/testing/sim_worker";
 constexpr int kDevices = 2;
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 WorkerOptions OptionsOf(const std::vector<std::string>& more = {}) {
   WorkerOptions options;
-  options.command = {"core/worker/chorus-worker", absl::StrCat("--devices=", kDevices)};
+  options.command = {kWorker, absl::StrCat("--devices=", kDevices)};
   options.command.insert(options.command.end(), more.begin(), more.end());
   options.log = [](const std::string& line) { std::cout << line << std::endl; };
   return options;
@@ -358,9 +359,9 @@ TEST(WorkerStartTest, SaysWhyThereAreNoDevices) {
   EXPECT_EQ(none.reason, Reason::kWrongState);
   EXPECT_EQ(none.message, "/no/such/worker: No such file or directory");
   EXPECT_TRUE(absl::StrContains(start({"/bin/false"}).message, "/bin/false ended with status 1"));
-  const Error host = start({"core/worker/chorus-worker", "--backend=host"});
+  const Error host = start({kWorker, "--backend=host"});
   EXPECT_TRUE(absl::StrContains(host.message, "host devices is the daemon's own")) << host.message;
-  const Error unknown = start({"core/worker/chorus-worker", "--backend=abacus"});
+  const Error unknown = start({kWorker, "--backend=abacus"});
   EXPECT_TRUE(absl::StrContains(unknown.message, "abacus")) << unknown.message;
 }
 

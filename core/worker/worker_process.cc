@@ -60,8 +60,8 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::vector<std::string
   posix_spawnattr_setsigmask(&settings.attributes, &signals);
   sigfillset(&signals);
   posix_spawnattr_setsigdefault(&settings.attributes, &signals);
-  posix_spawnattr_setflags(&settings.attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK |
-                                                     POSIX_SPAWN_SETSIGDEF);
+  posix_spawnattr_setflags(&settings.attributes,
+                           POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   std::vector<char*> argv;
   for (const std::string& argument : command) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);

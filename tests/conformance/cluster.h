@@ -2,6 +2,8 @@
 #ifndef CHORUS_TESTS_CONFORMANCE_CLUSTER_H_
 #define CHORUS_TESTS_CONFORMANCE_CLUSTER_H_
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -46,6 +48,8 @@ class Cluster {
   // Does what the daemon does when the session's process has died.
   virtual void Kill(const Session& session);
   virtual ClusterCounts Counts();
+  // The process that has the devices, on clusters where one has; -1: it is being started again.
+  virtual pid_t worker_pid();
 };
 
 using OpenCluster = std::function<absl::StatusOr<std::unique_ptr<Cluster>>(const ClusterOptions&)>;

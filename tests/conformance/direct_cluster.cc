@@ -7,14 +7,17 @@
 
 #include "tests/conformance/direct_cluster.h"
 
+#include <iostream>
 #include <map>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "client/internal/session_core.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "core/runtime/devices.h"
+#include "core/worker/worker_devices.h"
 #include "tests/conformance/backends.h"
 #include "tests/conformance/direct_link.h"
 
@@ -29,14 +32,19 @@ class Direct : public Cluster {
  public:
   Direct(const std::string& name, const ClusterOptions& options)
       : backend_(MakeBackend(name, options.devices, options.seed, &pool_)),
+        host_addressable_(backend_->host_addressable()),
         loop_(OptionsOf(name, options), DevicesOf(backend_.get())) {}
+  Direct(const std::string& name, const ClusterOptions& options,
+         std::unique_ptr<worker::WorkerDevices> devices)
+      : host_addressable_(devices->info().host_addressable),
+        worker_(devices.get()),
+        loop_(OptionsOf(name, options), std::move(devices)) {}
 
   absl::StatusOr<Session> Open(const std::vector<int>& devices) override {
     SessionId id;
     MutexLock lock(&mutex_);
-    CHORUS_ASSIGN_OR_RETURN(
-        std::unique_ptr<internal::Link> link,
-        OpenDirectLink(&loop_, devices, next_pid_++, backend_->host_addressable(), &id));
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<internal::Link> link,
+                            OpenDirectLink(&loop_, devices, next_pid_++, host_addressable_, &id));
     auto core =
         std::make_shared<internal::SessionCore>(std::move(link), absl::FromChrono(kWaitTimeout));
     sessions_[core.get()] = id;
@@ -73,6 +81,8 @@ class Direct : public Cluster {
     return counts;
   }
 
+  pid_t worker_pid() override { return worker_ == nullptr ? -1 : worker_->pid(); }
+
  private:
   static node::NodeOptions OptionsOf(const std::string& backend, const ClusterOptions& cluster) {
     node::NodeOptions options;
@@ -82,7 +92,9 @@ class Direct : public Cluster {
   }
 
   ThreadPool pool_{2};
-  const std::unique_ptr<Backend> backend_;
+  const std::unique_ptr<Backend> backend_;  // null: a worker has it
+  const bool host_addressable_;
+  const worker::WorkerDevices* const worker_ = nullptr;  // the loop's
   Mutex mutex_;
   int next_pid_ ABSL_GUARDED_BY(mutex_) = kFirstPid;
   std::map<const internal::SessionCore*, SessionId> sessions_ ABSL_GUARDED_BY(mutex_);
@@ -94,6 +106,18 @@ class Direct : public Cluster {
 OpenCluster DirectCluster(const std::string& backend) {
   return [backend](const ClusterOptions& options) -> absl::StatusOr<std::unique_ptr<Cluster>> {
     return std::unique_ptr<Cluster>(std::make_unique<Direct>(backend, options));
+  };
+}
+
+OpenCluster WorkerCluster(const std::string& backend) {
+  return [backend](const ClusterOptions& options) -> absl::StatusOr<std::unique_ptr<Cluster>> {
+    worker::WorkerOptions worker;
+    worker.command = {"tests/conformance/worker_program", backend, absl::StrCat(options.devices),
+                      absl::StrCat(options.seed)};
+    worker.log = [](const std::string& line) { std::cerr << line << std::endl; };
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerDevices> devices,
+                            worker::WorkerDevices::Start(std::move(worker)));
+    return std::unique_ptr<Cluster>(std::make_unique<Direct>(backend, options, std::move(devices)));
   };
 }
 

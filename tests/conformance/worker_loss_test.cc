@@ -1,0 +1,145 @@
+// Jobs on devices that a worker has, when the worker dies: what stood on the devices is lost, and
+// the job goes on in the same sessions.
+#include <signal.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "chorus/chorus.h"
+#include "core/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/conformance/direct_cluster.h"
+#include "tests/conformance/every_backend.h"
+#include "tests/conformance/job.h"
+
+namespace chorus {
+namespace conformance {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;
+
+class WorkerLoss : public ::testing::TestWithParam<ConformanceParam> {
+ protected:
+  WorkerLoss() : job_(GetParam(), kRanks), random_(TestSeed()) {}
+
+  void KillWorker() { ASSERT_EQ(kill(job_.cluster().worker_pid(), SIGKILL), 0); }
+
+  // What rank `rank` gives to a sum, from the host.
+  Tensor Part(int rank) { return Upload<double>(job_.world(rank), {1.0 + rank, 10.0}); }
+  std::vector<Tensor> SumOfParts() {
+    std::vector<Tensor> sums;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      sums.push_back(AllReduce(Part(rank), job_.world(rank)));
+    }
+    return sums;
+  }
+  // Right, or lost, on each rank. Whether it was right on all.
+  static bool CheckSum(const std::vector<Tensor>& sums) {
+    bool right = true;
+    for (const Tensor& sum : sums) {
+      const absl::StatusOr<std::vector<double>> values = sum.Read<double>();
+      if (values.ok()) {
+        EXPECT_THAT(*values, ElementsAre(6, 30));
+      } else {
+        EXPECT_EQ(ErrorOf(values.status()).reason, Reason::kDeviceLost) << values.status();
+        right = false;
+      }
+    }
+    return right;
+  }
+  // The devices are there again within a few tries: the first may still meet the loss.
+  void ExpectThatItGoesOn() {
+    for (int i = 0; i < 1000; ++i) {
+      if (CheckSum(SumOfParts())) return;
+    }
+    ADD_FAILURE() << "the devices do not come back";
+  }
+
+  Job job_;
+  std::mt19937_64 random_;
+};
+
+TEST_P(WorkerLoss, WhatStoodThereIsLostAndSaidToBe) {
+  const Tensor before = Part(0);
+  ASSERT_TRUE(CheckSum(SumOfParts()));
+  const Tensor squared = before * before;
+  ASSERT_TRUE(squared.Wait().ok());
+  KillWorker();
+  ExpectThatItGoesOn();
+  const absl::Status lost = squared.Read<double>().status();
+  EXPECT_EQ(ErrorOf(lost).reason, Reason::kDeviceLost) << lost;
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("device sim:0"));
+  const absl::Status used = (squared + squared).Read<double>().status();
+  EXPECT_EQ(ErrorOf(used).reason, Reason::kDeviceLost) << used;
+  ExpectThatItGoesOn();
+}
+
+// Killed with work in each state: not sent yet, under way, complete but not read.
+TEST_P(WorkerLoss, AJobGoesOnWhereverItIsHit) {
+  for (int round = 0; round < 12; ++round) {
+    std::vector<std::vector<Tensor>> steps;
+    const uint64_t before = random_() % 5;
+    for (uint64_t i = 0; i < before; ++i) steps.push_back(SumOfParts());
+    if (round % 3 == 0 && !steps.empty()) CheckSum(steps[0]);
+    KillWorker();
+    for (uint64_t i = random_() % 5; i > 0; --i) steps.push_back(SumOfParts());
+    for (const std::vector<Tensor>& step : steps) CheckSum(step);
+    ExpectThatItGoesOn();
+  }
+}
+
+// One rank has voted, the others have not: nothing of theirs was on the devices but its operand.
+TEST_P(WorkerLoss, AVoteThatWaitsMeetsTheLossWhenItIsLaunched) {
+  const Tensor first = AllReduce(Part(0), job_.world(0));
+  KillWorker();
+  std::vector<Tensor> sums = {first};
+  for (int rank = 1; rank < kRanks; ++rank) {
+    sums.push_back(AllReduce(Part(rank), job_.world(rank)));
+  }
+  CheckSum(sums);
+  ExpectThatItGoesOn();
+}
+
+TEST_P(WorkerLoss, CompiledFunctionsAndGradientsAreLoadedAgain) {
+  std::vector<Compiled> steps;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    steps.push_back(Compile([this, rank](const std::vector<Tensor>& in) {
+      const Tensor sum = AllReduce(in[0] * in[0], job_.world(rank));
+      const auto gradient = Grad({Sum(sum * sum)}, {in[0]});
+      return gradient.ok() ? *gradient : std::vector<Tensor>{Tensor()};
+    }));
+  }
+  for (int life = 0; life < 3; ++life) {
+    std::vector<Tensor> gradients;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const auto out = steps[static_cast<size_t>(rank)].Run({Part(rank).RequireGrad()});
+      ASSERT_TRUE(out.ok()) << out.status();
+      gradients.push_back((*out)[0]);
+    }
+    // d/dx of 3 (sum of squares)^2, by the ranks' losses together.
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_THAT(Values<double>(gradients[static_cast<size_t>(rank)]),
+                  ElementsAre(12 * 14 * (1 + rank), 12 * 300 * 10));
+    }
+    KillWorker();
+    ExpectThatItGoesOn();
+  }
+}
+
+std::vector<ConformanceParam> Params() {
+  std::vector<ConformanceParam> params;
+  for (const TestBackend& test : TestBackends()) {
+    if (test.backend == "sim") params.push_back(OnBackend(test, WorkerCluster));
+  }
+  return params;
+}
+INSTANTIATE_TEST_SUITE_P(Worker, WorkerLoss, ::testing::ValuesIn(Params()), ConformanceName);
+
+}  // namespace
+}  // namespace conformance
+}  // namespace chorus
