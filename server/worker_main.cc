@@ -1,5 +1,7 @@
 // chorus-worker: has devices for the chorusd that starts it (core/worker/worker_devices.h). Not for
 // people: what it is told and asked comes by descriptors of that daemon.
+#include "core/worker/worker_main.h"
+
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,7 +18,6 @@
 #include "core/base/thread_pool.h"
 #include "core/ops/cuda_kernels.h"
 #include "core/ops/host_kernels.h"
-#include "core/worker/worker_main.h"
 
 ABSL_FLAG(std::string, backend, "sim", "Of the devices: sim or cuda.");
 ABSL_FLAG(int32_t, devices, 1, "How many; of one GPU with cuda.");

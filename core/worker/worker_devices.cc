@@ -336,6 +336,7 @@ class FarDevices final : public WorkerDevices {
   // Lets go of the mutex meanwhile. False: the worker is another one by now, or the channel of no
   // use.
   bool SendNow(const std::string& message, int64_t life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (life != life_) return false;
     const std::shared_ptr<Channel> channel = channel_;
     mutex_.Unlock();
     const absl::Status sent = channel->Send(message, [this, life]() -> absl::Status {
@@ -540,6 +541,7 @@ class FarDevices final : public WorkerDevices {
           if (!opened.ok()) return;
         }
         is_first = false;
+        if (stopping_ && !opened.ok()) return;
       }
       if (opened.ok()) {
         const absl::Status ended = Receive();

@@ -13,9 +13,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   chorus::ThreadPool pool(2);
-  return chorus::worker::WorkerMain(
-      [&]() -> absl::StatusOr<std::unique_ptr<chorus::Backend>> {
-        return chorus::conformance::MakeBackend(argv[1], std::stoi(argv[2]), std::stoull(argv[3]),
-                                                &pool);
-      });
+  return chorus::worker::WorkerMain([&]() -> absl::StatusOr<std::unique_ptr<chorus::Backend>> {
+    return chorus::conformance::MakeBackend(argv[1], std::stoi(argv[2]), std::stoull(argv[3]),
+                                            &pool);
+  });
 }

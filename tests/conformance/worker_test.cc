@@ -10,8 +10,8 @@ namespace chorus {
 namespace conformance {
 namespace {
 
-// The host's memory is the daemon's own: no worker has it. Of sim all with --long; else the one that
-// has devices of one domain and of several.
+// The host's memory is the daemon's own: no worker has it. Of sim all with --long; else the one
+// that has devices of one domain and of several.
 std::vector<ConformanceParam> Params() {
   std::vector<ConformanceParam> params;
   for (const TestBackend& test : TestBackends()) {
@@ -23,8 +23,7 @@ std::vector<ConformanceParam> Params() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worker, Conformance, ::testing::ValuesIn(Params()), ConformanceName);
-INSTANTIATE_TEST_SUITE_P(Worker, ConformanceInside, ::testing::ValuesIn(Params()),
-                         ConformanceName);
+INSTANTIATE_TEST_SUITE_P(Worker, ConformanceInside, ::testing::ValuesIn(Params()), ConformanceName);
 
 }  // namespace
 }  // namespace conformance
