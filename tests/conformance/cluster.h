@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "chorus/chorus.h"
 
 namespace chorus {
@@ -24,6 +25,10 @@ struct ClusterOptions {
   int devices = 1;
   uint64_t seed = 1;  // of sim
   bool share_equal_work = true;
+  // On clusters whose devices a worker has: core/backend/fault/fault_script.h.
+  std::string fault_script;
+  absl::Duration exec_timeout = absl::Seconds(300);  // NodeOptions
+  absl::Duration kill_timeout = absl::Seconds(10);
 };
 
 // What a daemon has counted since its start, for anybody.

@@ -88,6 +88,8 @@ class Direct : public Cluster {
     node::NodeOptions options;
     if (backend != "host") options.DoLater();  // both ways are gone
     options.share_equal_work = cluster.share_equal_work;
+    options.sequencer.exec_timeout = cluster.exec_timeout;
+    options.kill_timeout = cluster.kill_timeout;
     return options;
   }
 
@@ -113,7 +115,7 @@ OpenCluster WorkerCluster(const std::string& backend) {
   return [backend](const ClusterOptions& options) -> absl::StatusOr<std::unique_ptr<Cluster>> {
     worker::WorkerOptions worker;
     worker.command = {"tests/conformance/worker_program", backend, absl::StrCat(options.devices),
-                      absl::StrCat(options.seed)};
+                      absl::StrCat(options.seed), options.fault_script};
     worker.log = [](const std::string& line) { std::cerr << line << std::endl; };
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerDevices> devices,
                             worker::WorkerDevices::Start(std::move(worker)));

@@ -37,7 +37,7 @@ uint64_t TestSeed() {
 }
 
 Job::Job(const ConformanceParam& param, const JobOptions& options) {
-  ClusterOptions cluster;
+  ClusterOptions cluster = options.cluster;
   cluster.devices = options.ranks;
   cluster.seed = TestSeed();
   cluster.share_equal_work = options.share_equal_work;

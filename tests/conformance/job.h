@@ -25,6 +25,8 @@ struct JobOptions {
   Timeout agree_timeout = Timeout::zero();  // 0: the daemon's
   bool share_equal_work = true;
   CheckCallSites check_call_sites = CheckCallSites::kOff;
+  // Of its cluster (cluster.h), but for devices, seed and share_equal_work.
+  ClusterOptions cluster;
 };
 
 class Job {

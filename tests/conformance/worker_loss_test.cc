@@ -18,6 +18,7 @@ namespace chorus {
 namespace conformance {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -129,6 +130,39 @@ TEST_P(WorkerLoss, CompiledFunctionsAndGradientsAreLoadedAgain) {
     KillWorker();
     ExpectThatItGoesOn();
   }
+}
+
+// Work that is lost in the device never ends, whoever is aborted: its worker is.
+TEST_P(WorkerLoss, WorkThatDoesNotEndIsEndedByForce) {
+  JobOptions options;
+  options.ranks = kRanks;
+  options.cluster.fault_script = "launch lost device=1";
+  options.cluster.exec_timeout = absl::Milliseconds(200);
+  options.cluster.kill_timeout = absl::Milliseconds(200);
+  Job job(GetParam(), options);
+  const auto sums_of_squares = [&] {
+    std::vector<Tensor> sums;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const Tensor x = Upload<double>(job.world(rank), {1.0 + rank});
+      sums.push_back(AllReduce(x * x, job.world(rank)));
+    }
+    return sums;
+  };
+  const auto reasons = [&] {
+    std::vector<Reason> found;
+    for (const Tensor& sum : sums_of_squares()) {
+      found.push_back(ErrorOf(sum.Read<double>().status()).reason);
+    }
+    return found;
+  };
+  EXPECT_THAT(reasons(), Each(Reason::kExecTimeout));
+  // What follows waits behind it on that device, until the worker is killed.
+  std::vector<Reason> next;
+  for (int i = 0; i < 100; ++i) {
+    next = reasons();
+    if (next[0] != Reason::kExecTimeout) break;
+  }
+  EXPECT_THAT(next, Each(Reason::kDeviceLost));
 }
 
 std::vector<ConformanceParam> Params() {

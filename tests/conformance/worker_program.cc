@@ -1,20 +1,28 @@
-// The worker of the suite: worker_program BACKEND DEVICES SEED, with a backend of backends.h.
+// The worker of the suite: worker_program BACKEND DEVICES SEED FAULTS, with a backend of backends.h
+// and a script of core/backend/fault/fault_script.h, or none.
 #include <iostream>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "core/backend/backend.h"
+#include "core/backend/fault/fault_backend.h"
+#include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/worker/worker_main.h"
 #include "tests/conformance/backends.h"
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::cerr << "expected a backend, how many devices, and a seed\n";
+  if (argc != 5) {
+    std::cerr << "expected a backend, how many devices, a seed, and a script of faults\n";
     return 2;
   }
   chorus::ThreadPool pool(2);
   return chorus::worker::WorkerMain([&]() -> absl::StatusOr<std::unique_ptr<chorus::Backend>> {
-    return chorus::conformance::MakeBackend(argv[1], std::stoi(argv[2]), std::stoull(argv[3]),
-                                            &pool);
+    std::unique_ptr<chorus::Backend> backend =
+        chorus::conformance::MakeBackend(argv[1], std::stoi(argv[2]), std::stoull(argv[3]), &pool);
+    if (*argv[4] == '\0') return backend;
+    CHORUS_ASSIGN_OR_RETURN(chorus::FaultScript script, chorus::ParseFaultScript(argv[4]));
+    return chorus::CreateFaultBackend(std::move(backend), std::move(script), nullptr);
   });
 }
