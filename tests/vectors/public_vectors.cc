@@ -1,16 +1,11 @@
-// The public vectors, a case for each op, over one transport on one backend.
-//
-//   public_ring_host_test --transport=ring --backend=host     as BUILD.bazel has them
+#include "tests/vectors/public_vectors.h"
+
 #include <algorithm>
-#include <iostream>
 #include <string>
 #include <vector>
 
-#include "absl/flags/parse.h"
 #include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
-#include "tests/vectors/flags.h"
-#include "tests/vectors/runner.h"
 
 namespace chorus {
 namespace vectors {
@@ -40,20 +35,12 @@ INSTANTIATE_TEST_SUITE_P(Ops, PublicVectors, ::testing::ValuesIn(VectorFiles(kVe
                          OpOf);
 
 }  // namespace
-}  // namespace vectors
-}  // namespace chorus
 
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  absl::ParseCommandLine(argc, argv);
-  const absl::StatusOr<chorus::vectors::RunnerOptions> options =
-      chorus::vectors::OptionsFromFlags();
-  if (!options.ok()) {
-    std::cerr << options.status().message() << std::endl;
-    return 2;
-  }
-  std::cout << "--sim_seed=" << options->sim_seed << std::endl;
-  chorus::vectors::Runner runner(*options);
-  chorus::vectors::runner = &runner;
+int RunPublicVectors(const RunnerOptions& options) {
+  Runner one(options);
+  runner = &one;
   return RUN_ALL_TESTS();
 }
+
+}  // namespace vectors
+}  // namespace chorus

@@ -44,11 +44,35 @@ std::string PendingText(const std::string& address) {
 
 }  // namespace
 
+bool Runner::Lives() { return cluster_ != nullptr || (daemon_ != nullptr && daemon_->Lives()); }
+
 absl::Status Runner::Prepare(int devices) {
-  if (daemon_ != nullptr && daemon_->Lives() && devices <= devices_) return absl::OkStatus();
+  if (Lives() && devices <= devices_) return absl::OkStatus();
   trainers_.reset();
   daemon_.reset();
+  cluster_.reset();
   devices_ = std::max(devices, kDevices);
+  TrainerOptions trainers;
+  trainers.patience = options_.patience;
+  CHORUS_RETURN_IF_ERROR(options_.cluster == nullptr ? StartDaemon(&trainers)
+                                                     : OpenCluster(&trainers));
+  trainers_ = std::make_unique<Trainers>(trainers);
+  return absl::OkStatus();
+}
+
+absl::Status Runner::OpenCluster(TrainerOptions* trainers) {
+  conformance::ClusterOptions options;
+  options.devices = devices_;
+  options.seed = options_.sim_seed;
+  CHORUS_ASSIGN_OR_RETURN(cluster_, options_.cluster(options));
+  trainers->open = [cluster = cluster_.get()](const std::vector<int>& devices) {
+    return cluster->Open(devices);
+  };
+  trainers->pending = [] { return "unknown, there is no daemon to ask"; };
+  return absl::OkStatus();
+}
+
+absl::Status Runner::StartDaemon(TrainerOptions* trainers) {
   CHORUS_ASSIGN_OR_RETURN(daemon_,
                           bench::Daemon::Start(options_.daemon, scratch_,
                                                {absl::StrCat("--host_devices=", devices_),
@@ -60,21 +84,22 @@ absl::Status Runner::Prepare(int devices) {
   session.open_timeout = absl::ToChronoNanoseconds(options_.patience);
   session.wait_timeout = absl::ToChronoNanoseconds(2 * options_.patience);
   session.label = "golden vectors";
-  TrainerOptions trainers;
-  trainers.patience = options_.patience;
-  trainers.open = [session](const std::vector<int>& devices) {
+  trainers->open = [session](const std::vector<int>& devices) {
     SessionOptions mine = session;
     mine.devices = devices;
     return Session::Open(mine);
   };
-  trainers.pending = [address = daemon_->address()] { return PendingText(address); };
-  trainers_ = std::make_unique<Trainers>(trainers);
+  trainers->pending = [address = daemon_->address()] { return PendingText(address); };
   return absl::OkStatus();
 }
 
 std::string Runner::RunPass(const Vector& v, const Tolerance& tolerance, Pass pass) {
   const absl::StatusOr<std::vector<RankResults>> got = trainers_->Run(v, pass);
-  if (!got.ok()) return std::string(got.status().message());
+  if (!got.ok()) {
+    // A rank that hangs uses it for good.
+    if (absl::IsDeadlineExceeded(got.status())) cluster_.release();  // NOLINT
+    return std::string(got.status().message());
+  }
   const std::vector<std::string> failures = Check(v, tolerance, pass, *got);
   if (failures.empty()) return "";
   if (failures.size() == 1) return failures[0];
@@ -91,7 +116,7 @@ std::string Runner::Run(const Vector& v, const Tolerance& tolerance) {
   }
   // Its connections end a little before the process does.
   constexpr int64_t kEndingNs = 20 * 1000 * 1000;
-  if (!failure.empty() && !daemon_->Lives(kEndingNs)) {
+  if (!failure.empty() && daemon_ != nullptr && !daemon_->Lives(kEndingNs)) {
     failure = absl::StrCat(failure, "; chorusd has ended: ", daemon_->Log());
   }
   return failure;

@@ -1,4 +1,4 @@
-// Runs golden vectors through the SDK and a chorusd of its own.
+// Runs golden vectors through the SDK and a chorusd of its own, or a node in this process.
 #ifndef CHORUS_TESTS_VECTORS_RUNNER_H_
 #define CHORUS_TESTS_VECTORS_RUNNER_H_
 
@@ -14,6 +14,7 @@
 #include "benchmarks/daemon.h"
 #include "benchmarks/process.h"
 #include "chorus/chorus.h"
+#include "tests/conformance/cluster.h"
 #include "tests/vectors/trainers.h"
 #include "tests/vectors/vector.h"
 
@@ -21,6 +22,9 @@ namespace chorus {
 namespace vectors {
 
 struct RunnerOptions {
+  // If given, opens what they run on, without a transport, and all else but `sim_seed` and
+  // `patience` says nothing.
+  conformance::OpenCluster cluster;
   std::string daemon;  // the program
   Transport transport = Transport::kRing;
   std::string backend = "host";  // or "sim"
@@ -42,7 +46,7 @@ class Runner {
   // none, or none with enough devices; a vector after which it is gone has failed.
   std::string Run(const Vector& v, const Tolerance& tolerance);
 
-  // Null before the first vector.
+  // Null before the first vector, and where there is a cluster.
   bench::Daemon* daemon() { return daemon_.get(); }
 
   // All vectors of a file. `say` gets a line for each that failed; a file that cannot be read or
@@ -51,12 +55,17 @@ class Runner {
 
  private:
   absl::Status Prepare(int devices);
+  bool Lives();
+  // With these trainers, whose sessions and what they wait for are to be told.
+  absl::Status StartDaemon(TrainerOptions* trainers);
+  absl::Status OpenCluster(TrainerOptions* trainers);
   std::string RunPass(const Vector& v, const Tolerance& tolerance, Pass pass);
 
   const RunnerOptions options_;
   const bench::ScratchDirectory scratch_;
-  int devices_ = 0;  // of the daemon
+  int devices_ = 0;  // of the daemon or the cluster
   std::unique_ptr<bench::Daemon> daemon_;
+  std::unique_ptr<conformance::Cluster> cluster_;
   std::unique_ptr<Trainers> trainers_;
 };
 
