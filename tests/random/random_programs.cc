@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "tests/random/generate.h"
 #include "tests/random/search.h"
@@ -23,6 +24,8 @@
 
 ABSL_FLAG(uint64_t, seed, 1, "Seed of the first program; the next ones count on from it.");
 ABSL_FLAG(int, programs, 1, "How many programs.");
+ABSL_FLAG(absl::Duration, limit, absl::InfiniteDuration(),
+          "No other program is begun when this time is over.");
 ABSL_FLAG(std::string, file, "", "Runs the program that is written in this file instead.");
 ABSL_FLAG(std::string, ways, "", "Only ways whose names contain this, and the first.");
 ABSL_FLAG(int, shrink, 400, "How many smaller programs may be tried for one that fails; 0: none.");
@@ -78,7 +81,8 @@ int Main(const char* self) {
   Counts counts;
   int failed = 0;
   const int programs = given.empty() ? absl::GetFlag(FLAGS_programs) : 1;
-  for (int i = 0; i < programs; ++i) {
+  const absl::Time end = absl::Now() + absl::GetFlag(FLAGS_limit);
+  for (int i = 0; i < programs && (i == 0 || absl::Now() < end); ++i) {
     const uint64_t seed = absl::GetFlag(FLAGS_seed) + static_cast<uint64_t>(i);
     const Program program = given.empty() ? Generate(seed, generator) : given[0];
     if (absl::GetFlag(FLAGS_print)) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/types/optional.h"
 #include "core/tensor/half.h"
 #include "tests/random/evaluate.h"
@@ -69,6 +70,18 @@ std::string Listed(const std::vector<double>& values) {
   return absl::StrCat(text, values.size() > 12 ? ", ...]" : "]");
 }
 
+// The first element that differs in bits; its digits tell it from the other one.
+std::string FirstDifference(DType dtype, const std::string& a, const std::string& b) {
+  const auto size = static_cast<size_t>(DTypeBytes(dtype));
+  size_t i = 0;
+  while ((i + 1) * size < std::min(a.size(), b.size()) &&
+         a.compare(i * size, size, b, i * size, size) == 0) {
+    ++i;
+  }
+  return absl::StrFormat(" (element %d: %.17g, %.17g)", i, Element(dtype, a, i),
+                         Element(dtype, b, i));
+}
+
 // Of what came first; and that is not only told of another rank.
 bool SaysMore(const std::string& a, const std::string& b) {
   const auto weight = [](const std::string& text) {
@@ -119,11 +132,120 @@ std::string WrongValue(const Program& program, const Outcomes& outcomes,
       const double tolerance = IsFloating(dtype) ? kSlack * right.errors[i] : 0;
       if (std::fabs(got - right.values[i]) <= tolerance) continue;
       return absl::StrCat("v", v, " is ", Listed(dtype, outcome.bytes), ", right is ",
-                          Listed(right.values), " (element ", i, ": ", got, " for ",
-                          right.values[i], ", tolerance ", tolerance, ")");
+                          Listed(right.values),
+                          absl::StrFormat(" (element %d: %.17g for %.17g, tolerance %g)", i, got,
+                                          right.values[i], tolerance));
     }
   }
   return "";
+}
+
+// What comes of one way: of the first of its kind, with which the others of it are compared.
+struct First {
+  std::string way;
+  Outcomes outcomes;
+};
+
+// Ways of one kind have equal bits: those on a GPU apart from the others, and those in which a rank
+// has its own order, and so adds its gradients up in another one.
+std::pair<bool, bool> KindOf(const Way& way) {
+  return {way.host_bits, way.mode.shuffled && !way.mode.waits};
+}
+
+// The first value that has other bits than in another way, of those in `which`; "": none.
+std::string OtherBits(const Program& program, const Outcomes& outcomes, const First& first,
+                      const std::vector<bool>& which, const std::vector<Numbers>& numbers) {
+  for (const auto& [v, outcome] : outcomes) {
+    if (!which[static_cast<size_t>(v)]) continue;
+    const std::string& other = first.outcomes.at(v).bytes;
+    if (outcome.bytes == other) continue;
+    const DType dtype = program.value(v).dtype;
+    return absl::StrCat("v", v, " is ", Listed(dtype, outcome.bytes), ", in ", first.way, " ",
+                        Listed(dtype, other), FirstDifference(dtype, outcome.bytes, other),
+                        ", right is ", Listed(numbers[static_cast<size_t>(v)].values));
+  }
+  return "";
+}
+
+// The first result of a collective which all members get and not with the same bits; "": none.
+std::string UnequalMembers(const Program& program, const Outcomes& outcomes) {
+  for (const Statement& s : program.statements) {
+    if (s.op != Op::kAllReduce && s.op != Op::kBroadcast && s.op != Op::kAllGather &&
+        s.op != Op::kAllGatherIntoTensor) {
+      continue;
+    }
+    std::map<size_t, int> firsts;  // by place among the results
+    for (const Call& call : s.calls) {
+      for (size_t i = 0; i < call.out.size(); ++i) {
+        const auto mine = outcomes.find(call.out[i]);
+        if (mine == outcomes.end()) continue;
+        const int first = firsts.emplace(i, call.out[i]).first->second;
+        const std::string& expected = outcomes.at(first).bytes;
+        if (mine->second.bytes == expected) continue;
+        const DType dtype = program.value(first).dtype;
+        return absl::StrCat("v", call.out[i], " is ", Listed(dtype, mine->second.bytes),
+                            ", on another member v", first, " ", Listed(dtype, expected),
+                            FirstDifference(dtype, mine->second.bytes, expected));
+      }
+    }
+  }
+  return "";
+}
+
+// Whether results of a GPU have bits of their own. docs/gpu.md has the list.
+bool RoundsItsOwnWay(Op op) {
+  switch (op) {
+    case Op::kSin:
+    case Op::kCos:
+    case Op::kExp:
+    case Op::kLog:
+    case Op::kLog1p:
+    case Op::kExpm1:
+    case Op::kSqrt:
+    case Op::kRsqrt:
+    case Op::kSigmoid:
+    case Op::kTanh:
+    case Op::kErf:
+    case Op::kPow:
+    case Op::kSum:
+    case Op::kMean:
+    case Op::kProduct:
+    case Op::kMatMul:
+    case Op::kSoftmax:
+    case Op::kLogSoftmax:
+    case Op::kCrossEntropy:
+    case Op::kConv2d:
+    case Op::kConvTranspose2d:
+    case Op::kAvgPool2d:
+    case Op::kAdaptiveAvgPool2d:
+    case Op::kLinear:
+    case Op::kLayerNorm:
+    case Op::kGroupNorm:
+    case Op::kBatchNorm:
+    case Op::kDevicesLinear:
+    case Op::kGradient:  // by way of sums, where its op's operand was stretched
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The values, by number, that have the host's bits on a GPU as well: all that they come from does.
+std::vector<bool> WithHostBits(const Program& program) {
+  std::vector<bool> host_bits(program.values.size(), true);
+  for (const Statement& s : program.statements) {
+    bool all = true;
+    for (const Call& call : s.calls) {
+      for (const int in : call.in) all = all && (in < 0 || host_bits[static_cast<size_t>(in)]);
+    }
+    for (const Call& call : s.calls) {
+      for (const int out : call.out) {
+        const bool own = RoundsItsOwnWay(s.op) && IsFloating(program.value(out).dtype);
+        host_bits[static_cast<size_t>(out)] = all && !own;
+      }
+    }
+  }
+  return host_bits;
 }
 
 int Orders(const Program& program) {
@@ -150,13 +272,9 @@ Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runne
   counts->gradients += orders == 1;
   counts->second += orders == 2;
   counts->third += orders > 2;
-  // In its own order a rank adds up its gradients in another one: bits are compared between ways of
-  // one order, and the first of each has its values compared.
-  struct First {
-    std::string way;
-    Outcomes outcomes;
-  };
-  std::map<bool, First> firsts;
+  const std::vector<bool> all(program.values.size(), true);
+  // The first of each kind has its values compared, the others their bits with those of the first.
+  std::map<std::pair<bool, bool>, First> firsts;
   const auto found = [&](Finding::Kind kind, const Way& way, const std::string& text) {
     finding.kind = kind;
     finding.way = way.name;
@@ -168,38 +286,36 @@ Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runne
     ++counts->runs;
     const std::string error = ErrorOf(program, outcomes);
     if (!error.empty()) return found(Finding::kError, way, error);
-    First& first = firsts[way.mode.shuffled && !way.mode.waits];
-    if (first.way.empty()) {
-      first.way = way.name;
-      first.outcomes = outcomes;
-      const std::string wrong = WrongValue(program, outcomes, *numbers, counts);
-      if (!wrong.empty()) return found(Finding::kValue, way, wrong);
+    First& first = firsts[KindOf(way)];
+    if (!first.way.empty()) {
+      const std::string other = OtherBits(program, outcomes, first, all, *numbers);
+      if (!other.empty()) return found(Finding::kBits, way, other);
       continue;
     }
-    for (const auto& [v, outcome] : outcomes) {
-      const std::string& other = first.outcomes[v].bytes;
-      if (outcome.bytes == other) continue;
-      const DType dtype = program.value(v).dtype;
-      return found(Finding::kBits, way,
-                   absl::StrCat("v", v, " is ", Listed(dtype, outcome.bytes), ", in ", first.way,
-                                " ", Listed(dtype, other), ", right is ",
-                                Listed((*numbers)[static_cast<size_t>(v)].values)));
-    }
+    first.way = way.name;
+    first.outcomes = outcomes;
+    const std::string wrong = WrongValue(program, outcomes, *numbers, counts);
+    if (!wrong.empty()) return found(Finding::kValue, way, wrong);
+    const std::string unequal = UnequalMembers(program, outcomes);
+    if (!unequal.empty()) return found(Finding::kBits, way, unequal);
+    if (way.host_bits) continue;
+    const std::string other =
+        OtherBits(program, outcomes, firsts[KindOf(ways.front())], WithHostBits(program), *numbers);
+    if (!other.empty()) return found(Finding::kBits, way, other);
   }
   return finding;
 }
 
 std::vector<Way> WaysFor(const std::string& name) {
+  const auto named = std::find_if(AllWays().begin(), AllWays().end(),
+                                  [&](const Way& way) { return way.name == name; });
   std::vector<Way> ways;
-  for (const Way& way : AllWays()) {
-    // What it is compared with comes first.
-    if (way.name == name || ways.empty() || (way.mode.shuffled && ways.size() == 1)) {
-      ways.push_back(way);
-    }
-    if (way.name == name) break;
-  }
-  const bool shuffled = ways.back().mode.shuffled;
-  if (ways.size() == 3) ways.erase(ways.begin() + (shuffled ? 0 : 1));
+  // The host's bits, for a way that shares some of them; the first of its kind; itself.
+  if (!named->host_bits) ways.push_back(AllWays().front());
+  const auto first = std::find_if(AllWays().begin(), named,
+                                  [&](const Way& way) { return KindOf(way) == KindOf(*named); });
+  if (first != named) ways.push_back(*first);
+  ways.push_back(*named);
   return ways;
 }
 

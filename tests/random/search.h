@@ -31,10 +31,11 @@ struct Counts {
 };
 std::string CountsText(const Counts& counts);
 
-// Runs it in every way: no errors, equal bits, right values.
+// Runs it in every way, the first of which has the host's bits: no errors, equal bits, right
+// values.
 Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runner, Counts* counts);
 
-// The way of that name, behind the one that it is compared with.
+// The way of that name, behind those that it is compared with.
 std::vector<Way> WaysFor(const std::string& name);
 
 // A smaller program in which the same is found: in the same way, of the same kind.

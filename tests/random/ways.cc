@@ -38,6 +38,7 @@ std::vector<Way> MakeWays() {
     way.reach = reach;
     way.backend = backend;
     way.shares = shares;
+    way.host_bits = way.backend != "cuda";
     way.mode = mode;
     ways.push_back(std::move(way));
   };
@@ -66,6 +67,7 @@ std::vector<Way> MakeWays() {
   const char* const sim = "sim";
   const char* const sim_shared = "sim_shared";
   const char* const sim_pairs = "sim_pairs";
+  const char* const cuda = "cuda";
   add("direct_host_eager", Reach::kDirect, host, true, eager);
   add("direct_host_eager_waits", Reach::kDirect, host, true, waits);
   add("direct_host_eager_shuffled", Reach::kDirect, host, true, shuffled);
@@ -84,6 +86,10 @@ std::vector<Way> MakeWays() {
   add("direct_sim_shared_compiled", Reach::kDirect, sim_shared, true, donated_all);
   add("direct_sim_pairs_eager", Reach::kDirect, sim_pairs, true, eager);
   add("direct_sim_pairs_compiled", Reach::kDirect, sim_pairs, true, donated);
+  add("direct_cuda_eager", Reach::kDirect, cuda, true, eager);
+  add("direct_cuda_eager_mixed", Reach::kDirect, cuda, true, mixed);
+  add("direct_cuda_compiled", Reach::kDirect, cuda, true, donated);
+  add("direct_cuda_compiled_all", Reach::kDirect, cuda, true, donated_all);
   add("ring_host_eager", Reach::kRing, host, true, mixed);
   add("ring_host_compiled", Reach::kRing, host, true, donated);
   add("ring_sim_compiled", Reach::kRing, sim, true, all);

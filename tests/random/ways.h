@@ -24,10 +24,13 @@ struct Way {
   Reach reach = Reach::kDirect;
   std::string backend = "host";
   bool shares = true;  // equal work
+  // Its results have the host's bits. A GPU's have bits of their own behind sums and functions of
+  // floats, the same in all its ways; elsewhere the host's (docs/gpu.md).
+  bool host_bits = true;
   Mode mode;
 };
 
-// The first is what the others are compared with.
+// The first, on the host, is what the others are compared with.
 const std::vector<Way>& AllWays();
 // Whose names contain `part`, and always the first.
 std::vector<Way> WaysNamed(const std::string& part);
