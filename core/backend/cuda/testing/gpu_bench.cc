@@ -1,6 +1,14 @@
-// What the `cuda` backend costs on this machine's GPU: small work, collectives of logical devices,
-// and copies. With CHORUS_TEST_GPU=driver; else its figures are a stand-in's, and mean nothing.
-// Exit status 3, and one line, where there is no GPU.
+// What the `cuda` backend costs on this machine's GPU.
+//
+//   gpu_bench                 small work, collectives of logical devices, and copies
+//   gpu_bench --ops           the local ops' kernels (ops_suite.h)
+//     --out=FILE              their figures, a line of JSON each
+//     --limit=SECONDS         rows beyond it are left out
+//     --smoke                 tiny tensors, each row once
+//   gpu_bench --list          what --ops measures, a line of JSON each
+//
+// With CHORUS_TEST_GPU=driver; else its figures are a stand-in's, and mean nothing. Exit status 2
+// for wrong arguments; 3, and one line, where there is no GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +17,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "core/backend/cuda/testing/ops_suite.h"
 #include "core/backend/cuda/testing/test_gpu.h"
 #include "core/backend/cuda/testing/test_kernel_factory.h"
 #include "core/backend/testing/device_rig.h"
@@ -193,7 +205,7 @@ void Copies(int64_t bytes) {
   }
 }
 
-int Main() {
+void BackendSuite() {
   std::printf("| what | measured |\n|---|---|\n");
   SmallKernels();
   for (const int size : {1, 2, 4, 8}) SmallCollectives(size);
@@ -202,10 +214,45 @@ int Main() {
     LargeCollectives(size, 256 * kMiB);
   }
   for (const int64_t bytes : {int64_t{4096}, kMiB / 16, kMiB, 256 * kMiB}) Copies(bytes);
+}
+
+int Main(const std::vector<absl::string_view>& arguments) {
+  if (arguments.empty()) {
+    BackendSuite();
+    return 0;
+  }
+  bool ops = false, list = false;
+  OpsSuiteOptions options;
+  for (absl::string_view argument : arguments) {
+    if (argument == "--ops") {
+      ops = true;
+    } else if (argument == "--list") {
+      list = true;
+    } else if (argument == "--smoke") {
+      options.smoke = true;
+    } else if (absl::ConsumePrefix(&argument, "--out=")) {
+      options.out = std::string(argument);
+    } else if (!absl::ConsumePrefix(&argument, "--limit=") ||
+               !absl::SimpleAtod(argument, &options.limit_seconds)) {
+      std::fprintf(stderr, "gpu_bench: what is %s?\n", std::string(argument).c_str());
+      return 2;
+    }
+  }
+  if (ops == list) {
+    std::fprintf(stderr, "gpu_bench: there is --ops, with what belongs to it, or --list\n");
+    return 2;
+  }
+  if (list) {
+    ListOpsSuite();
+  } else {
+    RunOpsSuite(options);
+  }
   return 0;
 }
 
 }  // namespace
 }  // namespace chorus
 
-int main() { return chorus::Main(); }
+int main(int argc, char** argv) {
+  return chorus::Main(std::vector<absl::string_view>(argv + 1, argv + argc));
+}
