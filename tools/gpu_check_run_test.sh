@@ -18,8 +18,9 @@ mkdir -p "$here/bin" "$here/lib" "$folder/bin"
 cp -L tools/gpu_check_run "$here/run"
 echo "commit of a test" >"$here/about"
 # Each says how it was called; STATUS_NAME in the environment is what one ends with.
-for name in gpu_probe cuda_kernels_test cuda_backend_test cuda_test gpu_bench; do
-  executable "$here/bin/$name" <<'END'
+for name in bin/gpu_probe bin/cuda_kernels_test bin/cuda_backend_test bin/cuda_test bin/gpu_bench \
+  bin/worker_loss_test bin/cuda_vectors_test bin/random_programs launch; do
+  executable "$here/$name" <<'END'
 #!/bin/sh
 name="$(basename "$0")"
 echo "ran $name $*"
@@ -56,7 +57,7 @@ expect_in() { grep -qE -- "$2" "$folder/out/$1" || fail "expected $2 in $1"; }
 HAS_TORCH=1 run
 expect_status 0
 order="$(cut -d: -f1 "$folder/out/summary" | tr '\n' ' ')"
-[[ "$order" == "probe kernels backend conformance bench torch sanitizer " ]] || fail "ran $order"
+[[ "$order" == "probe kernels backend conformance daemon worker vectors random bench torch sanitizer " ]] || fail "ran $order"
 # The ops' bench is not a part of `bench`, and PyTorch gets what it wrote.
 expect_in bench.md '^ran gpu_bench $'
 expect_in torch.md '^ran gpu_bench --ops .*--out=.*/ops.jsonl'

@@ -1,5 +1,6 @@
-// Random programs on logical devices of one GPU, beside the host: 500 of them, or with CHORUS_LONG=1
-// in the environment 10,000. The GPU is a stand-in's, or with CHORUS_TEST_GPU=driver this machine's.
+// Random programs on logical devices of one GPU, beside the host: 500 of them, or with
+// CHORUS_LONG=1 in the environment 10,000. The GPU is a stand-in's, or with CHORUS_TEST_GPU=driver
+// this machine's.
 #include <cstdlib>
 
 #include "gtest/gtest.h"
