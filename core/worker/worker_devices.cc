@@ -7,18 +7,18 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "core/backend/backend_options.h"
-#include "core/base/address_ranges.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/ops/node_spec.h"
 #include "core/runtime/device_plan.h"
 #include "core/worker/channel.h"
+#include "core/worker/domain_addresses.h"
 #include "core/worker/protocol.h"
+#include "core/worker/under_way.h"
 #include "core/worker/window.h"
 #include "core/worker/worker_process.h"
 
@@ -51,53 +51,6 @@ std::string BytesOf(const NodeView& view, absl::Span<const TensorType> outputs) 
   plan.nodes.push_back(std::move(kernel));
   return EncodeDevicePlan(plan);
 }
-
-// The addresses of one domain. They are given out here and never name anything else again, in this
-// worker or the next, so that an address tells what is lost.
-class DomainAddresses {
- public:
-  explicit DomainAddresses(int domain) : next_(FirstAddressOf(domain)) {}
-
-  absl::optional<DeviceAddress> Take(int64_t bytes) { return ranges_.Take(bytes); }
-  void GiveBack(DeviceAddress address) { ranges_.GiveBack(address); }
-  // A range with room for `bytes`, which the worker has to be told of.
-  MapMemory Grow(int domain, int64_t bytes) {
-    MapMemory range;
-    range.domain = domain;
-    range.begin = next_;
-    // Each as large as all before it together, within bounds.
-    range.bytes = std::max({ranges_.Rounded(bytes), std::min(mapped_, kMostAtATime), kLeast});
-    // A gap, so that no piece ever lies in two ranges.
-    next_ += static_cast<DeviceAddress>(range.bytes + kAlignment);
-    mapped_ += range.bytes;
-    ranges_.Add(range.begin, range.bytes);
-    mapped_ranges_[range.begin] = range.bytes;
-    return range;
-  }
-  void Refused(DeviceAddress begin) {
-    const auto range = mapped_ranges_.find(begin);
-    if (range == mapped_ranges_.end()) return;
-    ranges_.Retire(begin, range->second);
-    mapped_ -= range->second;
-    mapped_ranges_.erase(range);
-  }
-  // All that was mapped is gone.
-  void Lose() {
-    ranges_ = AddressRanges(kAlignment);
-    mapped_ranges_.clear();
-    mapped_ = 0;
-  }
-
- private:
-  static constexpr int64_t kAlignment = 256;
-  static constexpr int64_t kLeast = int64_t{1} << 20;
-  static constexpr int64_t kMostAtATime = int64_t{256} << 20;
-
-  DeviceAddress next_;
-  AddressRanges ranges_{kAlignment};
-  int64_t mapped_ = 0;
-  absl::flat_hash_map<DeviceAddress, int64_t> mapped_ranges_;
-};
 
 class FarDevices final : public WorkerDevices {
  public:
@@ -142,7 +95,7 @@ class FarDevices final : public WorkerDevices {
     DomainAddresses& addresses = addresses_[static_cast<size_t>(domain)];
     absl::optional<DeviceAddress> address = addresses.Take(bytes);
     if (!address.has_value()) {
-      PostLocked(BytesOf(addresses.Grow(domain, bytes)));
+      PostLocked(BytesOf(addresses.Grow(bytes)));
       address = addresses.Take(bytes);
     }
     return *address;
@@ -163,26 +116,10 @@ class FarDevices final : public WorkerDevices {
   }
 
  private:
-  struct Transfer {
-    bool is_upload = false;
-    DeviceAddress address = 0;
-    int64_t bytes = 0;
-    const char* from = nullptr;
-    char* to = nullptr;
-    int64_t come = 0;  // bytes of a download
-  };
-  // What one device was asked for and has not answered.
   struct Proxy {
     bool lost = false;  // until its executor recovers
-    absl::Status why;
-    absl::flat_hash_set<LaunchId> launches;
-    absl::flat_hash_set<PlanId> loads;
-    absl::flat_hash_set<CommunicatorId> opens;
-    absl::flat_hash_map<TransferId, Transfer> transfers;
-
-    bool idle() const {
-      return launches.empty() && loads.empty() && opens.empty() && transfers.empty();
-    }
+    absl::Status why;   // of the last loss
+    UnderWay under_way;
   };
   // In the order of the calls: a message, or an upload, which is sent in pieces.
   struct Queued {
@@ -203,7 +140,7 @@ class FarDevices final : public WorkerDevices {
 
     void LoadPlan(PlanId id, absl::string_view plan) override {
       const auto refused = devices_->Post(device_, worker::LoadPlan{device_, id, plan},
-                                          [id](Proxy* proxy) { proxy->loads.insert(id); });
+                                          [id](UnderWay* all) { all->Add(id); });
       if (!refused.ok()) devices_->Say(device_, LoadedMessage{id, refused});
     }
     void UnloadPlan(PlanId id) override {
@@ -215,8 +152,7 @@ class FarDevices final : public WorkerDevices {
       open.communicator = id;
       open.member = member;
       open.devices.assign(devices.begin(), devices.end());
-      const auto refused =
-          devices_->Post(device_, open, [id](Proxy* proxy) { proxy->opens.insert(id); });
+      const auto refused = devices_->Post(device_, open, [id](UnderWay* all) { all->Add(id); });
       if (!refused.ok()) devices_->Say(device_, OpenedMessage{id, refused});
     }
     void AbortCommunicator(CommunicatorId id, absl::Status why) override {
@@ -228,7 +164,7 @@ class FarDevices final : public WorkerDevices {
     bool Launch(absl::string_view launch) override {
       const LaunchId id = LaunchOf(launch);
       const auto refused = devices_->Post(device_, worker::Launch{device_, launch},
-                                          [id](Proxy* proxy) { proxy->launches.insert(id); });
+                                          [id](UnderWay* all) { all->Add(id); });
       if (!refused.ok()) {
         devices_->Say(device_, CompletionMessage{id, refused, /*held_back=*/true});
       }
@@ -239,8 +175,7 @@ class FarDevices final : public WorkerDevices {
       devices_->Post(device_, worker::Settled{device_, last, last_upload}).IgnoreError();
     }
     void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) override {
-      Transfer transfer;
-      transfer.is_upload = true;
+      UnderWay::Transfer transfer;
       transfer.address = to;
       transfer.bytes = bytes;
       transfer.from = static_cast<const char*>(from);
@@ -249,13 +184,13 @@ class FarDevices final : public WorkerDevices {
     }
     void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
                   LaunchId after) override {
-      Transfer transfer;
+      UnderWay::Transfer transfer;
       transfer.address = from;
       transfer.bytes = bytes;
       transfer.to = static_cast<char*>(to);
       const auto refused =
           devices_->Post(device_, worker::Download{device_, id, from, bytes, after},
-                         [&](Proxy* proxy) { proxy->transfers.emplace(id, transfer); });
+                         [&](UnderWay* all) { all->Add(id, transfer); });
       if (!refused.ok()) devices_->Say(device_, TransferredMessage{id, refused});
     }
     void Recover() override { devices_->Recover(device_); }
@@ -290,19 +225,19 @@ class FarDevices final : public WorkerDevices {
     MutexLock lock(&mutex_);
     Proxy& proxy = ProxyOf(device);
     if (proxy.lost) return Detached(proxy.why);
-    note(&proxy);
+    note(&proxy.under_way);
     PostLocked(std::move(bytes));
     return absl::OkStatus();
   }
   absl::Status Post(int device, const ToWorker& message) {
-    return Post(device, message, [](Proxy*) {});
+    return Post(device, message, [](UnderWay*) {});
   }
 
-  absl::Status PostUpload(int device, TransferId id, const Transfer& transfer) {
+  absl::Status PostUpload(int device, TransferId id, const UnderWay::Transfer& transfer) {
     MutexLock lock(&mutex_);
     Proxy& proxy = ProxyOf(device);
     if (proxy.lost) return Detached(proxy.why);
-    proxy.transfers.emplace(id, transfer);
+    proxy.under_way.Add(id, transfer);
     Queued queued;
     queued.device = device;
     queued.transfer = id;
@@ -354,9 +289,10 @@ class FarDevices final : public WorkerDevices {
 
   void SendUpload(int64_t life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Queued queued = std::move(queue_.front());
-    const auto it = ProxyOf(queued.device).transfers.find(queued.transfer);
-    if (it == ProxyOf(queued.device).transfers.end()) return;
-    const Transfer transfer = it->second;
+    UnderWay& under_way = ProxyOf(queued.device).under_way;
+    const UnderWay::Transfer* const found = under_way.Find(queued.transfer);
+    if (found == nullptr) return;
+    const UnderWay::Transfer transfer = *found;
     const std::shared_ptr<Window> window = window_;
     // While its bytes are read nobody else says that it has ended.
     sending_ = queued.transfer;
@@ -384,7 +320,7 @@ class FarDevices final : public WorkerDevices {
     if (sent == transfer.bytes && life == life_) return;
     // It was left to this thread to say so.
     const absl::Status why = Detached(ProxyOf(queued.device).why);
-    ProxyOf(queued.device).transfers.erase(queued.transfer);
+    under_way.End(queued.transfer);
     changed_.SignalAll();
     mutex_.Unlock();
     Say(queued.device, TransferredMessage{queued.transfer, why.ok() ? Lost("the end") : why});
@@ -443,24 +379,9 @@ class FarDevices final : public WorkerDevices {
   absl::Status Take(const Event& message) {
     CHORUS_RETURN_IF_ERROR(CheckDevice(message.device));
     CHORUS_ASSIGN_OR_RETURN(const EventMessage event, DecodeEvent(message.bytes));
-    struct IsExpected {
-      bool operator()(const CompletionMessage& of) { return proxy->launches.erase(of.launch) > 0; }
-      bool operator()(const LoadedMessage& of) { return proxy->loads.erase(of.plan) > 0; }
-      bool operator()(const OpenedMessage& of) { return proxy->opens.erase(of.communicator) > 0; }
-      bool operator()(const TransferredMessage& of) {
-        const auto it = proxy->transfers.find(of.transfer);
-        if (it == proxy->transfers.end()) return false;
-        const bool is_whole = it->second.is_upload || it->second.come == it->second.bytes;
-        if (of.status.ok() && !is_whole) return false;
-        proxy->transfers.erase(it);
-        return true;
-      }
-      bool operator()(const LostMessage&) { return false; }
-      Proxy* proxy;
-    };
     {
       MutexLock lock(&mutex_);
-      if (!absl::visit(IsExpected{&ProxyOf(message.device)}, event)) {
+      if (!ProxyOf(message.device).under_way.End(event)) {
         return Lost("it answers what it was not asked");
       }
       if (closing_) changed_.SignalAll();
@@ -474,7 +395,7 @@ class FarDevices final : public WorkerDevices {
     if (message.domain < 0 || static_cast<size_t>(message.domain) >= addresses_.size()) {
       return Lost(absl::StrCat("it speaks of domain ", message.domain));
     }
-    addresses_[static_cast<size_t>(message.domain)].Refused(message.begin);
+    addresses_[static_cast<size_t>(message.domain)].Refuse(message.begin);
     return absl::OkStatus();
   }
 
@@ -495,16 +416,15 @@ class FarDevices final : public WorkerDevices {
     std::shared_ptr<Window> window;
     {
       MutexLock lock(&mutex_);
-      auto& transfers = ProxyOf(message.device).transfers;
-      const auto it = transfers.find(message.transfer);
+      UnderWay::Transfer* const transfer = ProxyOf(message.device).under_way.Find(message.transfer);
       // Pieces come in order, each once.
-      if (it == transfers.end() || it->second.is_upload || message.slot < 0 ||
+      if (transfer == nullptr || transfer->is_upload() || message.slot < 0 ||
           message.slot >= kSlots || message.bytes < 0 || message.bytes > kSlotBytes ||
-          message.offset != it->second.come || message.bytes > it->second.bytes - it->second.come) {
+          message.offset != transfer->come || message.bytes > transfer->bytes - transfer->come) {
         return Lost("it sends bytes that were not asked for");
       }
-      it->second.come += message.bytes;
-      to = it->second.to + message.offset;
+      transfer->come += message.bytes;
+      to = transfer->to + message.offset;
       window = window_;
     }
     // Only this thread says that the transfer has ended: until then its memory stands.
@@ -669,8 +589,9 @@ class FarDevices final : public WorkerDevices {
         if (!killed_.ok()) return killed_;
         const bool idle =
             queue_.empty() && questions_.empty() &&
-            std::all_of(proxies_.begin(), proxies_.end(),
-                        [](const std::unique_ptr<Proxy>& proxy) { return proxy->idle(); });
+            std::all_of(proxies_.begin(), proxies_.end(), [](const std::unique_ptr<Proxy>& proxy) {
+              return proxy->under_way.empty();
+            });
         if (idle) heard = now;
         if (now - heard >= options_.kill_timeout) {
           return Lost(absl::StrCat("it has not answered for ",
@@ -718,29 +639,12 @@ class FarDevices final : public WorkerDevices {
         const std::string text =
             absl::StrCat("device ", info_.backend, ":", device, ": ", ErrorOf(why).message);
         proxy.why = Lost(text);
-        const auto add = [&](EventMessage event) { events.emplace_back(device, std::move(event)); };
-        // Ascending, as they would have ended.
-        std::vector<LaunchId> launches(proxy.launches.begin(), proxy.launches.end());
-        std::sort(launches.begin(), launches.end());
-        for (const LaunchId id : launches) add(CompletionMessage{id, Lost(text)});
-        for (const PlanId id : proxy.loads) add(LoadedMessage{id, Lost(text)});
-        for (const CommunicatorId id : proxy.opens) add(OpenedMessage{id, Lost(text)});
-        absl::flat_hash_map<TransferId, Transfer> left;
-        for (const auto& transfer : proxy.transfers) {
-          if (transfer.first == sending_) {
-            left.insert(transfer);
-          } else {
-            add(TransferredMessage{transfer.first, Lost(text)});
-          }
+        for (EventMessage& event : proxy.under_way.EndAll(proxy.why, sending_)) {
+          events.emplace_back(device, std::move(event));
         }
-        proxy.launches.clear();
-        proxy.loads.clear();
-        proxy.opens.clear();
-        proxy.transfers.swap(left);
-        if (lost) {
-          proxy.lost = true;
-          add(LostMessage{Lost(text)});
-        }
+        if (!lost) continue;
+        proxy.lost = true;
+        events.emplace_back(device, LostMessage{Lost(text)});
       }
       changed_.SignalAll();
     }
@@ -765,7 +669,7 @@ class FarDevices final : public WorkerDevices {
     {
       MutexLock lock(&mutex_);
       closing_ = true;
-      while (!ProxyOf(device).idle()) {
+      while (!ProxyOf(device).under_way.empty()) {
         const absl::Duration left = deadline - SteadyNow();
         if (left > absl::ZeroDuration()) {
           changed_.WaitFor(&mutex_, left);

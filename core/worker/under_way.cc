@@ -1,0 +1,67 @@
+#include "core/worker/under_way.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace chorus::worker {
+namespace {
+
+template <typename Id, typename Ids>
+std::vector<Id> Ascending(const Ids& ids) {
+  std::vector<Id> ascending(ids.begin(), ids.end());
+  std::sort(ascending.begin(), ascending.end());
+  return ascending;
+}
+
+}  // namespace
+
+UnderWay::Transfer* UnderWay::Find(TransferId id) {
+  const auto it = transfers_.find(id);
+  return it == transfers_.end() ? nullptr : &it->second;
+}
+
+bool UnderWay::End(const EventMessage& event) {
+  struct Ended {
+    bool operator()(const CompletionMessage& of) { return all->launches_.erase(of.launch) > 0; }
+    bool operator()(const LoadedMessage& of) { return all->loads_.erase(of.plan) > 0; }
+    bool operator()(const OpenedMessage& of) { return all->opens_.erase(of.communicator) > 0; }
+    bool operator()(const TransferredMessage& of) {
+      const Transfer* const transfer = all->Find(of.transfer);
+      if (transfer == nullptr) return false;
+      const bool is_whole = transfer->is_upload() || transfer->come == transfer->bytes;
+      if (of.status.ok() && !is_whole) return false;
+      all->End(of.transfer);
+      return true;
+    }
+    bool operator()(const LostMessage&) { return false; }
+    UnderWay* all;
+  };
+  return absl::visit(Ended{this}, event);
+}
+
+std::vector<EventMessage> UnderWay::EndAll(const absl::Status& why, TransferId kept) {
+  std::vector<EventMessage> events;
+  // The status is told on other threads.
+  const auto status = [&why] { return Detached(why); };
+  for (const LaunchId id : Ascending<LaunchId>(launches_)) {
+    events.push_back(CompletionMessage{id, status()});
+  }
+  for (const PlanId id : Ascending<PlanId>(loads_)) events.push_back(LoadedMessage{id, status()});
+  for (const CommunicatorId id : Ascending<CommunicatorId>(opens_)) {
+    events.push_back(OpenedMessage{id, status()});
+  }
+  std::vector<TransferId> transfers;
+  for (const auto& transfer : transfers_) transfers.push_back(transfer.first);
+  for (const TransferId id : Ascending<TransferId>(transfers)) {
+    if (id == kept) continue;
+    events.push_back(TransferredMessage{id, status()});
+    transfers_.erase(id);
+  }
+  launches_.clear();
+  loads_.clear();
+  opens_.clear();
+  return events;
+}
+
+}  // namespace chorus::worker
