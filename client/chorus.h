@@ -66,7 +66,10 @@
 // Errors: as said above: in the tensors, and as the status of what waits or gives no tensor. Each
 //   has a reason, whose cause and remedy docs/errors.md says; none is an exception.
 // Order: the calls of one thread take effect in its order. Members of one group must call its
-//   collectives in one order; several threads that use one member must order themselves.
+//   collectives in one order; several threads that use one member must order themselves. Calls of
+//   different groups, sends, receives and requests for gradients may stand in any order that the
+//   rank's data allows, on each rank in another: nothing waits for what it does not depend on. (A
+//   compiled function, or a coalesced call, is one: its results come together.)
 // Fork: in a forked child every object made before the fork is inert: calls return kForked, and
 //   destructors touch nothing.
 #ifndef CHORUS_CLIENT_CHORUS_H_

@@ -127,7 +127,6 @@ void ExpectFlat(const SessionCore::Tables& before, const SessionCore::Tables& af
   EXPECT_EQ(after.worlds, 0u);
   // Rows that nobody has go when there are as many again.
   EXPECT_LE(after.types, 2 * before.types + 256);
-  EXPECT_LE(after.origin_sets, 2 * before.origin_sets + 256);
   EXPECT_LE(after.sources, before.sources + 8);
   EXPECT_LE(after.members, 128u);
 }

@@ -147,7 +147,6 @@ absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> 
         static_cast<int32_t>(std::find(held.begin(), held.end(), part.group) - held.begin());
     entry->parts.push_back(std::move(entry_part));
   }
-  entry->draft.origins.resize(parts.size());
   *graph = builder.Build();
   const InstanceRef& instance = parts[0].key.spec.collective.instance;
   if (instance.kind == InstanceRef::Kind::kBound) graph->num_instance_slots = 1;
@@ -159,8 +158,7 @@ absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> 
   return entry;
 }
 
-void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, Interner* interner,
-          CallEntry* entry) {
+void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, CallEntry* entry) {
   RunDraft& draft = entry->draft;
   Run& run = draft.run();
   RunGroup& bound_group = run.groups[0];
@@ -169,22 +167,15 @@ void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, 
   bound_group.epoch = member->epoch.load(std::memory_order_relaxed);
   run.pair_calls.clear();
   run.call_goes_on = runs != nullptr && !runs->last;
+  draft.member = member;
   draft.operands.clear();
   // (Each look into an InlinedVector asks where it is.)
   const CallEntry::Part* const entry_parts = entry->parts.data();
   CallPosition* const bases = bound_group.base.data();
-  OriginsPtr* const origins = draft.origins.data();
   for (size_t p = 0; p < parts.size(); ++p) {
     const CallPart& part = parts[p];
     GroupCore* const group = part.group;
     for (TensorData* const input : part.inputs) draft.operands.push_back(input);
-    if (HasPeer(part.key.spec.op->kind)) {
-      OriginPtr& origin = group->counters.OriginAt(EndOf(part.key.spec.collective));
-      if (origin == nullptr) origin = interner->NewOrigin(group->member);
-      origins[p] = interner->Set({origin});
-    } else if (origins[p] == nullptr || origins[p] != group->after) {
-      origins[p] = OriginsOf(group, interner);
-    }
     if (bound || part.instance.is_pair()) {
       bases[entry_parts[p].rank] = {group->member->step.load(std::memory_order_relaxed),
                                     group->counters.next(), 0};

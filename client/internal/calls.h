@@ -48,8 +48,8 @@ absl::StatusOr<std::unique_ptr<CallEntry>> MakeEntry(absl::Span<const CallPart> 
 
 // Binds the entry's draft to operands, positions and epoch of these parts. `bound`: it is one
 // alone, and a gradient. Inputs have a name, or are still to be sent.
-void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, Interner* interner,
-          CallEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+void Bind(absl::Span<const CallPart> parts, bool bound, const CallInRuns* runs, CallEntry* entry)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
 }  // namespace internal
 }  // namespace chorus

@@ -121,14 +121,14 @@ RunDraft Fragment::TakeDraft(int device_count) {
   return draft;
 }
 
-Fragment* Fragments::Find(int32_t device_slot, const OriginsPtr& after) const {
+Fragment* Fragments::Find(int32_t device_slot, const Origins& after) const {
   for (const auto& open : open_) {
     if (open->device_slot() == device_slot && open->after() == after) return open.get();
   }
   return nullptr;
 }
 
-Fragment* Fragments::Open(int32_t device_slot, const OriginsPtr& after) {
+Fragment* Fragments::Open(int32_t device_slot, const Origins& after) {
   open_.push_back(std::make_unique<Fragment>(next_++, device_slot, after));
   return open_.back().get();
 }

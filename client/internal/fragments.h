@@ -16,7 +16,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "client/internal/interner.h"
+#include "client/internal/origins.h"
 #include "client/internal/run_draft.h"
 #include "client/internal/session_lock.h"
 #include "client/internal/tensor_data.h"
@@ -31,12 +31,12 @@ namespace internal {
 // it cannot be taken for one of those that come after it.
 class Fragment {
  public:
-  Fragment(int64_t id, int32_t device_slot, OriginsPtr after)
+  Fragment(int64_t id, int32_t device_slot, Origins after)
       : id_(id), device_slot_(device_slot), after_(std::move(after)) {}
 
   int64_t id() const { return id_; }
   int32_t device_slot() const { return device_slot_; }
-  const OriginsPtr& after() const { return after_; }
+  const Origins& after() const { return after_; }
   // No op more: a loop without collectives or reads still gets going.
   bool full() const { return nodes_.size() >= kMaxNodes; }
 
@@ -63,7 +63,7 @@ class Fragment {
 
   const int64_t id_;
   const int32_t device_slot_;
-  const OriginsPtr after_;
+  const Origins after_;
   std::vector<GraphInput> input_types_;
   std::vector<Binding> inputs_;
   std::vector<Op> nodes_;
@@ -74,9 +74,9 @@ class Fragment {
 class Fragments {
  public:
   // The open one of a device and these origins; null: none is.
-  Fragment* Find(int32_t device_slot, const OriginsPtr& after) const;
+  Fragment* Find(int32_t device_slot, const Origins& after) const;
   // A new one of them.
-  Fragment* Open(int32_t device_slot, const OriginsPtr& after);
+  Fragment* Open(int32_t device_slot, const Origins& after);
   // The id of the oldest; 0: none is open.
   int64_t oldest() const { return open_.empty() ? 0 : open_.front()->id(); }
   // The one of this id, not open any more; null: it is not open.

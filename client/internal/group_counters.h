@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "client/internal/interner.h"
 #include "core/graph/graph.h"
 
 namespace chorus {
@@ -47,22 +46,16 @@ class GroupCounters {
   // Counts so many calls; where they begin.
   int64_t Count(int64_t calls) { return std::exchange(next_, next_ + calls); }
   int64_t Count(const PairEnd& end, int64_t calls) {
-    int64_t& next = ends_[end].next;
+    int64_t& next = ends_[end];
     return std::exchange(next, next + calls);
   }
-  // Where results at an end come from; null at first.
-  OriginPtr& OriginAt(const PairEnd& end) { return ends_[end].origin; }
   // A new step. Ends that had no call in the last one are forgotten: tags that come and go must not
   // fill the table.
   void Reset();
 
  private:
-  struct End {
-    int64_t next = 0;
-    OriginPtr origin;
-  };
   int64_t next_ = 0;
-  absl::flat_hash_map<PairEnd, End> ends_;
+  absl::flat_hash_map<PairEnd, int64_t> ends_;  // the next call of each
 };
 
 }  // namespace internal

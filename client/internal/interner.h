@@ -1,9 +1,7 @@
 // What tensors and calls of a session have in common, each once: equal ones are equal pointers.
 //
-// Threads: the session's lock guards an Interner; what it hands out does not change, but for
-//   Origin::last, which the same lock guards.
-// Ownership: a type or a set of origins lives as long as anybody has it; a line of the program
-//   until ForgetSources.
+// Threads: the session's lock guards an Interner; what it hands out does not change.
+// Ownership: a type lives as long as anybody has it; a line of the program until ForgetSources.
 // Errors: none.
 #ifndef CHORUS_CLIENT_INTERNAL_INTERNER_H_
 #define CHORUS_CLIENT_INTERNAL_INTERNER_H_
@@ -14,15 +12,10 @@
 #include <memory>
 #include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/functional/function_ref.h"
 #include "absl/hash/hash.h"
 #include "chorus/tensor.h"
-#include "client/internal/session_lock.h"
-#include "core/base/ids.h"
 #include "core/tensor/type.h"
 
 namespace chorus {
@@ -36,24 +29,6 @@ struct TensorInfo {
   int64_t bytes = 0;
 };
 using TensorInfoPtr = std::shared_ptr<const TensorInfo>;
-
-class MemberCore;
-
-// What collectives of a group (of one member), or at one end of a pair, have given.
-struct Origin {
-  Origin(int64_t n, const MemberCore* m) : id(n), member(m) {}
-  const int64_t id;                             // in the session
-  const MemberCore* const member;               // to be compared only: it may be gone
-  Sequence last ABSL_GUARDED_BY(session_lock);  // run of theirs
-};
-using OriginPtr = std::shared_ptr<Origin>;
-
-// What a tensor may have to wait for, by id. Local ops are sent together only where these are
-// equal, and their devices (origins do not tell those of one run's results apart): an op never
-// waits for a collective that it does not depend on, which could be waiting for what comes after
-// the op on another rank. Null: nothing.
-using Origins = std::vector<OriginPtr>;
-using OriginsPtr = std::shared_ptr<const Origins>;
 
 struct TensorTypeHash {
   size_t operator()(const TensorType& type) const {
@@ -91,42 +66,19 @@ class InternTable {
 class Interner {
  public:
   TensorInfoPtr Type(const TensorType& type);
-  OriginsPtr Set(const Origins& set);
-  // Makes *both the origins of what needs *both and `other`. Few origins are kept, and those
-  // beyond only as long as a run of theirs may be under way: `oldest_run` says the first that may.
-  void Join(OriginsPtr* both, const OriginsPtr& other, absl::FunctionRef<Sequence()> oldest_run)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-    if (other == nullptr || *both == other) return;
-    if (*both == nullptr) {
-      *both = other;
-    } else {
-      Unite(both, *other, oldest_run);
-    }
-  }
-  OriginPtr NewOrigin(const MemberCore* member) {
-    return std::make_shared<Origin>(next_origin_++, member);
-  }
   const std::string* Source(const std::string& source);
   // So many lines that keys of calls should be forgotten with them.
   bool HasManySources() const { return sources_.size() >= kMaxSources; }
   void ForgetSources() { sources_.clear(); }
 
   size_t types() const { return types_.size(); }
-  size_t origin_sets() const { return origin_sets_.size(); }
   size_t sources() const { return sources_.size(); }
 
  private:
   static constexpr size_t kMaxSources = 4096;  // lines of the program
-  // Of a set of origins, but for those that may have runs under way.
-  static constexpr size_t kMaxOrigins = 8;
-
-  void Unite(OriginsPtr* both, const Origins& other, absl::FunctionRef<Sequence()> oldest_run)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
   // Bounded by what tensors, tape entries, calls and programs have that live, twice.
   InternTable<TensorType, TensorInfo, TensorTypeHash> types_;
-  InternTable<Origins, Origins> origin_sets_;
-  int64_t next_origin_ = 1;
   absl::flat_hash_map<std::string, std::unique_ptr<std::string>> sources_;
 };
 

@@ -15,13 +15,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "client/internal/interner.h"
 #include "client/internal/link.h"
 #include "core/base/ids.h"
 #include "core/transport/command.h"
 
 namespace chorus {
 namespace internal {
+
+class MemberCore;
 
 // Names of tensors, or of graphs: slots, of which there are so many, with a generation for each
 // use.

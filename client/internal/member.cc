@@ -16,11 +16,6 @@ std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& e
   return end.send ? std::make_pair(rank, peer) : std::make_pair(peer, rank);
 }
 
-const OriginsPtr& OriginsOf(GroupCore* group, Interner* interner) {
-  if (group->after == nullptr) group->after = interner->Set({interner->NewOrigin(group->member)});
-  return group->after;
-}
-
 OwnWorld::~OwnWorld() {
   if (gone_.ranks.empty()) return;
   releases_->Add(std::move(gone_));

@@ -22,7 +22,6 @@
 #include "absl/status/status.h"
 #include "client/internal/call_table.h"
 #include "client/internal/group_counters.h"
-#include "client/internal/interner.h"
 #include "client/internal/releases.h"
 #include "client/internal/session_lock.h"
 #include "core/base/ids.h"
@@ -46,16 +45,11 @@ struct GroupCore {
   std::atomic<bool> alive{true};       // false: gone with a Reform
   std::atomic<int64_t> generation{0};  // counts Reforms
   GroupCounters counters ABSL_GUARDED_BY(session_lock);
-  // What its results depend on; null: none so far.
-  OriginsPtr after ABSL_GUARDED_BY(session_lock);
   CallTable calls ABSL_GUARDED_BY(session_lock);
 };
 
 // Source and destination of what goes through an end of a group's pairs.
 std::pair<GroupRank, GroupRank> Between(const GroupCore& group, const PairEnd& end);
-// What the results of a group's calls depend on, beside its inputs.
-const OriginsPtr& OriginsOf(GroupCore* group, Interner* interner)
-    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
 // A world all of whose members are one session's and go together: with the last of them (of the
 // handles, and of what was recorded with them) the session leaves it, once its runs there are over.

@@ -125,7 +125,7 @@ absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOpti
     group.epoch = epoch;
     group.base = calls.bases[s];
     run.groups.push_back(std::move(group));
-    for (GroupCore* g : slot.groups) draft.origins.push_back(OriginsOf(g, &session->interner()));
+    draft.member = slot.groups[0]->member;
   }
   run.pair_calls = calls.pairs;
   for (size_t o = 0; o < infos.size(); ++o) {

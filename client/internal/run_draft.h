@@ -21,6 +21,8 @@
 namespace chorus {
 namespace internal {
 
+class MemberCore;
+
 // May be kept and submitted again.
 struct RunDraft {
   struct Result {
@@ -38,8 +40,8 @@ struct RunDraft {
   // What is bound to the inputs: this session's.
   absl::InlinedVector<const TensorData*, 2> operands;
   std::vector<Result> results;
-  // New results depend on these, each of one origin, and on what the operands depend on.
-  absl::InlinedVector<OriginsPtr, 1> origins;
+  // One whose collectives the run has: new results wait for it. Null: for what operands wait for.
+  const MemberCore* member = nullptr;
 };
 
 }  // namespace internal

@@ -89,9 +89,9 @@ absl::StatusOr<TensorId> SessionCore::NewTensorId() {
 
 TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                 absl::Span<const TensorType> outputs) {
-  OriginsPtr after;
+  Origins after;
   for (const TensorDataPtr& input : inputs) {
-    interner_.Join(&after, input->after, [this] { return log_.OldestUnderWay(); });
+    OriginTable::Join(&after, input->after, [this] { return log_.OldestUnderWay(); });
   }
   // To name a tensor, and to send a fragment, may send all others: the op's own is looked for
   // last, and nothing is sent from there on.
@@ -196,18 +196,15 @@ absl::StatusOr<Sequence> SessionCore::SubmitRun(RunDraft* draft, TensorDatas* re
     return sequence;
   }
 
-  // All results come at once, when the last of the collectives is done.
-  OriginsPtr after;
-  const auto oldest_run = [this] { return log_.OldestUnderWay(); };
-  for (const OriginsPtr& origins : draft->origins) {
-    origins->front()->last = *sequence;
-    interner_.Join(&after, origins, oldest_run);
-  }
-  for (const TensorData* const operand : draft->operands)
-    interner_.Join(&after, operand->after, oldest_run);
   const bool fragment = !draft->results.empty() && draft->results[0].lazy != nullptr;
-  const OriginsPtr& waits_for = fragment ? draft->results[0].lazy->after : after;
-  log_.CountRun(*sequence, waits_for == nullptr ? nullptr : waits_for->front()->member);
+  Origins after;
+  if (fragment) after = draft->results[0].lazy->after;
+  for (const TensorData* const operand : draft->operands) {
+    OriginTable::Join(&after, operand->after, [this] { return log_.OldestUnderWay(); });
+  }
+  // All results come at once, when the last of the collectives is done.
+  if (draft->member != nullptr) after = {origins_.Add(*sequence, draft->member, after)};
+  log_.CountRun(*sequence, after.empty() ? nullptr : after.front()->member);
   for (size_t i = 0; i < draft->results.size(); ++i) {
     const RunDraft::Result& result = draft->results[i];
     TensorDataPtr data = result.lazy;
@@ -232,14 +229,8 @@ absl::StatusOr<Sequence> SessionCore::SubmitCalls(absl::Span<CallPart> parts, bo
   CHORUS_ASSIGN_OR_RETURN(CallEntry* const entry,
                           graphs_.OfCalls(parts, device_count(), &interner_));
   *used = entry;
-  RunDraft& draft = entry->draft;
-  Bind(parts, bound, runs, &interner_, entry);
-  const absl::StatusOr<Sequence> sequence = SubmitRun(&draft, results);
-  // Tags come and go: what a pair's results depend on is not kept for its next call.
-  for (size_t p = 0; p < parts.size(); ++p) {
-    if (HasPeer(parts[p].key.spec.op->kind)) draft.origins[p] = nullptr;
-  }
-  return sequence;
+  Bind(parts, bound, runs, entry);
+  return SubmitRun(&entry->draft, results);
 }
 
 void SessionCore::TrimCalls() {
@@ -544,7 +535,6 @@ SessionCore::Tables SessionCore::CountTables() {
   SessionLock lock(this);
   Tables tables;
   tables.types = interner_.types();
-  tables.origin_sets = interner_.origin_sets();
   tables.sources = interner_.sources();
   tables.members = members_.size();
   tables.worlds = leaving_.size();

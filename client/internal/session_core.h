@@ -1,8 +1,8 @@
 // A session as the SDK has it: the one place that sends commands, and waits for what they give.
 //
-// Its parts have headers of their own: log.h (sequences, names), interner.h, staging.h, graphs.h,
-// fragments.h (pending local ops), member.h, releases.h (what destructors leave). A part that wants
-// a run describes it (run_draft.h); SubmitRun sends it.
+// Its parts have headers of their own: log.h (sequences, names), interner.h, origins.h, staging.h,
+// graphs.h, fragments.h (pending local ops), member.h, releases.h (what destructors leave). A part
+// that wants a run describes it (run_draft.h); SubmitRun sends it.
 //
 // Threads: any. The session's lock (SessionLock) guards what is annotated with session_lock; the
 //   rest is atomic, or does not change. Lock order: session_lock.h.
@@ -33,6 +33,7 @@
 #include "client/internal/link.h"
 #include "client/internal/log.h"
 #include "client/internal/member.h"
+#include "client/internal/origins.h"
 #include "client/internal/releases.h"
 #include "client/internal/run_draft.h"
 #include "client/internal/session_lock.h"
@@ -68,8 +69,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   bool Forked() const { return mark_.Forked(); }
 
   // --- Runs -------------------------------------------------------------------------------------
-  // Adds a local op to the open fragment of its origins. `inputs` are this session's and not
-  // failed. What other fragments make is sent first.
+  // Adds a local op to the open fragment of its device and origins. `inputs` are this session's and
+  // not failed. What other fragments make is sent first.
   TensorDatas Append(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                      absl::Span<const TensorType> outputs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
@@ -135,7 +136,6 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Rows of the tables that live as long as the session, for tests that they do not grow.
   struct Tables {
     size_t types = 0;
-    size_t origin_sets = 0;
     size_t sources = 0;
     size_t members = 0;
     size_t worlds = 0;  // to be left
@@ -179,6 +179,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Log log_;  // guarded by session_lock, but for Log::IsFull
   StagingPool staging_ ABSL_GUARDED_BY(session_lock);
   Interner interner_ ABSL_GUARDED_BY(session_lock);
+  OriginTable origins_ ABSL_GUARDED_BY(session_lock);
   Fragments fragments_ ABSL_GUARDED_BY(session_lock);
   // Those that are no longer open and not in the log yet: the names that they use are kept.
   std::vector<const Fragment*> sending_ ABSL_GUARDED_BY(session_lock);

@@ -16,6 +16,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "client/internal/interner.h"
+#include "client/internal/origins.h"
 #include "client/internal/releases.h"
 #include "client/internal/session_lock.h"
 #include "core/base/ids.h"
@@ -73,7 +74,7 @@ struct TensorData {
   int32_t value = -1;  // kLazy, kTraced: its index there
   // kLazy: the id of the fragment that makes it.
   int64_t fragment ABSL_GUARDED_BY(session_lock) = 0;
-  OriginsPtr after;                        // collectives it may have to wait for
+  Origins after;                           // what it may have to wait for
   TraceId trace;                           // kTraced, kAbsent
   InlineData inline_data;                  // kInline, kHost
   ExternalRange external;                  // kExternal

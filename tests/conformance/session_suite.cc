@@ -1,7 +1,11 @@
 // Groups, sessions of several ranks and devices, and the ways by which bytes come in.
 #include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <random>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -178,6 +182,208 @@ void CheckCircle(const ConformanceParam& param, bool compiled) {
 
 TEST_P(Conformance, ACircleBetweenGroupsOfOneGraphIsRefused) { CheckCircle(GetParam(), true); }
 TEST_P(Conformance, ACircleBetweenGroupsOfEagerCallsIsRefused) { CheckCircle(GetParam(), false); }
+
+// Rank 0 makes the world's second call ahead of the other group's, rank 1 behind it, and out of
+// what that gave: so what rank 0 gives to the other group may not wait for the second call.
+TEST_P(Conformance, AnOpWaitsForNoOtherCallOfItsOperandsGroup) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    const NoGrad no_grad;
+    const absl::StatusOr<Group> other = world.NewGroup({1, 0});
+    ASSERT_TRUE(other.ok()) << other.status();
+    const Tensor x = Upload<double>(world, {1.0 + rank});
+    const Tensor first = AllReduce(x, world);
+    Tensor second, between, scaled;
+    if (rank == 0) {
+      second = AllReduce(x, world);
+      scaled = 100 * second;
+      between = AllReduce(10 * first, *other);
+    } else {
+      between = AllReduce(10 * first, *other);
+      second = AllReduce(between, world);
+      scaled = 100 * second;
+    }
+    EXPECT_THAT(Values<double>(between), ElementsAre(60));
+    EXPECT_THAT(Values<double>(scaled), ElementsAre(6100));
+  });
+}
+
+// The same of gradients, which ranks ask for in any order, all in one group.
+TEST_P(Conformance, AnOpWaitsForNoOtherGradientOfItsOperandsGroup) {
+  Job job(GetParam(), 2);
+  job.Run([](int rank, World& world) {
+    const Tensor x = Upload<double>(world, {1.0 + rank}).RequireGrad();
+    const Tensor first = AllReduce(x, world);
+    const Tensor second = AllReduce(x, world);
+    const auto gradient = [&x](const Tensor& y, const Tensor& seed) {
+      BackwardOptions options;
+      options.seeds = {seed};
+      const auto gradients = Grad({y}, {x}, options);
+      EXPECT_TRUE(gradients.ok()) << gradients.status();
+      return gradients.ok() ? (*gradients)[0] : Tensor();
+    };
+    const Tensor one = Upload<double>(world, {1.0 + rank});
+    Tensor of_first, of_second, scaled;
+    if (rank == 0) {
+      of_second = gradient(second, one);
+      scaled = 100 * of_second;
+      of_first = gradient(first, 10 * first);
+    } else {
+      of_first = gradient(first, 10 * first);
+      of_second = gradient(second, of_first);
+      scaled = 100 * of_second;
+    }
+    EXPECT_THAT(Values<double>(of_first), ElementsAre(60));
+    EXPECT_THAT(Values<double>(scaled), ElementsAre(6100));
+  });
+}
+
+// A program in which each rank computes from its own values, and meets the others in groups of the
+// same members. Every statement makes a value of each rank, out of earlier ones: it adds two, or
+// sums one of each rank.
+class OrderedProgram {
+ public:
+  static constexpr int kLeaves = 2;
+
+  OrderedProgram(uint64_t seed, int ranks, int groups) : ranks_(ranks), random_(seed) {
+    for (int s = 0; s < kStatements; ++s) {
+      Statement statement;
+      if (Below(2) == 0) statement.group = Below(groups);
+      for (int r = 0; r < ranks; ++r) {
+        statement.operands.emplace_back(Below(kLeaves + s), Below(kLeaves + s));
+      }
+      statements_.push_back(std::move(statement));
+    }
+    for (int r = 0; r < ranks; ++r) orders_.push_back(DrawOrder(r));
+  }
+
+  static double Leaf(int rank, int leaf) { return 1 + rank + 10 * leaf; }
+
+  // A rank's values in its order, and the gradient of all their sum in its leaves.
+  std::vector<Tensor> Run(int rank, const World& world, const std::vector<Group>& groups) const {
+    std::vector<Tensor> values(kLeaves + statements_.size());
+    for (int leaf = 0; leaf < kLeaves; ++leaf) {
+      values[static_cast<size_t>(leaf)] = Scalar<double>(world, Leaf(rank, leaf)).RequireGrad();
+    }
+    for (const int s : orders_[static_cast<size_t>(rank)]) {
+      const Statement& statement = statements_[static_cast<size_t>(s)];
+      const auto [a, b] = statement.operands[static_cast<size_t>(rank)];
+      const Tensor& first = values[static_cast<size_t>(a)];
+      values[static_cast<size_t>(kLeaves + s)] =
+          statement.group < 0 ? first + values[static_cast<size_t>(b)]
+                              : AllReduce(first, groups[static_cast<size_t>(statement.group)]);
+    }
+    const std::vector<Tensor> leaves(values.begin(), values.begin() + kLeaves);
+    const absl::StatusOr<std::vector<Tensor>> gradients = Grad(values, leaves);
+    EXPECT_TRUE(gradients.ok()) << gradients.status();
+    if (gradients.ok()) values.insert(values.end(), gradients->begin(), gradients->end());
+    return values;
+  }
+
+  // What Run gives, of all ranks.
+  std::vector<std::vector<double>> Expected() const {
+    const size_t count = kLeaves + statements_.size();
+    const auto ranks = static_cast<size_t>(ranks_);
+    std::vector<std::vector<double>> values(ranks, std::vector<double>(count));
+    std::vector<std::vector<double>> gradients(ranks, std::vector<double>(count, 1));
+    for (size_t r = 0; r < ranks; ++r) {
+      for (int leaf = 0; leaf < kLeaves; ++leaf) {
+        values[r][static_cast<size_t>(leaf)] = Leaf(static_cast<int>(r), leaf);
+      }
+    }
+    for (size_t s = 0; s < statements_.size(); ++s) {
+      double sum = 0;
+      for (size_t r = 0; r < ranks; ++r) sum += First(s, r, &values);
+      for (size_t r = 0; r < ranks; ++r) {
+        values[r][kLeaves + s] =
+            statements_[s].group < 0 ? First(s, r, &values) + Second(s, r, &values) : sum;
+      }
+    }
+    for (size_t s = statements_.size(); s-- > 0;) {
+      double sum = 0;
+      for (size_t r = 0; r < ranks; ++r) sum += gradients[r][kLeaves + s];
+      for (size_t r = 0; r < ranks; ++r) {
+        const bool local = statements_[s].group < 0;
+        First(s, r, &gradients) += local ? gradients[r][kLeaves + s] : sum;
+        if (local) Second(s, r, &gradients) += gradients[r][kLeaves + s];
+      }
+    }
+    for (size_t r = 0; r < ranks; ++r) {
+      values[r].insert(values[r].end(), gradients[r].begin(), gradients[r].begin() + kLeaves);
+    }
+    return values;
+  }
+
+ private:
+  static constexpr int kStatements = 16;
+
+  struct Statement {
+    int group = -1;                             // -1: a local op
+    std::vector<std::pair<int, int>> operands;  // by rank
+  };
+
+  int Below(int n) { return static_cast<int>(random_() % static_cast<uint64_t>(n)); }
+  double& First(size_t s, size_t rank, std::vector<std::vector<double>>* of) const {
+    return (*of)[rank][static_cast<size_t>(statements_[s].operands[rank].first)];
+  }
+  double& Second(size_t s, size_t rank, std::vector<std::vector<double>>* of) const {
+    return (*of)[rank][static_cast<size_t>(statements_[s].operands[rank].second)];
+  }
+  // Any in which operands come first, and a group's calls as they are numbered.
+  std::vector<int> DrawOrder(int rank) {
+    std::vector<int> order;
+    std::vector<bool> done(statements_.size(), false);
+    const auto is_there = [&](int value) {
+      return value < kLeaves || done[static_cast<size_t>(value - kLeaves)];
+    };
+    while (order.size() < statements_.size()) {
+      std::vector<int> ready;
+      std::set<int> waiting;  // groups with a call that comes first
+      for (int s = 0; s < static_cast<int>(statements_.size()); ++s) {
+        if (done[static_cast<size_t>(s)]) continue;
+        const Statement& statement = statements_[static_cast<size_t>(s)];
+        const auto [a, b] = statement.operands[static_cast<size_t>(rank)];
+        const bool local = statement.group < 0;
+        const bool first = local || waiting.insert(statement.group).second;
+        if (first && is_there(a) && (!local || is_there(b))) ready.push_back(s);
+      }
+      order.push_back(ready[static_cast<size_t>(Below(static_cast<int>(ready.size())))]);
+      done[static_cast<size_t>(order.back())] = true;
+    }
+    return order;
+  }
+
+  const int ranks_;
+  std::mt19937_64 random_;
+  std::vector<Statement> statements_;
+  std::vector<std::vector<int>> orders_;  // by rank
+};
+
+TEST_P(Conformance, ItsDataAloneOrdersARanksCallsOfDifferentGroups) {
+  constexpr int kRanks = 3;
+  constexpr int kPrograms = 50;
+  Job job(GetParam(), kRanks);
+  job.Run([](int rank, World& world) {
+    std::vector<Group> groups = {world.group()};
+    for (const std::vector<int>& members : {std::vector<int>{2, 0, 1}, std::vector<int>{0, 1, 2}}) {
+      const absl::StatusOr<Group> group = world.NewGroup(members);
+      ASSERT_TRUE(group.ok()) << group.status();
+      groups.push_back(*group);
+    }
+    for (int p = 0; p < kPrograms; ++p) {
+      ASSERT_TRUE(world.Step(p + 1).ok());
+      const uint64_t seed = TestSeed() + static_cast<uint64_t>(p);
+      const OrderedProgram program(seed, kRanks, static_cast<int>(groups.size()));
+      const std::vector<double> expected = program.Expected()[static_cast<size_t>(rank)];
+      const std::vector<Tensor> values = program.Run(rank, world, groups);
+      ASSERT_EQ(values.size(), expected.size()) << "program " << seed;
+      for (size_t v = 0; v < values.size(); ++v) {
+        ASSERT_THAT(Values<double>(values[v]), ElementsAre(expected[v]))
+            << "program " << seed << ", value " << v << " of rank " << rank;
+      }
+    }
+  });
+}
 
 // --- Sessions of several ranks and devices ------------------------------------------------------
 
