@@ -177,7 +177,10 @@ Tensor AdaptiveAvgPool2d(const Tensor& x, HeightWidth size, CallSite site) {
   if (from.h % size.h == 0 && from.w % size.w == 0) {
     return Average(x, {from.h / size.h, from.w / size.w}, AvgPool2dOptions(), site);
   }
-  return MeansOfParts(MeansOfParts(x, 2, size.h, site), 3, size.w, site);
+  if (!IsHalf(x)) return MeansOfParts(MeansOfParts(x, 2, size.h, site), 3, size.w, site);
+  // Rounded once, like any mean, and not between the axes.
+  const Tensor wide = Cast(x, DType::kF32, site);
+  return Cast(MeansOfParts(MeansOfParts(wide, 2, size.h, site), 3, size.w, site), x.dtype(), site);
 }
 
 }  // namespace chorus

@@ -254,6 +254,17 @@ TEST_F(ConvTest, AdaptiveAvgPoolCoversAllWithParts) {
   }
 }
 
+// Means of the first part's columns are 2049 and 2050; f16 has no 2049, and takes 2048.
+TEST_F(ConvTest, AdaptiveAvgPoolOfHalvesIsRoundedOnce) {
+  const Tensor x =
+      Cast(FromHost<float>(session_, {2048, 2050, 0, 2050, 2050, 0, 0, 0, 0}, {1, 1, 3, 3}),
+           DType::kF16);
+  const Tensor y = AdaptiveAvgPool2d(x, 2);
+  EXPECT_EQ(y.dtype(), DType::kF16);
+  EXPECT_THAT(Values<float>(Cast(Reshape(Slice(Slice(y, 2, 0, 1), 3, 0, 1), {1}), DType::kF32)),
+              ElementsAre(2050));
+}
+
 TEST_F(ConvTest, PoolingHasGradients) {
   ExpectGradients(
       [](const std::vector<Tensor>& in) {

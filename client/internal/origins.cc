@@ -40,9 +40,8 @@ OriginPtr OriginTable::Add(Sequence run, const MemberCore* member, const Origins
 void OriginTable::Unite(Origins* both, const Origins& other,
                         absl::FunctionRef<Sequence()> oldest_run) {
   Origins united;
-  std::set_union(
-      both->begin(), both->end(), other.begin(), other.end(), std::back_inserter(united),
-      [](const OriginPtr& a, const OriginPtr& b) { return a->number < b->number; });
+  std::set_union(both->begin(), both->end(), other.begin(), other.end(), std::back_inserter(united),
+                 [](const OriginPtr& a, const OriginPtr& b) { return a->number < b->number; });
   const int64_t last = united.back()->number;
   const EarlierRuns waited_for = WaitedForBy(united, last);
   const auto is_waited_for = [&](const OriginPtr& origin) {
@@ -53,10 +52,9 @@ void OriginTable::Unite(Origins* both, const Origins& other,
   united.erase(std::remove_if(united.begin(), united.end(), is_waited_for), united.end());
   if (united.size() > kMost) {
     const Sequence oldest = oldest_run();
-    united.erase(
-        std::remove_if(united.begin(), united.end(),
-                       [oldest](const OriginPtr& origin) { return origin->run < oldest; }),
-        united.end());
+    united.erase(std::remove_if(united.begin(), united.end(),
+                                [oldest](const OriginPtr& origin) { return origin->run < oldest; }),
+                 united.end());
   }
   *both = std::move(united);
 }
