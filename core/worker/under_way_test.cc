@@ -28,10 +28,10 @@ TEST(UnderWayTest, EachIsAnsweredOnce) {
   upload.from = &from;
   upload.bytes = 1;
   all.Add(TransferId(1), upload);
-  const std::vector<EventMessage> answers = {
-      CompletionMessage{LaunchId(1), absl::OkStatus()}, LoadedMessage{PlanId(1), Lost()},
-      OpenedMessage{CommunicatorId(1), absl::OkStatus()},
-      TransferredMessage{TransferId(1), absl::OkStatus()}};
+  const std::vector<EventMessage> answers = {CompletionMessage{LaunchId(1), absl::OkStatus()},
+                                             LoadedMessage{PlanId(1), Lost()},
+                                             OpenedMessage{CommunicatorId(1), absl::OkStatus()},
+                                             TransferredMessage{TransferId(1), absl::OkStatus()}};
   for (const EventMessage& answer : answers) {
     EXPECT_FALSE(all.empty());
     EXPECT_TRUE(all.End(answer)) << answer.index();
