@@ -100,6 +100,23 @@ TEST(MessageTest, EventsSayWhatTheyAreOf) {
   }
 }
 
+TEST(MessageTest, ALossHasAReasonAndNoName) {
+  const auto lost = Sent(LostMessage{MakeError(Reason::kDeviceLost, "its worker ended")});
+  ASSERT_TRUE(lost.ok());
+  EXPECT_EQ(ErrorOf(absl::get<LostMessage>(*lost).status).reason, Reason::kDeviceLost);
+  EXPECT_FALSE(Sent(LostMessage{absl::OkStatus()}).ok());
+}
+
+TEST(MessageTest, TheNameOfALaunchIsReadAlone) {
+  LaunchMessage launch;
+  launch.launch = LaunchId(77);
+  launch.buffers = {1, 2, 3};
+  ByteWriter out;
+  EncodeLaunch(launch, &out);
+  EXPECT_EQ(LaunchOf(out.bytes()), LaunchId(77));
+  EXPECT_EQ(LaunchOf("short"), LaunchId());
+}
+
 TEST(MessageTest, EventsCarryTheWholeError) {
   Error error(Reason::kPeerDied);
   error.message = "rank 2 died";

@@ -131,6 +131,7 @@ class GangRig {
   static EventKey KeyOf(int device, const TransferredMessage& of) {
     return {device, 't', of.transfer.value()};
   }
+  static EventKey KeyOf(int device, const LostMessage&) { return {device, 'x', 0}; }
   absl::Status WaitFor(const EventKey& key);
   // For those who wait. False: it has come before.
   bool Keep(int, const CompletionMessage& of) ABSL_LOCKS_EXCLUDED(mutex_) {
