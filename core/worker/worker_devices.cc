@@ -318,7 +318,8 @@ class FarDevices final : public WorkerDevices {
     } while (sent < transfer.bytes);
     sending_ = TransferId();
     if (sent == transfer.bytes && life == life_) return;
-    // It was left to this thread to say so.
+    // It was left to this thread to say so, unless the worker had said it.
+    if (under_way.Find(queued.transfer) == nullptr) return;
     const absl::Status why = Detached(ProxyOf(queued.device).why);
     under_way.End(queued.transfer);
     changed_.SignalAll();
@@ -451,6 +452,7 @@ class FarDevices final : public WorkerDevices {
   // Starts the worker and takes what it says until it ends, then the next one.
   void Keep(absl::optional<absl::Status>* begun) {
     bool is_first = true;
+    int short_lives = 0;
     for (;;) {
       absl::Status opened = Open(is_first);
       {
@@ -464,24 +466,34 @@ class FarDevices final : public WorkerDevices {
         if (stopping_ && !opened.ok()) return;
       }
       if (opened.ok()) {
+        const absl::Time began = SteadyNow();
         const absl::Status ended = Receive();
         {
           MutexLock lock(&mutex_);
           if (stopping_) break;
         }
         Lose(ended);
+        // One that can be opened and not used is not opened all the time.
+        constexpr int kMostShortLives = 16;
+        short_lives = SteadyNow() - began < absl::Seconds(1) ? short_lives + 1 : 0;
+        if (short_lives > kMostShortLives && !PauseUnlessStopping()) return;
         continue;
       }
       Log(absl::StrCat("the devices' worker does not start: ", ErrorOf(opened).message));
       FailAll(
           Lost(absl::StrCat("the device's worker does not start again: ", ErrorOf(opened).message)),
           /*lost=*/false);
-      const absl::Time next = SteadyNow() + absl::Seconds(1);
-      MutexLock lock(&mutex_);
-      while (!stopping_ && SteadyNow() < next) changed_.WaitFor(&mutex_, next - SteadyNow());
-      if (stopping_) return;
+      if (!PauseUnlessStopping()) return;
     }
     End();
+  }
+
+  // False: this is to end.
+  bool PauseUnlessStopping() {
+    const absl::Time next = SteadyNow() + absl::Seconds(1);
+    MutexLock lock(&mutex_);
+    while (!stopping_ && SteadyNow() < next) changed_.WaitFor(&mutex_, next - SteadyNow());
+    return !stopping_;
   }
 
   absl::Status Open(bool is_first) {
