@@ -24,6 +24,7 @@ for name in bin/gpu_probe bin/cuda_kernels_test bin/cuda_backend_test bin/cuda_t
 #!/bin/sh
 name="$(basename "$0")"
 echo "ran $name $*"
+echo "libraries in $CHORUS_CUDA_LIBRARIES"
 for argument in "$@"; do
   case "$argument" in --out=*) echo "$name's" >"${argument#*=}" ;; esac
 done
@@ -32,11 +33,11 @@ END
 done
 echo "that gpu_torch is run by the stub" >"$here/gpu_torch.py"
 executable "$folder/bin/compute-sanitizer" <<<'#!/bin/sh'
-# Has PyTorch where the environment says so.
+# Has NVIDIA's libraries and PyTorch where the environment says so.
 executable "$folder/bin/python3" <<'END'
 #!/bin/sh
 case "$1" in
-  -) ;;
+  -) echo "$HAS_LIBRARIES" ;;
   -c) [ -n "$HAS_TORCH" ] ;;
   *) echo "ran python3 $(basename "$1") $2 $3 $4"; [ -f "$2" ] ;;
 esac
@@ -62,6 +63,12 @@ order="$(cut -d: -f1 "$folder/out/summary" | tr '\n' ' ')"
 expect_in bench.md '^ran gpu_bench $'
 expect_in torch.md '^ran gpu_bench --ops .*--out=.*/ops.jsonl'
 expect_in torch.md '^ran python3 gpu_torch.py .*/ops.jsonl .*--out=.*/torch.jsonl'
+
+# Libraries are where the user says, then where Python has them.
+HAS_LIBRARIES=/b run --only=kernels
+expect_in kernels.log '^libraries in /b$'
+HAS_LIBRARIES=/b CHORUS_CUDA_LIBRARIES=/a run --only=kernels
+expect_in kernels.log '^libraries in /a:/b$'
 
 # Without PyTorch Chorus's own figures are all there is, and one line says so.
 HAS_TORCH= run --only=torch

@@ -12,9 +12,9 @@ namespace cuda {
 absl::StatusOr<BlasApi> LoadBlasApi(const std::vector<std::string>& folders) {
   std::vector<std::string> last = PythonLibraryFolders({"cu13", "cublas"});
   last.push_back("/usr/local/cuda/lib64");
-  CHORUS_ASSIGN_OR_RETURN(
-      const SharedLibrary library,
-      SharedLibrary::Open({"libcublasLt.so.13", "libcublasLt.so.12"}, folders, last));
+  CHORUS_ASSIGN_OR_RETURN(const SharedLibrary library,
+                          SharedLibrary::Open({"libcublasLt.so.13", "libcublasLt.so.12"},
+                                              WithLibraryFolders(folders), last));
   BlasApi api;
   std::vector<const char*> missing;
 #define CHORUS_CUBLASLT_FILL(name, symbol, result, parameters) \

@@ -18,17 +18,25 @@ namespace chorus {
 namespace cuda {
 
 // cublasStatus_t, cudaDataType, cublasComputeType_t.
-enum class BlasStatus : int { kSuccess = 0 };
+enum class BlasStatus : int { kSuccess = 0, kInvalidValue = 7, kNotSupported = 15 };
 enum class BlasType : int { kF32 = 0, kF64 = 1, kF16 = 2, kBF16 = 14 };
 // kF32 is plain single precision: TF32 is a compute type of its own, which is not used.
 enum class BlasCompute : int { kF32 = 68, kF64 = 70 };
 // cublasLtMatmulPreferenceAttributes_t.
 enum class BlasPreference : int {
   kMaxWorkspaceBytes = 1,  // uint64_t
+  kReductionSchemes = 3,   // BlasReduction, beside which sums in one sequence are always allowed
   kMinAlignmentA = 5,      // uint32_t, bytes
   kMinAlignmentB = 6,
   kMinAlignmentC = 7,
   kMinAlignmentD = 8,
+};
+// cublasLtReductionScheme_t: where the parts of sums lie that are cut along k. Bits of a mask.
+enum class BlasReduction : uint32_t { kInPlace = 1, kComputeType = 2, kOutputType = 4 };
+// cublasLtMatrixLayoutAttribute_t.
+enum class BlasLayoutAttribute : int {
+  kBatchCount = 5,   // int32_t
+  kBatchStride = 6,  // int64_t, elements
 };
 // cublasLtMatmulDescAttributes_t, both BlasOperation.
 enum class BlasMatmulAttribute : int { kTransposeA = 3, kTransposeB = 4 };
@@ -81,6 +89,8 @@ struct BlasHeuristic {
   X(MatrixLayoutCreate, cublasLtMatrixLayoutCreate, BlasStatus,                                    \
     (BlasLayout* layout, BlasType type, uint64_t rows, uint64_t columns, int64_t stride))          \
   X(MatrixLayoutDestroy, cublasLtMatrixLayoutDestroy, BlasStatus, (BlasLayout layout))             \
+  X(MatrixLayoutSetAttribute, cublasLtMatrixLayoutSetAttribute, BlasStatus,                        \
+    (BlasLayout layout, BlasLayoutAttribute attribute, const void* value, size_t bytes))           \
   X(MatmulPreferenceCreate, cublasLtMatmulPreferenceCreate, BlasStatus, (BlasChoice* choice))      \
   X(MatmulPreferenceDestroy, cublasLtMatmulPreferenceDestroy, BlasStatus, (BlasChoice choice))     \
   X(MatmulPreferenceSetAttribute, cublasLtMatmulPreferenceSetAttribute, BlasStatus,                \
@@ -110,9 +120,9 @@ struct BlasApi {
   std::string path;  // of the library
 };
 
-// From `folders`, where the system's loader looks, Python's packages and the toolkit's usual place:
-// libcublasLt.so.13, or 12, which has the same functions. FAILED_PRECONDITION kWrongState: there is
-// none, or it lacks a function.
+// From `folders`, those of CHORUS_CUDA_LIBRARIES, where the system's loader looks, Python's
+// packages and the toolkit's usual place: libcublasLt.so.13, or 12, which has the same functions.
+// FAILED_PRECONDITION kWrongState: there is none, or it lacks a function.
 absl::StatusOr<BlasApi> LoadBlasApi(const std::vector<std::string>& folders);
 
 // The symbols of the table, in its order.

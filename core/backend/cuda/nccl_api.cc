@@ -13,7 +13,7 @@ absl::StatusOr<NcclApi> LoadNcclApi(const std::vector<std::string>& folders) {
   std::vector<std::string> last = PythonLibraryFolders({"nccl"});
   last.push_back("/usr/local/cuda/lib64");
   CHORUS_ASSIGN_OR_RETURN(const SharedLibrary library,
-                          SharedLibrary::Open({"libnccl.so.2"}, folders, last));
+                          SharedLibrary::Open({"libnccl.so.2"}, WithLibraryFolders(folders), last));
   NcclApi api;
   std::vector<const char*> missing;
 #define CHORUS_NCCL_FILL(name, symbol, result, parameters) \

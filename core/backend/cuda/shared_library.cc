@@ -108,6 +108,14 @@ absl::StatusOr<SharedLibrary> SharedLibrary::Open(const std::vector<std::string>
 
 void* SharedLibrary::Find(const char* symbol) const { return dlsym(handle_, symbol); }
 
+std::vector<std::string> WithLibraryFolders(std::vector<std::string> folders) {
+  for (const auto& folder :
+       absl::StrSplit(Variable("CHORUS_CUDA_LIBRARIES"), ':', absl::SkipEmpty())) {
+    folders.emplace_back(folder);
+  }
+  return folders;
+}
+
 std::vector<std::string> PythonLibraryFolders(const std::vector<std::string>& parts) {
   std::vector<std::string> packages;
   for (const auto& folder : absl::StrSplit(Variable("PYTHONPATH"), ':', absl::SkipEmpty())) {

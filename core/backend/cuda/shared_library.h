@@ -36,6 +36,9 @@ class SharedLibrary {
   std::string path_;
 };
 
+// `folders`, and behind them those that a user names in the environment: CHORUS_CUDA_LIBRARIES=A:B.
+std::vector<std::string> WithLibraryFolders(std::vector<std::string> folders);
+
 // Where Python's packages bring NVIDIA's libraries: nvidia/PART/lib for each of `parts` ("cu13"),
 // in the site-packages of the interpreters that PATH, VIRTUAL_ENV, CONDA_PREFIX and PYTHONPATH lead
 // to, and of the usual prefixes. Only folders that are there.

@@ -16,6 +16,7 @@ namespace cuda {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -55,6 +56,13 @@ TEST(SharedLibraryTest, FindsSymbolsOfTheNextNameToo) {
   EXPECT_NE(library->Find("cos"), nullptr);
   EXPECT_EQ(library->Find("chorus_no_such_function"), nullptr);
   EXPECT_THAT(library->path(), HasSubstr("/libm.so.6"));
+}
+
+TEST(SharedLibraryTest, FoldersOfTheEnvironmentComeBehindThoseOfTheCall) {
+  setenv("CHORUS_CUDA_LIBRARIES", "/b::/c", 1);
+  EXPECT_THAT(WithLibraryFolders({"/a"}), ElementsAre("/a", "/b", "/c"));
+  unsetenv("CHORUS_CUDA_LIBRARIES");
+  EXPECT_THAT(WithLibraryFolders({"/a"}), ElementsAre("/a"));
 }
 
 TEST(SharedLibraryTest, AFileThatIsNoLibraryIsPassedOver) {

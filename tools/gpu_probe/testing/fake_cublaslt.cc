@@ -64,7 +64,7 @@ void Put(const Configuration& configuration, BlasAlgorithm* algorithm) {
   std::memcpy(algorithm->data, &configuration, sizeof(configuration));
 }
 
-constexpr auto kRefused = static_cast<BlasStatus>(7);  // CUBLAS_STATUS_INVALID_VALUE
+constexpr BlasStatus kRefused = BlasStatus::kInvalidValue;
 
 struct Sides {
   uint64_t rows;
@@ -124,6 +124,11 @@ BlasStatus cublasLtMatrixLayoutCreate(BlasLayout* layout, BlasType type, uint64_
 BlasStatus cublasLtMatrixLayoutDestroy(BlasLayout layout) {
   delete layout;
   return BlasStatus::kSuccess;
+}
+BlasStatus cublasLtMatrixLayoutSetAttribute(BlasLayout /*layout*/,
+                                            BlasLayoutAttribute /*attribute*/,
+                                            const void* /*value*/, size_t /*bytes*/) {
+  return kRefused;  // the probe asks for none
 }
 BlasStatus cublasLtMatmulPreferenceCreate(BlasChoice* choice) {
   *choice = new BlasChoiceStruct;
