@@ -10,6 +10,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "core/backend/backends.h"
+#include "core/backend/cuda/cublaslt_api.h"
 #include "core/backend/cuda/cuda_api.h"
 #include "core/backend/cuda/cuda_backend.h"
 #include "core/backend/cuda/kernels/kernel_image.h"
@@ -36,6 +37,7 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenGpu() {
   options.gpu = absl::GetFlag(FLAGS_gpu);
   options.devices = absl::GetFlag(FLAGS_devices);
   options.make_kernel = MakeCudaKernel;
+  options.load_blas = [] { return cuda::LoadBlasApi({}); };
   options.images = CudaKernelImages();
   options.images.push_back({cuda::kernel_image(), cuda::kernel_image_bytes()});
   return CreateCudaBackend(options);

@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/backend/cuda/cublaslt_api.h"
+#include "core/backend/cuda/testing/fake_blas.h"
 #include "core/backend/cuda/testing/fake_driver.h"
 #include "core/backend/cuda/testing/test_gpu.h"
 #include "core/base/error.h"
@@ -87,8 +89,8 @@ class Driver {
 // A GPU, and one stream.
 class CudaKernelsTest : public ::testing::Test {
  protected:
-  CudaKernelsTest() : api_(driver_.api()) {
-    auto gpu = CudaGpu::Open(&api_, 0, driver_.images());
+  explicit CudaKernelsTest(CudaBlas::Load load_blas = nullptr) : api_(driver_.api()) {
+    auto gpu = CudaGpu::Open(&api_, 0, driver_.images(), std::move(load_blas));
     EXPECT_TRUE(gpu.ok()) << gpu.status();
     gpu_ = *std::move(gpu);
     gpu_->Enter();
@@ -140,6 +142,7 @@ class CudaKernelsTest : public ::testing::Test {
     if (!outputs.ok()) return {outputs.status(), {}};
     auto kernel = MakeCudaKernel(*gpu_, node, *outputs);
     if (!kernel.ok()) return {kernel.status(), {}};
+    workspace_bytes_ = (*kernel)->workspace_bytes();
     KernelCall call;
     call.kernel = kernel->get();
     const auto upload = [&](const std::string& bytes, DType dtype) {
@@ -157,7 +160,9 @@ class CudaKernelsTest : public ::testing::Test {
                                  ? call.inputs[static_cast<size_t>(places.in_place)]
                                  : upload(results.back(), type.dtype));
     }
-    call.workspace = Upload(std::string(static_cast<size_t>((*kernel)->workspace_bytes()), '\xff'));
+    // Aligned to no more than is promised.
+    constexpr size_t kAlignment = 64;
+    call.workspace = Upload(std::string(static_cast<size_t>(workspace_bytes_), '\xff'), kAlignment);
     const cuda::DevicePtr word = Upload(std::string(sizeof(uint64_t), '\xff'));
     constexpr uint64_t kFirst = 1000;
     absl::Status status = (*kernel)->Enqueue(call, {word, kFirst}, *gpu_, stream_);
@@ -211,7 +216,8 @@ class CudaKernelsTest : public ::testing::Test {
   std::unique_ptr<CudaGpu> gpu_;
   cuda::Stream stream_ = nullptr;
   std::vector<cuda::DevicePtr> allocated_;
-  bool inputs_change_ = false;  // before a failure is told
+  bool inputs_change_ = false;   // before a failure is told
+  int64_t workspace_bytes_ = 0;  // of the last kernel
 };
 
 TEST_F(CudaKernelsTest, EqualTheNaiveEvaluatorWhereverOperandsLie) {
@@ -459,8 +465,145 @@ TEST_F(CudaKernelsTest, SelectionsAreOperandsBitByBit) {
             testing::MakeValue<double>(five, {2, nan, 2, nan, 0.0}));
 }
 
-// Half types are added up as floats, integers wrap, and the order of a sum is that of its products.
-TEST_F(CudaKernelsTest, MatmulRoundsOnceWrapsAndKeepsItsOrder) {
+// By cuBLASLt, or its stand-in, and by our own kernels.
+class CudaMatmulTest : public CudaKernelsTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  CudaMatmulTest() : CudaKernelsTest(GetParam() ? Load : CudaBlas::Load()) {}
+  void SetUp() override {
+    if (GetParam() && TestsRunOnADriver() && !cuda::LoadBlasApi({}).ok()) {
+      GTEST_SKIP() << cuda::LoadBlasApi({}).status();
+    }
+  }
+  static absl::StatusOr<cuda::BlasApi> Load() {
+    if (TestsRunOnADriver()) return cuda::LoadBlasApi({});
+    return cuda::FakeBlasApi();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(EachWay, CudaMatmulTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "ByCublasLt" : "ByOurOwn"; });
+
+// So that the other tests do not pass by way of our own kernels.
+TEST_P(CudaMatmulTest, DoesProductsOfEachTypeByCublasLtWhereItIs) {
+  for (const auto type :
+       {cuda::BlasType::kF16, cuda::BlasType::kBF16, cuda::BlasType::kF32, cuda::BlasType::kF64}) {
+    for (const int64_t side : {1, 3, 16, 256, 1000}) {
+      for (const int64_t batch : {1, 5}) {
+        for (int flags = 0; flags < 4; ++flags) {
+          BlasProblem problem;
+          problem.type = type;
+          problem.batch = batch;
+          problem.rows = side + 1;
+          problem.columns = side;
+          problem.depth = 2 * side;
+          problem.transpose_a = (flags & 1) != 0;
+          problem.transpose_b = (flags & 2) != 0;
+          const auto product = gpu_->MakeProduct(problem);
+          EXPECT_EQ(product != nullptr, GetParam()) << problem.Text();
+          const auto again = gpu_->MakeProduct(problem);
+          if (product == nullptr || again == nullptr) continue;
+          EXPECT_EQ(product->workspace_bytes(), again->workspace_bytes()) << problem.Text();
+        }
+      }
+    }
+  }
+}
+
+// Also with each operand alone where only its elements are aligned: the bits are the same.
+TEST_P(CudaMatmulTest, EqualsTheNaiveEvaluatorWhereverEachOperandLies) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  std::vector<KernelCase> cases;
+  for (const KernelCase& c : testing::KernelCases()) {
+    if (c.op == "matmul") cases.push_back(c);
+  }
+  // Rows of whole multiples of 16 bytes, of 8, and mixed ones.
+  for (const Ints& mnk : {Ints{16, 32, 64}, Ints{64, 64, 8}, Ints{8, 16, 12}, Ints{12, 20, 16},
+                          Ints{24, 9, 40}, Ints{9, 24, 40}, Ints{1, 64, 128}, Ints{64, 1, 128}}) {
+    for (const Ints& batch : {Ints{}, Ints{3}}) {
+      for (int flags = 0; flags < 4; ++flags) {
+        Ints a = batch;
+        Ints b = batch;
+        const auto append = [](int64_t rows, int64_t columns, bool transposed, Ints* sizes) {
+          sizes->push_back(transposed ? columns : rows);
+          sizes->push_back(transposed ? rows : columns);
+        };
+        append(mnk[0], mnk[2], (flags & 1) != 0, &a);
+        append(mnk[2], mnk[1], (flags & 2) != 0, &b);
+        cases.push_back(
+            {"matmul",
+             {a, b},
+             {{"transpose_a", int64_t{flags & 1}}, {"transpose_b", int64_t{flags >> 1}}}});
+      }
+    }
+  }
+  const int64_t before = cuda::CountsOfFakeBlas().products;
+  for (const DType dtype : testing::AllDTypes()) {
+    for (const KernelCase& c : cases) {
+      if (!testing::Takes(c, dtype)) continue;
+      const std::vector<Value> inputs = testing::InputsOf(c, dtype, &random);
+      std::string what = c.op + " " + std::string(DTypeName(dtype));
+      for (const Value& input : inputs) what += " " + input.type.ToString();
+      const Outcome outcome = Run(c.op, inputs, c.attributes);
+      ASSERT_TRUE(outcome.status.ok()) << what << ": " << outcome.status;
+      testing::ExpectNear(outcome.value, Expected(c.op, inputs, c.attributes), what);
+      const int64_t workspace_bytes = workspace_bytes_;
+      for (const int displaced : {-1, 0, 1, 2}) {
+        Places places;
+        places.beside = 1;
+        places.displaced = displaced;
+        const Outcome elsewhere = Run(c.op, inputs, c.attributes, places);
+        ASSERT_TRUE(elsewhere.status.ok()) << what << ": " << elsewhere.status;
+        EXPECT_EQ(elsewhere.value, outcome.value) << what << " with operand " << displaced;
+        EXPECT_EQ(workspace_bytes_, workspace_bytes) << what;
+      }
+    }
+  }
+  const bool by_stand_in = GetParam() && !TestsRunOnADriver();
+  EXPECT_EQ(cuda::CountsOfFakeBlas().products > before, by_stand_in);
+}
+
+// More than a grid has blocks in its third dimension.
+TEST_P(CudaMatmulTest, AsManyMatricesAsThereAre) {
+  constexpr int64_t kMany = 70001;
+  std::vector<float> left(kMany * 2);
+  std::vector<float> expected(kMany);
+  for (size_t i = 0; i < kMany; ++i) {
+    left[2 * i] = static_cast<float>(i % 251);
+    left[2 * i + 1] = static_cast<float>(i % 7);
+    expected[i] = left[2 * i] * 3 - left[2 * i + 1];
+  }
+  std::vector<float> right(kMany * 2);
+  for (size_t i = 0; i < kMany; ++i) {
+    right[2 * i] = 3;
+    right[2 * i + 1] = -1;
+  }
+  const Outcome outcome = Run("matmul",
+                              {testing::MakeValue<float>({kMany, 1, 2}, left),
+                               testing::MakeValue<float>({kMany, 2, 1}, right)},
+                              {});
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  // Not EXPECT_EQ, which would print them.
+  EXPECT_TRUE(outcome.value == testing::MakeValue<float>({kMany, 1, 1}, expected));
+}
+
+// TF32 would drop their last 13 bits.
+TEST_P(CudaMatmulTest, KeepsAllDigitsOfF32) {
+  std::mt19937_64 random(kSeed);
+  constexpr int64_t kSide = 128;
+  std::vector<float> one(kSide * kSide, 0);
+  for (size_t i = 0; i < kSide; ++i) one[i * kSide + i] = 1;
+  const Value identity = testing::MakeValue<float>({kSide, kSide}, one);
+  const Value x = testing::RandomNormal(TensorType(DType::kF32, {kSide, kSide}), &random);
+  for (const auto& factors : {std::vector<Value>{x, identity}, std::vector<Value>{identity, x}}) {
+    const Outcome outcome = Run("matmul", factors, {});
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_TRUE(outcome.value == x);
+  }
+}
+
+// Half types are added up as floats, and integers wrap; our own kernel's sums have the order of
+// their products.
+TEST_P(CudaMatmulTest, RoundsOnceWrapsAndKeepsItsOrder) {
   std::vector<double> terms(600, 0);
   terms[0] = terms[599] = 0.25;
   terms[300] = 512;
@@ -481,6 +624,7 @@ TEST_F(CudaKernelsTest, MatmulRoundsOnceWrapsAndKeepsItsOrder) {
   const auto u = static_cast<uint64_t>(large);
   EXPECT_EQ(testing::Elements<int64_t>(wrapped.value),
             (std::vector<int64_t>{static_cast<int64_t>(u * 4 - u * 5 + u * 3)}));
+  if (GetParam()) return;
   const Outcome ordered = Run("matmul",
                               {testing::MakeValue<float>({1, 4}, {1, 3e8f, -3e8f, 1}),
                                testing::MakeValue<float>({4, 1}, {1, 1, 1, 1})},
@@ -490,7 +634,7 @@ TEST_F(CudaKernelsTest, MatmulRoundsOnceWrapsAndKeepsItsOrder) {
 
 // Rows and columns that a tile has beyond the matrix are others, computed again: what they hold
 // reaches nothing.
-TEST_F(CudaKernelsTest, MatmulKeepsNanInItsRowAndColumn) {
+TEST_P(CudaMatmulTest, KeepsNanInItsRowAndColumn) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   constexpr int64_t kSize = 6;
   for (int flags = 0; flags < 4; ++flags) {

@@ -15,8 +15,9 @@ constexpr int64_t kThreadsPerMultiprocessor = 4 * 2048;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaGpu>> CudaGpu::Open(const cuda::Api* api, int ordinal,
-                                                       absl::Span<const KernelImage> images) {
-  std::unique_ptr<CudaGpu> gpu(new CudaGpu(api));
+                                                       absl::Span<const KernelImage> images,
+                                                       CudaBlas::Load load_blas) {
+  std::unique_ptr<CudaGpu> gpu(new CudaGpu(api, std::move(load_blas)));
   CHORUS_RETURN_IF_ERROR(gpu->Fill(ordinal, images));
   return gpu;
 }
@@ -58,6 +59,7 @@ absl::Status CudaGpu::Fill(int ordinal, absl::Span<const KernelImage> images) {
 CudaGpu::~CudaGpu() {
   if (context_ == nullptr) return;
   Enter();
+  blas_ = nullptr;
   for (const cuda::Module module : modules_) api_->ModuleUnload(module);
   api_->DevicePrimaryCtxRelease(device_);
 }
@@ -85,6 +87,11 @@ absl::Status CudaGpu::LaunchWith(cuda::Function function, void** params, int64_t
               static_cast<unsigned int>(std::max<int64_t>(1, blocks)), 1, 1, cuda::kBlockThreads, 1,
               1, 0, stream, params, nullptr);
   return absl::OkStatus();
+}
+
+std::unique_ptr<BlasProduct> CudaGpu::MakeProduct(const BlasProblem& problem) const {
+  Enter();
+  return blas_->Make(problem);
 }
 
 absl::StatusOr<PinnedMemory> CudaGpu::AllocatePinned(int64_t bytes) const {

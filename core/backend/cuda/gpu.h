@@ -1,4 +1,5 @@
-// One GPU as the backend uses it: its context, its kernels, pinned memory, and what it is.
+// One GPU as the backend uses it: its context, its kernels, cuBLASLt's products, pinned memory, and
+// what it is.
 //
 // Threads: any; each calls Enter() before it calls the driver, for the context is a thread's.
 // Ownership: the table must outlive the GPU, and the GPU what it made. Errors: as cuda_api.h says.
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -16,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "core/backend/cuda/blas.h"
 #include "core/backend/cuda/cuda_api.h"
 #include "core/base/mutex.h"
 
@@ -36,9 +39,10 @@ struct KernelImage {
 class CudaGpu {
  public:
   // FAILED_PRECONDITION kWrongState: there is no such GPU, or an image is empty, which is so where
-  // the build had no CUDA toolkit.
+  // the build had no CUDA toolkit. `load_blas`: of CudaBlas.
   static absl::StatusOr<std::unique_ptr<CudaGpu>> Open(const cuda::Api* api, int ordinal,
-                                                       absl::Span<const KernelImage> images);
+                                                       absl::Span<const KernelImage> images,
+                                                       CudaBlas::Load load_blas);
   ~CudaGpu();
   CudaGpu(const CudaGpu&) = delete;
   CudaGpu& operator=(const CudaGpu&) = delete;
@@ -67,11 +71,15 @@ class CudaGpu {
     return LaunchWith(function, params, threads, stream);
   }
 
+  // Null: not by cuBLASLt (blas.h).
+  std::unique_ptr<BlasProduct> MakeProduct(const BlasProblem& problem) const;
+
   absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes) const;
   void FreePinned(const PinnedMemory& memory) const;
 
  private:
-  explicit CudaGpu(const cuda::Api* api) : api_(api) {}
+  CudaGpu(const cuda::Api* api, CudaBlas::Load load_blas)
+      : api_(api), blas_(std::make_unique<CudaBlas>(std::move(load_blas))) {}
   absl::Status Fill(int ordinal, absl::Span<const KernelImage> images);
   absl::Status LaunchWith(cuda::Function function, void** params, int64_t threads,
                           cuda::Stream stream) const;
@@ -80,6 +88,7 @@ class CudaGpu {
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   std::vector<cuda::Module> modules_;
+  std::unique_ptr<CudaBlas> blas_;
   mutable Mutex mutex_;
   // Those that were asked for: the driver is asked for each once.
   mutable absl::flat_hash_map<std::string, cuda::Function> functions_ ABSL_GUARDED_BY(mutex_);

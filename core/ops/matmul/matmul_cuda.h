@@ -1,7 +1,9 @@
-// matmul on a GPU. A thread has a tile of a product, and adds up in the order of k.
+// matmul on a GPU: of floats by cuBLASLt, where it can be had and does the product
+// (core/backend/cuda/blas.h); else each thread has a tile of a product, and adds up in the order
+// of k.
 //
-// Threads: any. Ownership: a static table. Errors: the kernel never fails. What else kernels
-// promise is said in core/ops/cuda_kernel.h.
+// Threads: any. Ownership: a static table. Errors: the kernel never fails for what inputs hold.
+// What else kernels promise is said in core/ops/cuda_kernel.h.
 #ifndef CHORUS_CORE_OPS_MATMUL_MATMUL_CUDA_H_
 #define CHORUS_CORE_OPS_MATMUL_MATMUL_CUDA_H_
 

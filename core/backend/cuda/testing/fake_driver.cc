@@ -353,8 +353,11 @@ int FakeDriver::faults_left() {
   return static_cast<int>(left);
 }
 
-Result FakeDriver::Enqueue(Stream stream, const char* name, std::function<void()> work) {
-  return EnqueueWork(stream, {name, std::move(work), {}});
+Result FakeDriver::Enqueue(Stream stream, const char* name, std::function<void()> work,
+                           const std::vector<DevicePtr>& uses) {
+  FakeWork enqueued{name, std::move(work), {}};
+  for (const DevicePtr address : uses) enqueued.uses.push_back(BlockOf(address, GpuOf(stream)));
+  return EnqueueWork(stream, std::move(enqueued));
 }
 
 }  // namespace cuda

@@ -118,8 +118,9 @@ class FakeDriver {
   // How many of these have not come yet.
   int faults_left();
 
-  // Work of another library's stand-in, in stream order.
-  static Result Enqueue(Stream stream, const char* name, std::function<void()> work);
+  // Work of another library's stand-in, in stream order, which uses the memory at these addresses.
+  static Result Enqueue(Stream stream, const char* name, std::function<void()> work,
+                        const std::vector<DevicePtr>& uses = {});
 
   struct State;
 

@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/backend/cuda/cublaslt_api.h"
 #include "core/backend/cuda/kernels/kernel_image.h"
 #include "core/backend/cuda/kernels/moves.h"
+#include "core/backend/cuda/testing/fake_blas.h"
 #include "core/backend/cuda/testing/fake_driver.h"
 #include "core/backend/cuda/testing/test_kernel_factory.h"
 #include "core/backend/cuda/testing/test_kernels.h"
@@ -66,6 +68,10 @@ std::unique_ptr<Backend> OpenTestGpu(CudaBackendOptions options, uint64_t seed) 
     static constexpr char kImage[] = "of a stand-in";
     options.images = {{kImage, sizeof(kImage)}};
   }
+  options.load_blas = []() -> absl::StatusOr<cuda::BlasApi> {
+    if (TestsRunOnADriver()) return cuda::LoadBlasApi({});
+    return cuda::FakeBlasApi();
+  };
   auto backend = CreateCudaBackend(options);
   if (!backend.ok()) Die(backend.status());
   return *std::move(backend);

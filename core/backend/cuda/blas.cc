@@ -1,0 +1,245 @@
+#include "core/backend/cuda/blas.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+
+namespace chorus {
+namespace {
+
+using cuda::BlasStatus;
+using cuda::BlasType;
+
+// What NVIDIA recommends for the GPUs that want most (sm_90). A kernel is charged with what its
+// algorithm wants.
+constexpr uint64_t kMostAlgorithmBytes = uint64_t{32} << 20;
+
+// More than that no algorithm asks for.
+constexpr int64_t kMostAlignment = 16;
+
+// Of what lies behind each other in the workspace, which itself is aligned to less: algorithms may
+// want for theirs what memory of the driver has.
+constexpr int64_t kRoomAlignment = 256;
+constexpr int64_t kWorkspaceAlignment = 64;
+
+int64_t RoundUp(int64_t bytes) {
+  return (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment;
+}
+
+int64_t ElementBytes(BlasType type) {
+  return type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
+}
+
+const char* TypeText(BlasType type) {
+  switch (type) {
+    case BlasType::kF32:
+      return "f32";
+    case BlasType::kF64:
+      return "f64";
+    case BlasType::kF16:
+      return "f16";
+    case BlasType::kBF16:
+      return "bf16";
+  }
+  return "?";
+}
+
+std::string StatusText(const cuda::BlasApi& api, BlasStatus status) {
+  const char* const name = api.GetStatusName(status);
+  return absl::StrCat(name == nullptr ? "?" : name, " (", static_cast<int>(status), ")");
+}
+
+// Calls a function that returns a BlasStatus, and returns it from the function around if it failed.
+#define CHORUS_BLAS(call)                                                   \
+  do {                                                                      \
+    if (const BlasStatus status = (call); status != BlasStatus::kSuccess) { \
+      return status;                                                        \
+    }                                                                       \
+  } while (false)
+
+}  // namespace
+
+std::string BlasProblem::Text() const {
+  return absl::StrCat(batch == 1 ? "a product" : absl::StrCat(batch, " products"), " of ",
+                      TypeText(type), " ", rows, " x ", columns, " x ", depth,
+                      transpose_a ? ", A^T" : "", transpose_b ? ", B^T" : "");
+}
+
+BlasProduct::~BlasProduct() {
+  for (const Operand* operand : {&a_, &b_, &c_}) {
+    if (operand->layout != nullptr) api_->MatrixLayoutDestroy(operand->layout);
+  }
+  if (matmul_ != nullptr) api_->MatmulDescDestroy(matmul_);
+}
+
+// Of a matrix that lies in so many rows. cuBLASLt's lie column by column: it sees the transpose.
+BlasStatus BlasProduct::DescribeOperand(const BlasProblem& problem, int64_t rows, int64_t columns,
+                                        Operand* operand) {
+  const int64_t element_bytes = ElementBytes(problem.type);
+  CHORUS_BLAS(api_->MatrixLayoutCreate(&operand->layout, problem.type,
+                                       static_cast<uint64_t>(columns), static_cast<uint64_t>(rows),
+                                       columns));
+  operand->bytes = problem.batch * rows * columns * element_bytes;
+  operand->alignment = static_cast<uint32_t>(element_bytes);
+  while (operand->alignment < kMostAlignment &&
+         columns * element_bytes % (2 * operand->alignment) == 0) {
+    operand->alignment *= 2;
+  }
+  if (problem.batch == 1) return BlasStatus::kSuccess;
+  const auto count = static_cast<int32_t>(problem.batch);
+  const int64_t stride = rows * columns;
+  CHORUS_BLAS(api_->MatrixLayoutSetAttribute(
+      operand->layout, cuda::BlasLayoutAttribute::kBatchCount, &count, sizeof(count)));
+  return api_->MatrixLayoutSetAttribute(operand->layout, cuda::BlasLayoutAttribute::kBatchStride,
+                                        &stride, sizeof(stride));
+}
+
+BlasStatus BlasProduct::Describe(const BlasProblem& problem) {
+  wide_ = problem.type == BlasType::kF64;
+  CHORUS_BLAS(api_->MatmulDescCreate(&matmul_,
+                                     wide_ ? cuda::BlasCompute::kF64 : cuda::BlasCompute::kF32,
+                                     wide_ ? BlasType::kF64 : BlasType::kF32));
+  const auto transpose = [&](cuda::BlasMatmulAttribute which, bool transposed) {
+    const auto operation =
+        transposed ? cuda::BlasOperation::kTransposed : cuda::BlasOperation::kAsIs;
+    return api_->MatmulDescSetAttribute(matmul_, which, &operation, sizeof(operation));
+  };
+  // It sees c^T = op(b)^T op(a)^T, of which our b is the left factor.
+  CHORUS_BLAS(transpose(cuda::BlasMatmulAttribute::kTransposeA, problem.transpose_b));
+  CHORUS_BLAS(transpose(cuda::BlasMatmulAttribute::kTransposeB, problem.transpose_a));
+  const auto operand = [&](int64_t rows, int64_t columns, bool transposed, Operand* to) {
+    if (transposed) std::swap(rows, columns);
+    return DescribeOperand(problem, rows, columns, to);
+  };
+  CHORUS_BLAS(operand(problem.rows, problem.depth, problem.transpose_a, &a_));
+  CHORUS_BLAS(operand(problem.depth, problem.columns, problem.transpose_b, &b_));
+  return operand(problem.rows, problem.columns, false, &c_);
+}
+
+BlasStatus BlasProduct::Choose() {
+  cuda::BlasChoice choice = nullptr;
+  CHORUS_BLAS(api_->MatmulPreferenceCreate(&choice));
+  const std::unique_ptr<cuda::BlasChoiceStruct, BlasStatus (*)(cuda::BlasChoice)> owned(
+      choice, api_->MatmulPreferenceDestroy);
+  const auto prefer = [&](cuda::BlasPreference attribute, auto value) {
+    return api_->MatmulPreferenceSetAttribute(choice, attribute, &value, sizeof(value));
+  };
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMaxWorkspaceBytes, kMostAlgorithmBytes));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kReductionSchemes, cuda::BlasReduction::kComputeType));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentA, b_.alignment));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentB, a_.alignment));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentC, c_.alignment));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentD, c_.alignment));
+  cuda::BlasHeuristic best;
+  int count = 0;
+  CHORUS_BLAS(api_->MatmulAlgoGetHeuristic(handle_, matmul_, b_.layout, a_.layout, c_.layout,
+                                           c_.layout, choice, 1, &best, &count));
+  if (count == 0) return BlasStatus::kNotSupported;
+  CHORUS_BLAS(best.state);
+  algorithm_ = best.algorithm;
+  algorithm_bytes_ = best.workspace_bytes;
+  return BlasStatus::kSuccess;
+}
+
+void BlasProduct::MakeRoom(int64_t element_bytes) {
+  workspace_bytes_ = static_cast<int64_t>(algorithm_bytes_);
+  for (Operand* operand : {&a_, &b_, &c_}) {
+    if (operand->alignment <= element_bytes) continue;  // it never lies badly
+    operand->room = RoundUp(workspace_bytes_);
+    workspace_bytes_ = operand->room + operand->bytes;
+  }
+  if (workspace_bytes_ > 0) workspace_bytes_ += kRoomAlignment - kWorkspaceAlignment;
+}
+
+absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cuda::DevicePtr b,
+                                  cuda::DevicePtr c, cuda::DevicePtr workspace,
+                                  cuda::Stream stream) const {
+  const auto rooms = static_cast<cuda::DevicePtr>(RoundUp(static_cast<int64_t>(workspace)));
+  const auto room = [&](const Operand& operand) {
+    return rooms + static_cast<cuda::DevicePtr>(operand.room);
+  };
+  const auto bring = [&](const Operand& operand, cuda::DevicePtr* at) {
+    if (!operand.LiesBadly(*at)) return absl::OkStatus();
+    CHORUS_CUDA(driver, MemcpyDtoDAsync, room(operand), *at, static_cast<size_t>(operand.bytes),
+                stream);
+    *at = room(operand);
+    return absl::OkStatus();
+  };
+  CHORUS_RETURN_IF_ERROR(bring(a_, &a));
+  CHORUS_RETURN_IF_ERROR(bring(b_, &b));
+  const bool apart = c_.LiesBadly(c);
+  const cuda::DevicePtr result = apart ? room(c_) : c;
+  static constexpr float kOne = 1;
+  static constexpr float kZero = 0;
+  static constexpr double kWideOne = 1;
+  static constexpr double kWideZero = 0;
+  const void* const one = wide_ ? static_cast<const void*>(&kWideOne) : &kOne;
+  const void* const zero = wide_ ? static_cast<const void*>(&kWideZero) : &kZero;
+  const auto pointer = [](cuda::DevicePtr at) { return reinterpret_cast<void*>(at); };
+  const BlasStatus status =
+      api_->Matmul(handle_, matmul_, one, pointer(b), b_.layout, pointer(a), a_.layout, zero,
+                   pointer(result), c_.layout, pointer(result), c_.layout, &algorithm_,
+                   algorithm_bytes_ == 0 ? nullptr : pointer(rooms), algorithm_bytes_, stream);
+  if (status != BlasStatus::kSuccess) {
+    return MakeError(Reason::kExecFailed,
+                     absl::StrCat("cublasLtMatmul: ", StatusText(*api_, status)));
+  }
+  if (!apart) return absl::OkStatus();
+  CHORUS_CUDA(driver, MemcpyDtoDAsync, c, result, static_cast<size_t>(c_.bytes), stream);
+  return absl::OkStatus();
+}
+
+CudaBlas::~CudaBlas() {
+  MutexLock lock(&mutex_);
+  if (handle_ != nullptr) api_.Destroy(handle_);
+}
+
+cuda::BlasHandle CudaBlas::Open() const {
+  if (load_ == nullptr) return nullptr;
+  MutexLock lock(&mutex_);
+  if (asked_) return handle_;
+  asked_ = true;
+  const auto without = [](const std::string& why) {
+    std::fprintf(stderr, "cuda backend: matrix products without cuBLASLt: %s\n", why.c_str());
+    return nullptr;
+  };
+  auto api = load_();
+  if (!api.ok()) return without(ErrorOf(api.status()).message);
+  cuda::BlasHandle handle = nullptr;
+  const BlasStatus created = api->Create(&handle);
+  if (created != BlasStatus::kSuccess) {
+    return without(absl::StrCat("cublasLtCreate: ", StatusText(*api, created)));
+  }
+  api_ = *std::move(api);
+  handle_ = handle;
+  return handle_;
+}
+
+std::unique_ptr<BlasProduct> CudaBlas::Make(const BlasProblem& problem) const {
+  if (problem.batch == 0 || problem.rows == 0 || problem.columns == 0 || problem.depth == 0 ||
+      problem.batch > std::numeric_limits<int32_t>::max()) {
+    return nullptr;
+  }
+  const cuda::BlasHandle handle = Open();
+  if (handle == nullptr) return nullptr;
+  std::unique_ptr<BlasProduct> product(new BlasProduct(&api_, handle));
+  BlasStatus status = product->Describe(problem);
+  if (status == BlasStatus::kSuccess) status = product->Choose();
+  if (status == BlasStatus::kSuccess) {
+    product->MakeRoom(ElementBytes(problem.type));
+    return product;
+  }
+  MutexLock lock(&mutex_);
+  if (!told_of_refusal_) {
+    std::fprintf(stderr, "cuda backend: not by cuBLASLt, as perhaps others: %s: %s\n",
+                 problem.Text().c_str(), StatusText(api_, status).c_str());
+  }
+  told_of_refusal_ = true;
+  return nullptr;
+}
+
+}  // namespace chorus
