@@ -361,6 +361,34 @@ TEST(CublasLtTest, AttributesOfAnAlgorithmAreAsWideAsWeSay) {
     }
   }
 }
+TEST(CublasLtTest, OtherAttributesAreAsWideAsWeSay) {
+  const auto api = LoadBlasApi({CHORUS_CUDA_HOME "/lib64"});
+  ASSERT_TRUE(api.ok()) << api.status();
+  BlasLayout layout = nullptr;
+  ASSERT_EQ(api->MatrixLayoutCreate(&layout, BlasType::kF32, 4, 4, 4), BlasStatus::kSuccess);
+  BlasChoice choice = nullptr;
+  ASSERT_EQ(api->MatmulPreferenceCreate(&choice), BlasStatus::kSuccess);
+  const uint64_t value = 2;
+  for (const size_t bytes : {size_t{4}, size_t{8}}) {
+    SCOPED_TRACE(std::to_string(bytes) + " bytes");
+    const auto taken = [&](auto attribute) {
+      if constexpr (std::is_same_v<decltype(attribute), BlasLayoutAttribute>) {
+        return api->MatrixLayoutSetAttribute(layout, attribute, &value, bytes);
+      } else {
+        return api->MatmulPreferenceSetAttribute(choice, attribute, &value, bytes);
+      }
+    };
+    const BlasStatus narrow = bytes == 4 ? BlasStatus::kSuccess : BlasStatus::kInvalidValue;
+    const BlasStatus wide = bytes == 8 ? BlasStatus::kSuccess : BlasStatus::kInvalidValue;
+    EXPECT_EQ(taken(BlasLayoutAttribute::kBatchCount), narrow);
+    EXPECT_EQ(taken(BlasLayoutAttribute::kBatchStride), wide);
+    EXPECT_EQ(taken(BlasPreference::kMaxWorkspaceBytes), wide);
+    EXPECT_EQ(taken(BlasPreference::kReductionSchemes), narrow);
+    EXPECT_EQ(taken(BlasPreference::kMinAlignmentA), narrow);
+  }
+  EXPECT_EQ(api->MatmulPreferenceDestroy(choice), BlasStatus::kSuccess);
+  EXPECT_EQ(api->MatrixLayoutDestroy(layout), BlasStatus::kSuccess);
+}
 TEST(CudaSymbolsTest, AMissingOneIsFound) {
   EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/libnccl.so.2", {"ncclGetVersion", "ncclNoSuch"}),
             std::vector<std::string>{"ncclNoSuch"});
