@@ -159,18 +159,6 @@ absl::Status Wrong(int statement, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("statement ", statement, ": ", what));
 }
 
-// Whether two values of one trainer come of one collective by way of different ranks. A gradient
-// with one for root and the other for seed has a gradient that orders that collective's in a circle
-// (ORDER_CYCLE): one rank's operand of it is made of what another rank's gives.
-bool OfOneCall(const Lead& root, const Lead& seed) {
-  for (const Entry& mine : root.may) {
-    for (const Entry& other : seed.may) {
-      if (mine.first == other.first && mine.second != other.second) return true;
-    }
-  }
-  return false;
-}
-
 Analysis Analyse(const Program& program, bool directly = false) {
   Analysis result;
   result.leads.resize(program.values.size());
@@ -255,9 +243,6 @@ Analysis Analyse(const Program& program, bool directly = false) {
           Add(lead(root), true, &roots[call.rank]);
           // Gradients of this gradient lead through its seeds.
           if (call.in[n + i] >= 0 && statement.create) {
-            if (OfOneCall(lead(root), lead(call.in[n + i]))) {
-              refuse(s, absl::StrCat("root v", root, " and its seed are two ranks' of one call"));
-            }
             Add(lead(call.in[n + i]), false, &roots[call.rank]);
           }
         }
