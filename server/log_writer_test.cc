@@ -148,14 +148,27 @@ TEST_F(LogWriterTest, ALineOfAnotherTenantStillFits) {
   log.Say(google::GLOG_WARNING, "uid:2", other);
   LOG(INFO) << "of the daemon";
   EXPECT_EQ(Read(filled), std::string(filled, '-'));
+  // Where the thread that writes comes late, some have been left out before it takes the first.
+  const std::string left_out = "lines of the log were left out here";
+  bool told = false;
   int of_uid1 = 0;
   std::string line = ReadLine();
-  for (; absl::EndsWith(line, "xx"); line = ReadLine()) ++of_uid1;
+  for (;; line = ReadLine()) {
+    if (absl::EndsWith(line, "xx")) {
+      ++of_uid1;
+    } else if (absl::StrContains(line, left_out)) {
+      told = true;
+    } else {
+      break;
+    }
+  }
   EXPECT_GT(of_uid1, 700);
   EXPECT_LT(of_uid1, 2 * LogWriter::kMaxBytes / 1000);
   EXPECT_THAT(line, EndsWith("] " + other));
   EXPECT_THAT(ReadLine(), EndsWith("] of the daemon"));
-  EXPECT_THAT(ReadLine(), HasSubstr("lines of the log were left out here"));
+  if (!told) {
+    EXPECT_THAT(ReadLine(), HasSubstr(left_out));
+  }
 }
 
 TEST_F(LogWriterTest, EndsThoughNobodyReads) {
