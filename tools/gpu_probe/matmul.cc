@@ -7,32 +7,13 @@
 
 namespace chorus {
 namespace probe {
-namespace {
 
 using cuda::BlasType;
 
-const char* TypeText(BlasType type) {
-  switch (type) {
-    case BlasType::kF32:
-      return "f32";
-    case BlasType::kF64:
-      return "f64";
-    case BlasType::kF16:
-      return "f16";
-    case BlasType::kBF16:
-      return "bf16";
-  }
-  return "?";
-}
-
-}  // namespace
-
-int64_t MatmulShape::element_bytes() const {
-  return type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
-}
+int64_t MatmulShape::element_bytes() const { return cuda::ElementBytes(type); }
 
 std::string MatmulShape::Text() const {
-  return absl::StrCat(TypeText(type), " ", m, " x ", n, " x ", k, transpose_a ? ", A^T" : "",
+  return absl::StrCat(cuda::NameOf(type), " ", m, " x ", n, " x ", k, transpose_a ? ", A^T" : "",
                       transpose_b ? ", B^T" : "");
 }
 
@@ -174,9 +155,7 @@ BlasType Matmul::scale() const {
 
 absl::Status Matmul::Check(cuda::BlasStatus status, const char* call) const {
   if (status == cuda::BlasStatus::kSuccess) return absl::OkStatus();
-  const char* const name = api_.GetStatusName(status);
-  return absl::InternalError(
-      absl::StrCat(call, ": ", name == nullptr ? "?" : name, " (", static_cast<int>(status), ")"));
+  return absl::InternalError(absl::StrCat(call, ": ", cuda::StatusText(api_, status)));
 }
 
 std::vector<unsigned char> PatternMatrix(BlasType type, int64_t count, uint64_t seed) {

@@ -30,29 +30,6 @@ int64_t RoundUp(int64_t bytes) {
   return (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment;
 }
 
-int64_t ElementBytes(BlasType type) {
-  return type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
-}
-
-const char* TypeText(BlasType type) {
-  switch (type) {
-    case BlasType::kF32:
-      return "f32";
-    case BlasType::kF64:
-      return "f64";
-    case BlasType::kF16:
-      return "f16";
-    case BlasType::kBF16:
-      return "bf16";
-  }
-  return "?";
-}
-
-std::string StatusText(const cuda::BlasApi& api, BlasStatus status) {
-  const char* const name = api.GetStatusName(status);
-  return absl::StrCat(name == nullptr ? "?" : name, " (", static_cast<int>(status), ")");
-}
-
 // Calls a function that returns a BlasStatus, and returns it from the function around if it failed.
 #define CHORUS_BLAS(call)                                                   \
   do {                                                                      \
@@ -65,7 +42,7 @@ std::string StatusText(const cuda::BlasApi& api, BlasStatus status) {
 
 std::string BlasProblem::Text() const {
   return absl::StrCat(batch == 1 ? "a product" : absl::StrCat(batch, " products"), " of ",
-                      TypeText(type), " ", rows, " x ", columns, " x ", depth,
+                      NameOf(type), " ", rows, " x ", columns, " x ", depth,
                       transpose_a ? ", A^T" : "", transpose_b ? ", B^T" : "");
 }
 

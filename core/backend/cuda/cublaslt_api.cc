@@ -27,6 +27,29 @@ absl::StatusOr<BlasApi> LoadBlasApi(const std::vector<std::string>& folders) {
                    absl::StrCat(library.path(), " lacks ", absl::StrJoin(missing, ", ")));
 }
 
+int64_t ElementBytes(BlasType type) {
+  return type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
+}
+
+const char* NameOf(BlasType type) {
+  switch (type) {
+    case BlasType::kF32:
+      return "f32";
+    case BlasType::kF64:
+      return "f64";
+    case BlasType::kF16:
+      return "f16";
+    case BlasType::kBF16:
+      return "bf16";
+  }
+  return "?";
+}
+
+std::string StatusText(const BlasApi& api, BlasStatus status) {
+  const char* const name = api.GetStatusName(status);
+  return absl::StrCat(name == nullptr ? "?" : name, " (", static_cast<int>(status), ")");
+}
+
 const std::vector<const char*>& BlasSymbols() {
   static const auto& symbols = *new std::vector<const char*>{
 #define CHORUS_CUBLASLT_SYMBOL(name, symbol, result, parameters) #symbol,

@@ -20,6 +20,8 @@ namespace cuda {
 // cublasStatus_t, cudaDataType, cublasComputeType_t.
 enum class BlasStatus : int { kSuccess = 0, kInvalidValue = 7, kNotSupported = 15 };
 enum class BlasType : int { kF32 = 0, kF64 = 1, kF16 = 2, kBF16 = 14 };
+int64_t ElementBytes(BlasType type);
+const char* NameOf(BlasType type);  // "f32"
 // kF32 is plain single precision: TF32 is a compute type of its own, which is not used.
 enum class BlasCompute : int { kF32 = 68, kF64 = 70 };
 // cublasLtMatmulPreferenceAttributes_t.
@@ -124,6 +126,8 @@ struct BlasApi {
 // packages and the toolkit's usual place: libcublasLt.so.13, or 12, which has the same functions.
 // FAILED_PRECONDITION kWrongState: there is none, or it lacks a function.
 absl::StatusOr<BlasApi> LoadBlasApi(const std::vector<std::string>& folders);
+
+std::string StatusText(const BlasApi& api, BlasStatus status);  // its name and number
 
 // The symbols of the table, in its order.
 const std::vector<const char*>& BlasSymbols();
