@@ -16,6 +16,7 @@
 #include "core/base/thread_pool.h"
 #include "core/ops/node_spec.h"
 #include "core/runtime/device_plan.h"
+#include "core/runtime/devices.h"
 #include "core/runtime/executor.h"
 #include "core/worker/protocol.h"
 
@@ -106,13 +107,7 @@ class Server {
   }
 
   absl::Status Run() {
-    Ready ready;
-    ready.info.backend = std::string(backend_->name());
-    for (int i = 0; i < backend_->device_count(); ++i) {
-      ready.info.domains.push_back(backend_->domain(i));
-    }
-    ready.info.cores_per_device = backend_->cores_per_device();
-    Say(ready);
+    Say(Ready{DevicesOf(backend_)->info()});
     std::string message;
     while (!stopping_) {
       bool worked = Continue();
