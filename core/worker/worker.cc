@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,11 @@ class Memory {
   std::vector<Domain> domains_;
 };
 
+template <typename Message, typename = void>
+struct NamesDevice : std::false_type {};
+template <typename Message>
+struct NamesDevice<Message, std::void_t<decltype(Message::device)>> : std::true_type {};
+
 class Server {
  public:
   Server(Channel* channel, Window* window, Backend* backend)
@@ -114,7 +120,7 @@ class Server {
       CHORUS_ASSIGN_OR_RETURN(const bool received, channel_->Receive(&message));
       if (received) {
         CHORUS_ASSIGN_OR_RETURN(const ToWorker asked, DecodeToWorker(message));
-        CHORUS_RETURN_IF_ERROR(absl::visit([this](const auto& m) { return Do(m); }, asked));
+        CHORUS_RETURN_IF_ERROR(absl::visit([this](const auto& m) { return Take(m); }, asked));
         worked = true;
       }
       worked |= GoOnDownloading();
@@ -218,19 +224,24 @@ class Server {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Executor*> Of(int32_t device) {
-    if (device >= 0 && static_cast<size_t>(device) < executors_.size()) {
-      return executors_[static_cast<size_t>(device)].get();
+  template <typename Message>
+  absl::Status Take(const Message& asked) {
+    if constexpr (NamesDevice<Message>::value) {
+      if (asked.device < 0 || static_cast<size_t>(asked.device) >= executors_.size()) {
+        return MakeError(Reason::kDeviceLost,
+                         absl::StrCat("the daemon asks for device ", asked.device));
+      }
+      return Do(asked, executors_[static_cast<size_t>(asked.device)].get());
+    } else {
+      return Do(asked);
     }
-    return MakeError(Reason::kDeviceLost, absl::StrCat("the daemon asks for device ", device));
   }
 
   absl::Status Do(const MapMemory& asked) {
     if (!memory_.Map(asked).ok()) Say(MemoryRefused{asked.domain, asked.begin});
     return absl::OkStatus();
   }
-  absl::Status Do(const LoadPlan& asked) {
-    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+  absl::Status Do(const LoadPlan& asked, Executor* executor) {
     // What takes long is done beside launches.
     constexpr size_t kLarge = 16 << 10;
     if (asked.bytes.size() <= kLarge) {
@@ -242,39 +253,32 @@ class Server {
     }
     return absl::OkStatus();
   }
-  absl::Status Do(const UnloadPlan& asked) {
-    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+  absl::Status Do(const UnloadPlan& asked, Executor* executor) {
     executor->UnloadPlan(asked.plan);
     return absl::OkStatus();
   }
-  absl::Status Do(const OpenCommunicator& asked) {
-    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+  absl::Status Do(const OpenCommunicator& asked, Executor* executor) {
     executor->OpenCommunicator(asked.communicator, asked.devices, asked.member);
     return absl::OkStatus();
   }
-  absl::Status Do(const AbortCommunicator& asked) {
-    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+  absl::Status Do(const AbortCommunicator& asked, Executor* executor) {
     executor->AbortCommunicator(asked.communicator, asked.why);
     return absl::OkStatus();
   }
-  absl::Status Do(const CloseCommunicator& asked) {
-    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+  absl::Status Do(const CloseCommunicator& asked, Executor* executor) {
     executor->CloseCommunicator(asked.communicator);
     return absl::OkStatus();
   }
-  absl::Status Do(const Launch& asked) {
-    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+  absl::Status Do(const Launch& asked, Executor* executor) {
     executor->Launch(asked.bytes);
     return absl::OkStatus();
   }
-  absl::Status Do(const Settled& asked) {
-    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+  absl::Status Do(const Settled& asked, Executor* executor) {
     executor->Settled(asked.last, asked.last_upload);
     return absl::OkStatus();
   }
 
-  absl::Status Do(const Upload& asked) {
-    CHORUS_ASSIGN_OR_RETURN(Executor* const executor, Of(asked.device));
+  absl::Status Do(const Upload& asked, Executor* executor) {
     if (asked.slot < 0 || asked.slot >= kSlots || asked.bytes < 0 || asked.bytes > kSlotBytes) {
       return MakeError(Reason::kDeviceLost, "the daemon uploads from beyond the window");
     }
@@ -292,8 +296,7 @@ class Server {
     return absl::OkStatus();
   }
 
-  absl::Status Do(const Download& asked) {
-    CHORUS_RETURN_IF_ERROR(Of(asked.device).status());
+  absl::Status Do(const Download& asked, Executor*) {
     downloading_.push_back({asked, 0});
     return absl::OkStatus();
   }

@@ -50,9 +50,11 @@ struct Case {
   int64_t done_to;
   int64_t kept = 0;  // of its results: a tenant keeps arenas for its next ones while there is room
   bool by_another_uid = false;  // which has a tenant's share for itself
+  bool of_a_worker = false;     // a daemon whose devices another process has
 };
 std::string NameOf(const Case& c) {
-  return absl::StrCat(c.attack, c.by_another_uid ? "_by_another_uid" : "");
+  return absl::StrCat(c.attack, c.by_another_uid ? "_by_another_uid" : "",
+                      c.of_a_worker ? "_of_a_worker" : "");
 }
 std::ostream& operator<<(std::ostream& os, const Case& c) { return os << NameOf(c); }
 
@@ -99,6 +101,18 @@ constexpr Case kCases[] = {
     {"pings", "OK", 20, 20, 0, true},
     {"settings", "OK", 20, 20, 0, true},
     {"headers", "OK", 20, 20, 0, true},
+    // What goes on to the worker: plans, launches, bytes of tensors.
+    {"quadratic", "RESOURCE_EXHAUSTED", 0, 0, 0, false, true},
+    {"graphs", "RESOURCE_EXHAUSTED", 1, 999, 0, false, true},
+    {"pages", "RESOURCE_EXHAUSTED", 10, kShare >> 22, 0, false, true},
+    {"epochs", "OK", 10, 10, int64_t{2} << 20, false, true},
+    {"planning", "OK", 4, 4, 0, false, true},
+    {"sizes", "OK", 40, 40, 0, false, true},
+    {"steps", "OK", 20, 20, 0, false, true},
+    {"strides", "OK", 8, 8, int64_t{32} << 20, false, true},
+    {"copies", "OK", 24, 24, int64_t{48} << 20, false, true},
+    {"flood", "OK", 20000, 20000, 0, false, true},
+    {"downloads", "RESOURCE_EXHAUSTED", 16, 64, int64_t{16} << 20, false, true},
 };
 
 // Nobody's; none where this process may not act as another user.
@@ -115,7 +129,7 @@ std::vector<std::string> Command(const std::string& address, const Case& c) {
 
 class Beside : public ::testing::Test {
  protected:
-  void SetUp() override {
+  void Start(bool with_a_worker) {
     ASSERT_EQ(chmod(scratch_.path().c_str(), 0711), 0);
     fault::Daemon::Options options;
     options.socket = scratch_.path() + "/chorusd";
@@ -126,6 +140,9 @@ class Beside : public ::testing::Test {
                      absl::StrCat("--max_sessions=", kSessions), "--max_worlds=64",
                      // Of sessions without a process, whose things go with it.
                      "--lease=2s"};
+    if (with_a_worker) {
+      options.flags.insert(options.flags.end(), {"--backend=sim", "--worker_processes"});
+    }
     absl::StatusOr<std::unique_ptr<fault::Daemon>> daemon = fault::Daemon::Start(options);
     ASSERT_TRUE(daemon.ok()) << daemon.status() << "\n" << bench::FileText(options.log);
     daemon_ = *std::move(daemon);
@@ -179,8 +196,14 @@ class Beside : public ::testing::Test {
   std::unique_ptr<fault::Daemon> daemon_;
   std::unique_ptr<fault::Trainer> honest_;
 };
-class HostileTest : public Beside, public ::testing::WithParamInterface<Case> {};
-using MixedTest = Beside;
+class HostileTest : public Beside, public ::testing::WithParamInterface<Case> {
+ protected:
+  void SetUp() override { Start(GetParam().of_a_worker); }
+};
+class MixedTest : public Beside, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override { Start(GetParam()); }
+};
 
 TEST_P(HostileTest, AsksForTooMuch) {
   if (GetParam().by_another_uid && !AnotherUid().has_value()) {
@@ -238,7 +261,7 @@ INSTANTIATE_TEST_SUITE_P(Attacks, HostileTest, ::testing::ValuesIn(kCases),
                          });
 
 // CHORUS_HOSTILE_SECONDS: for how long; an hour before an issue is resolved that is about them.
-TEST_F(MixedTest, AttacksOfAllKindsAtATime) {
+TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
   const char* const given = std::getenv("CHORUS_HOSTILE_SECONDS");
   int64_t seconds = std::getenv("CHORUS_LONG") != nullptr ? 300 : 4;
   if (given != nullptr) seconds = std::atoll(given);
@@ -258,6 +281,7 @@ TEST_F(MixedTest, AttacksOfAllKindsAtATime) {
   while (absl::Now() < end) {
     const Case& next = kCases[random() % std::size(kCases)];
     if (next.by_another_uid && !AnotherUid().has_value()) continue;
+    if (next.of_a_worker != GetParam()) continue;
     ++begun[NameOf(next)];
     bench::Process::Options options;
     options.log = scratch_.path() + "/attack.log";
@@ -305,6 +329,11 @@ TEST_F(MixedTest, AttacksOfAllKindsAtATime) {
     GTEST_SKIP() << "all but the daemon's memory is checked: " << cgroup.status().message();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Daemons, MixedTest, ::testing::Bool(),
+                         [](const ::testing::TestParamInfo<bool>& info) {
+                           return info.param ? "OfAWorker" : "OfItsOwnDevices";
+                         });
 
 }  // namespace
 }  // namespace hostile
