@@ -121,8 +121,8 @@ class FarDevices final : public WorkerDevices {
     absl::Status why;   // of the last loss
     UnderWay under_way;
   };
-  // In the order of the calls: a message, or an upload, which is sent in pieces. How many there are is
-  // for clients to decide, who have been charged for more than they take: of plans
+  // In the order of the calls: a message, or an upload, which is sent in pieces. How many there are
+  // is for clients to decide, who have been charged for more than they take: of plans
   // MemoryOfLoadedPart, of launches what the node charges for a run (Preparer::ChargeRows).
   struct Queued {
     std::string message;
