@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "core/base/bytes.h"
 #include "core/node/session.h"
 #include "core/node/world.h"
@@ -16,9 +17,12 @@ namespace {
 // Ids of one kind never equal those of another.
 enum class IdKind : uint8_t { kInstance, kMemory, kBytes, kGroup, kResult };
 
-Hash128 HashOf(const ByteWriter& encoded) {
-  const XXH128_hash_t hash = XXH3_128bits(encoded.bytes().data(), encoded.bytes().size());
+Hash128 HashOf(const void* bytes, size_t size) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes, size);
   return {hash.high64, hash.low64};
+}
+Hash128 HashOf(const ByteWriter& encoded) {
+  return HashOf(encoded.bytes().data(), encoded.bytes().size());
 }
 
 void Put(Hash128 id, ByteWriter* out) {
@@ -27,12 +31,23 @@ void Put(Hash128 id, ByteWriter* out) {
 }
 
 Hash128 IdOfOutput(WorldId world, const InstanceKey& key, int32_t index) {
-  ByteWriter encoded;
-  encoded.Put(IdKind::kInstance);
-  encoded.Put(world.value());
-  encoded.Put(index);
-  EncodeInstanceKey(key, &encoded);
-  return HashOf(encoded);
+  // Of each result of each collective: in memory that it has at hand.
+  absl::InlinedVector<int64_t, 16> words = {static_cast<int64_t>(IdKind::kInstance),
+                                            world.value(),
+                                            index,
+                                            key.group.value(),
+                                            key.since.value(),
+                                            key.at.step,
+                                            key.at.call,
+                                            key.at.part,
+                                            key.source.value(),
+                                            key.destination.value(),
+                                            key.tag};
+  for (const InstanceKey::Request& request : key.path) {
+    words.push_back(request.step);
+    words.push_back(request.number);
+  }
+  return HashOf(words.data(), words.size() * sizeof(words[0]));
 }
 
 Hash128 IdOfResult(Hash128 group, int32_t index) {

@@ -34,22 +34,27 @@ std::vector<cuda::FakeKernel> Kernels() {
   };
 }
 
+// Both stand until the process ends.
+struct TestDriver {
+  std::unique_ptr<cuda::FakeDriver> fake;  // null: it is the machine's
+  cuda::Api api;
+};
+
 const cuda::Api* TestApi(uint64_t seed) {
-  static const cuda::Api* const api = [seed] {
+  static const TestDriver* const driver = [seed] {
     if (TestsRunOnADriver()) {
       auto loaded = cuda::LoadApi({});
       if (!loaded.ok()) Die(loaded.status());
-      return new cuda::Api(*loaded);
+      return new TestDriver{nullptr, *loaded};
     }
     cuda::FakeDriverOptions options;
     options.seed = seed;
     options.memory_bytes = int64_t{4} << 30;
     options.kernels = Kernels();
-    static const auto& driver = *new cuda::FakeDriver(std::move(options));
-    (void)driver;
-    return new cuda::Api(cuda::FakeDriver::api());
+    auto fake = std::make_unique<cuda::FakeDriver>(std::move(options));
+    return new TestDriver{std::move(fake), cuda::FakeDriver::api()};
   }();
-  return api;
+  return &driver->api;
 }
 
 }  // namespace
