@@ -466,9 +466,9 @@ TEST_F(CudaKernelsTest, SelectionsAreOperandsBitByBit) {
 }
 
 // By cuBLASLt, or its stand-in, and by our own kernels.
-class CudaMatmulTest : public CudaKernelsTest, public ::testing::WithParamInterface<bool> {
+class CudaProductsTest : public CudaKernelsTest, public ::testing::WithParamInterface<bool> {
  protected:
-  CudaMatmulTest() : CudaKernelsTest(GetParam() ? Load : CudaBlas::Load()) {}
+  CudaProductsTest() : CudaKernelsTest(GetParam() ? Load : CudaBlas::Load()) {}
   void SetUp() override {
     if (GetParam() && TestsRunOnADriver() && !cuda::LoadBlasApi({}).ok()) {
       GTEST_SKIP() << cuda::LoadBlasApi({}).status();
@@ -479,11 +479,11 @@ class CudaMatmulTest : public CudaKernelsTest, public ::testing::WithParamInterf
     return cuda::FakeBlasApi();
   }
 };
-INSTANTIATE_TEST_SUITE_P(EachWay, CudaMatmulTest, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(EachWay, CudaProductsTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "ByCublasLt" : "ByOurOwn"; });
 
 // So that the other tests do not pass by way of our own kernels.
-TEST_P(CudaMatmulTest, DoesProductsOfEachTypeByCublasLtWhereItIs) {
+TEST_P(CudaProductsTest, DoesProductsOfEachTypeByCublasLtWhereItIs) {
   for (const auto type :
        {cuda::BlasType::kF16, cuda::BlasType::kBF16, cuda::BlasType::kF32, cuda::BlasType::kF64}) {
     for (const int64_t side : {1, 3, 16, 256, 1000}) {
@@ -509,7 +509,7 @@ TEST_P(CudaMatmulTest, DoesProductsOfEachTypeByCublasLtWhereItIs) {
 }
 
 // Also with each operand alone where only its elements are aligned: the bits are the same.
-TEST_P(CudaMatmulTest, EqualsTheNaiveEvaluatorWhereverEachOperandLies) {
+TEST_P(CudaProductsTest, EqualsTheNaiveEvaluatorWhereverEachOperandLies) {
   SCOPED_TRACE(kSeed);
   std::mt19937_64 random(kSeed);
   std::vector<KernelCase> cases;
@@ -563,7 +563,7 @@ TEST_P(CudaMatmulTest, EqualsTheNaiveEvaluatorWhereverEachOperandLies) {
 }
 
 // More than a grid has blocks in its third dimension.
-TEST_P(CudaMatmulTest, AsManyMatricesAsThereAre) {
+TEST_P(CudaProductsTest, AsManyMatricesAsThereAre) {
   constexpr int64_t kMany = 70001;
   std::vector<float> left(kMany * 2);
   std::vector<float> expected(kMany);
@@ -587,7 +587,7 @@ TEST_P(CudaMatmulTest, AsManyMatricesAsThereAre) {
 }
 
 // TF32 would drop their last 13 bits.
-TEST_P(CudaMatmulTest, KeepsAllDigitsOfF32) {
+TEST_P(CudaProductsTest, KeepsAllDigitsOfF32) {
   std::mt19937_64 random(kSeed);
   constexpr int64_t kSide = 128;
   std::vector<float> one(kSide * kSide, 0);
@@ -603,7 +603,7 @@ TEST_P(CudaMatmulTest, KeepsAllDigitsOfF32) {
 
 // Half types are added up as floats, and integers wrap; our own kernel's sums have the order of
 // their products.
-TEST_P(CudaMatmulTest, RoundsOnceWrapsAndKeepsItsOrder) {
+TEST_P(CudaProductsTest, RoundsOnceWrapsAndKeepsItsOrder) {
   std::vector<double> terms(600, 0);
   terms[0] = terms[599] = 0.25;
   terms[300] = 512;
@@ -634,7 +634,7 @@ TEST_P(CudaMatmulTest, RoundsOnceWrapsAndKeepsItsOrder) {
 
 // Rows and columns that a tile has beyond the matrix are others, computed again: what they hold
 // reaches nothing.
-TEST_P(CudaMatmulTest, KeepsNanInItsRowAndColumn) {
+TEST_P(CudaProductsTest, KeepsNanInItsRowAndColumn) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   constexpr int64_t kSize = 6;
   for (int flags = 0; flags < 4; ++flags) {
@@ -655,6 +655,32 @@ TEST_P(CudaMatmulTest, KeepsNanInItsRowAndColumn) {
       }
     }
   }
+}
+
+// What the host's kernel makes of it.
+Value OnHost(const std::string& op, const std::vector<Value>& inputs,
+             const Attributes& attributes) {
+  std::vector<const TensorType*> types;
+  std::vector<const void*> pointers;
+  for (const Value& input : inputs) {
+    types.push_back(&input.type);
+    pointers.push_back(input.bytes.data());
+  }
+  NodeView node;
+  node.op = op;
+  node.attributes = attributes;
+  node.inputs = types;
+  const auto outputs = InferTypes(node);
+  EXPECT_TRUE(outputs.ok()) << outputs.status();
+  const auto kernel = MakeHostKernel(node, *outputs);
+  EXPECT_TRUE(kernel.ok()) << kernel.status();
+  Value out = testing::Zeros((*outputs)[0]);
+  std::string workspace(static_cast<size_t>((*kernel)->workspace_bytes() + 64), '\0');
+  const auto beside = reinterpret_cast<uintptr_t>(workspace.data()) % 64;
+  const absl::Span<char> aligned(&workspace[64 - beside],
+                                 static_cast<size_t>((*kernel)->workspace_bytes()));
+  EXPECT_TRUE((*kernel)->RunAll({pointers, {&out.bytes[0]}, aligned}).ok());
+  return out;
 }
 
 // An x and weights of these types, the y that they give, and what the three ops say of them.
@@ -741,8 +767,71 @@ TEST_F(CudaKernelsTest, ConvolutionsOfAnyStrideAndDilation) {
   EXPECT_GT(fit, 200);
 }
 
+// Of so many products of elements that they are left to cuBLASLt, with all that unfolding has to
+// get right: borders, strides, dilations, samples that go in several slabs, the last of fewer.
+TEST_P(CudaProductsTest, LargeConvolutionsWhereverEachOperandLies) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  struct Case {
+    DType dtype;
+    Convolutions c;
+    int64_t slabs[3];  // of each op
+  };
+  const Case cases[] = {
+      {DType::kF32,
+       ConvolutionsOf({4, 32, 24, 26}, {24, 32, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 1),
+       {1, 1, 1}},
+      {DType::kF64,
+       ConvolutionsOf({8, 16, 40, 40}, {40, 16, 3, 5}, {2, 3}, {3, 0}, {2, 1}, 1),
+       {1, 1, 1}},
+      {DType::kF32,
+       ConvolutionsOf({5, 64, 20, 20}, {160, 64, 1, 1}, {1, 1}, {0, 0}, {1, 1}, 1),
+       {1, 1, 1}},
+      {DType::kF32,
+       ConvolutionsOf({4, 64, 41, 41}, {160, 64, 1, 1}, {2, 2}, {0, 0}, {1, 1}, 1),
+       {1, 1, 1}},
+      {DType::kF32,
+       ConvolutionsOf({7, 16, 128, 128}, {2, 16, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 1),
+       {3, 3, 3}},
+      {DType::kF32,
+       ConvolutionsOf({3, 1024, 2, 2}, {2100, 1024, 2, 2}, {1, 1}, {0, 0}, {1, 1}, 1),
+       {1, 1, 3}},
+  };
+  for (const Case& large : cases) {
+    const Convolutions& c = large.c;
+    const auto y = c.Y();
+    ASSERT_TRUE(y.ok()) << y.status();
+    for (size_t o = 0; o < c.ops.size(); ++o) {
+      const std::string& op = c.ops[o];
+      std::string what = op;
+      std::vector<Value> inputs;
+      for (TensorType type : c.InputsOf(op, *y)) {
+        type.dtype = large.dtype;
+        inputs.push_back(testing::RandomNormal(type, &random));
+        what += " " + type.ToString();
+      }
+      const int64_t before = cuda::CountsOfFakeBlas().products;
+      const Outcome outcome = Run(op, inputs, c.AttributesOf(op));
+      ASSERT_TRUE(outcome.status.ok()) << what << ": " << outcome.status;
+      if (!TestsRunOnADriver()) {
+        EXPECT_EQ(cuda::CountsOfFakeBlas().products - before, GetParam() ? large.slabs[o] : 0)
+            << what;
+      }
+      testing::ExpectNear(outcome.value, OnHost(op, inputs, c.AttributesOf(op)), what);
+      for (const int displaced : {0, 1, 2}) {
+        Places places;
+        places.beside = 1;
+        places.displaced = displaced;
+        const Outcome elsewhere = Run(op, inputs, c.AttributesOf(op), places);
+        ASSERT_TRUE(elsewhere.status.ok()) << what << ": " << elsewhere.status;
+        EXPECT_EQ(elsewhere.value, outcome.value) << what << " with operand " << displaced;
+      }
+    }
+  }
+}
+
 // A NaN or an infinity reaches what it is a part of and nothing else: padding is nothing that could
-// be multiplied by it.
+// be multiplied by it. (Not so by cuBLASLt, convolution_cuda.h.)
 TEST_F(CudaKernelsTest, ConvolutionsKeepNanWhereItBelongs) {
   for (const int64_t channels : {1, 3, 6}) {
     const Convolutions c =
@@ -770,32 +859,6 @@ TEST_F(CudaKernelsTest, ConvolutionsKeepNanWhereItBelongs) {
       }
     }
   }
-}
-
-// What the host's kernel makes of it.
-Value OnHost(const std::string& op, const std::vector<Value>& inputs,
-             const Attributes& attributes) {
-  std::vector<const TensorType*> types;
-  std::vector<const void*> pointers;
-  for (const Value& input : inputs) {
-    types.push_back(&input.type);
-    pointers.push_back(input.bytes.data());
-  }
-  NodeView node;
-  node.op = op;
-  node.attributes = attributes;
-  node.inputs = types;
-  const auto outputs = InferTypes(node);
-  EXPECT_TRUE(outputs.ok()) << outputs.status();
-  const auto kernel = MakeHostKernel(node, *outputs);
-  EXPECT_TRUE(kernel.ok()) << kernel.status();
-  Value out = testing::Zeros((*outputs)[0]);
-  std::string workspace(static_cast<size_t>((*kernel)->workspace_bytes() + 64), '\0');
-  const auto beside = reinterpret_cast<uintptr_t>(workspace.data()) % 64;
-  const absl::Span<char> aligned(&workspace[64 - beside],
-                                 static_cast<size_t>((*kernel)->workspace_bytes()));
-  EXPECT_TRUE((*kernel)->RunAll({pointers, {&out.bytes[0]}, aligned}).ok());
-  return out;
 }
 
 // Each to so much of itself, or of `scale` if it is less.

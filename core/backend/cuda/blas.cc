@@ -43,7 +43,8 @@ int64_t RoundUp(int64_t bytes) {
 std::string BlasProblem::Text() const {
   return absl::StrCat(batch == 1 ? "a product" : absl::StrCat(batch, " products"), " of ",
                       NameOf(type), " ", rows, " x ", columns, " x ", depth,
-                      transpose_a ? ", A^T" : "", transpose_b ? ", B^T" : "");
+                      transpose_a ? ", A^T" : "", one_a ? ", one A" : "",
+                      transpose_b ? ", B^T" : "");
 }
 
 BlasProduct::~BlasProduct() {
@@ -60,7 +61,7 @@ BlasStatus BlasProduct::DescribeOperand(const BlasProblem& problem, int64_t rows
   CHORUS_BLAS(api_->MatrixLayoutCreate(&operand->layout, problem.type,
                                        static_cast<uint64_t>(columns), static_cast<uint64_t>(rows),
                                        columns));
-  operand->bytes = problem.batch * rows * columns * element_bytes;
+  operand->bytes = (operand->one ? 1 : problem.batch) * rows * columns * element_bytes;
   operand->alignment = static_cast<uint32_t>(element_bytes);
   while (operand->alignment < kMostAlignment &&
          columns * element_bytes % (2 * operand->alignment) == 0) {
@@ -68,7 +69,7 @@ BlasStatus BlasProduct::DescribeOperand(const BlasProblem& problem, int64_t rows
   }
   if (problem.batch == 1) return BlasStatus::kSuccess;
   const auto count = static_cast<int32_t>(problem.batch);
-  const int64_t stride = rows * columns;
+  const int64_t stride = operand->one ? 0 : rows * columns;
   CHORUS_BLAS(api_->MatrixLayoutSetAttribute(
       operand->layout, cuda::BlasLayoutAttribute::kBatchCount, &count, sizeof(count)));
   return api_->MatrixLayoutSetAttribute(operand->layout, cuda::BlasLayoutAttribute::kBatchStride,
@@ -92,6 +93,9 @@ BlasStatus BlasProduct::Describe(const BlasProblem& problem) {
     if (transposed) std::swap(rows, columns);
     return DescribeOperand(problem, rows, columns, to);
   };
+  a_.one = problem.one_a;
+  b_.aligned = problem.aligned_b;
+  c_.aligned = problem.aligned_c;
   CHORUS_BLAS(operand(problem.rows, problem.depth, problem.transpose_a, &a_));
   CHORUS_BLAS(operand(problem.depth, problem.columns, problem.transpose_b, &b_));
   return operand(problem.rows, problem.columns, false, &c_);
@@ -125,7 +129,7 @@ BlasStatus BlasProduct::Choose() {
 void BlasProduct::MakeRoom(int64_t element_bytes) {
   workspace_bytes_ = static_cast<int64_t>(algorithm_bytes_);
   for (Operand* operand : {&a_, &b_, &c_}) {
-    if (operand->alignment <= element_bytes) continue;  // it never lies badly
+    if (operand->alignment <= element_bytes || operand->aligned) continue;  // it never lies badly
     operand->room = RoundUp(workspace_bytes_);
     workspace_bytes_ = operand->room + operand->bytes;
   }
@@ -133,12 +137,15 @@ void BlasProduct::MakeRoom(int64_t element_bytes) {
 }
 
 absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cuda::DevicePtr b,
-                                  cuda::DevicePtr c, cuda::DevicePtr workspace,
-                                  cuda::Stream stream) const {
+                                  cuda::DevicePtr c, cuda::DevicePtr workspace, cuda::Stream stream,
+                                  bool adds) const {
   const auto rooms = static_cast<cuda::DevicePtr>(RoundUp(static_cast<int64_t>(workspace)));
   const auto room = [&](const Operand& operand) {
     return rooms + static_cast<cuda::DevicePtr>(operand.room);
   };
+  if ((b_.aligned && b_.LiesBadly(b)) || (c_.aligned && c_.LiesBadly(c))) {
+    return MakeError(Reason::kInternal, "a product's operand lies where it was not to");
+  }
   const auto bring = [&](const Operand& operand, cuda::DevicePtr* at) {
     if (!operand.LiesBadly(*at)) return absl::OkStatus();
     CHORUS_CUDA(driver, MemcpyDtoDAsync, room(operand), *at, static_cast<size_t>(operand.bytes),
@@ -148,24 +155,29 @@ absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cu
   };
   CHORUS_RETURN_IF_ERROR(bring(a_, &a));
   CHORUS_RETURN_IF_ERROR(bring(b_, &b));
-  const bool apart = c_.LiesBadly(c);
-  const cuda::DevicePtr result = apart ? room(c_) : c;
+  cuda::DevicePtr result = c;
+  if (adds) {
+    CHORUS_RETURN_IF_ERROR(bring(c_, &result));
+  } else if (c_.LiesBadly(c)) {
+    result = room(c_);
+  }
   static constexpr float kOne = 1;
   static constexpr float kZero = 0;
   static constexpr double kWideOne = 1;
   static constexpr double kWideZero = 0;
   const void* const one = wide_ ? static_cast<const void*>(&kWideOne) : &kOne;
   const void* const zero = wide_ ? static_cast<const void*>(&kWideZero) : &kZero;
+  const void* const kept = adds ? one : zero;
   const auto pointer = [](cuda::DevicePtr at) { return reinterpret_cast<void*>(at); };
   const BlasStatus status =
-      api_->Matmul(handle_, matmul_, one, pointer(b), b_.layout, pointer(a), a_.layout, zero,
+      api_->Matmul(handle_, matmul_, one, pointer(b), b_.layout, pointer(a), a_.layout, kept,
                    pointer(result), c_.layout, pointer(result), c_.layout, &algorithm_,
                    algorithm_bytes_ == 0 ? nullptr : pointer(rooms), algorithm_bytes_, stream);
   if (status != BlasStatus::kSuccess) {
     return MakeError(Reason::kExecFailed,
                      absl::StrCat("cublasLtMatmul: ", StatusText(*api_, status)));
   }
-  if (!apart) return absl::OkStatus();
+  if (result == c) return absl::OkStatus();
   CHORUS_CUDA(driver, MemcpyDtoDAsync, c, result, static_cast<size_t>(c_.bytes), stream);
   return absl::OkStatus();
 }

@@ -45,6 +45,10 @@ struct BlasProblem {
   int64_t depth = 1;
   bool transpose_a = false;
   bool transpose_b = false;
+  bool one_a = false;  // the same one for all products
+  // These lie at multiples of 16 bytes at every call, so no scratch is kept for them.
+  bool aligned_b = false;
+  bool aligned_c = false;
 
   std::string Text() const;  // "64 products of bf16 512 x 64 x 512, A^T"
 };
@@ -58,14 +62,17 @@ class BlasProduct {
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
   // On a stream of `driver`, whose context is the thread's. The workspace is aligned to 64 bytes,
-  // operands to their elements.
+  // operands to their elements. `adds`: to what c holds.
   absl::Status Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cuda::DevicePtr b,
-                       cuda::DevicePtr c, cuda::DevicePtr workspace, cuda::Stream stream) const;
+                       cuda::DevicePtr c, cuda::DevicePtr workspace, cuda::Stream stream,
+                       bool adds = false) const;
 
  private:
   friend class CudaBlas;
 
   struct Operand {
+    bool one = false;      // for all products
+    bool aligned = false;  // at every call
     cuda::BlasLayout layout = nullptr;
     int64_t bytes = 0;
     uint32_t alignment = 1;  // what the algorithm may count on

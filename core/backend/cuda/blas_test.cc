@@ -143,6 +143,76 @@ TEST_F(BlasTest, HasRoomForOperandsWhoseRowsAreAligned) {
   EXPECT_EQ(gpu->MakeProduct(large)->workspace_bytes(), 2 * 17640192 + 17640000 + kAligning);
 }
 
+// Three times one A by a B each, added to what stood there, wherever C lies.
+TEST_F(BlasTest, AddsToWhatStandsThere) {
+  const auto gpu = Open(Load);
+  gpu->Enter();
+  cuda::Stream stream = nullptr;
+  ASSERT_EQ(api_.StreamCreateWithPriority(&stream, cuda::kStreamNonBlocking, 0),
+            cuda::Result::kSuccess);
+  BlasProblem problem;
+  problem.batch = 3;
+  problem.rows = 2;
+  problem.columns = 4;
+  problem.depth = 1;
+  problem.one_a = true;
+  const auto product = gpu->MakeProduct(problem);
+  ASSERT_NE(product, nullptr);
+  const float a[2] = {1, 10};
+  float b[12];
+  float c[24];
+  for (int i = 0; i < 12; ++i) b[i] = static_cast<float>(i);
+  for (int i = 0; i < 24; ++i) c[i] = 1000;
+  const auto upload = [&](const void* from, size_t bytes, size_t beside) {
+    cuda::DevicePtr memory = 0;
+    EXPECT_EQ(api_.MemAlloc(&memory, bytes + beside), cuda::Result::kSuccess);
+    EXPECT_EQ(api_.MemcpyHtoDAsync(memory + beside, from, bytes, stream), cuda::Result::kSuccess);
+    return memory + beside;
+  };
+  const std::vector<char> zeros(static_cast<size_t>(product->workspace_bytes()));
+  for (const size_t beside : {size_t{0}, sizeof(float)}) {
+    const cuda::DevicePtr to = upload(c, sizeof(c), beside);
+    const cuda::DevicePtr at_a = upload(a, sizeof(a), 0);
+    const cuda::DevicePtr at_b = upload(b, sizeof(b), 0);
+    const cuda::DevicePtr workspace = upload(zeros.data(), zeros.size(), 0);
+    for (int times = 0; times < 2; ++times) {
+      const absl::Status done =
+          product->Enqueue(api_, at_a, at_b, to, workspace, stream, /*adds=*/true);
+      ASSERT_TRUE(done.ok()) << done;
+    }
+    float got[24];
+    ASSERT_EQ(api_.MemcpyDtoHAsync(got, to, sizeof(got), stream), cuda::Result::kSuccess);
+    ASSERT_EQ(api_.StreamSynchronize(stream), cuda::Result::kSuccess);
+    for (int n = 0; n < 3; ++n) {
+      for (int row = 0; row < 2; ++row) {
+        for (int column = 0; column < 4; ++column) {
+          EXPECT_EQ(got[(n * 2 + row) * 4 + column], 1000 + 2 * a[row] * b[n * 4 + column])
+              << "product " << n << ", " << row << ", " << column;
+        }
+      }
+    }
+    // Each begins its allocation, but the one that lies beside it.
+    for (const cuda::DevicePtr memory : {to - beside, at_a, at_b, workspace}) {
+      EXPECT_EQ(api_.MemFree(memory), cuda::Result::kSuccess);
+    }
+  }
+  EXPECT_EQ(api_.StreamDestroy(stream), cuda::Result::kSuccess);
+}
+
+TEST_F(BlasTest, KeepsNoRoomForWhatIsAligned) {
+  const auto gpu = Open(Load);
+  BlasProblem problem = Square(8);
+  problem.aligned_b = problem.aligned_c = true;
+  const auto product = gpu->MakeProduct(problem);
+  EXPECT_EQ(product->workspace_bytes(), PartsOf(problem) + 256 + 192) << "a's";
+  for (const auto& at : {std::make_pair(260, 256), std::make_pair(256, 260)}) {
+    const absl::Status refused =
+        product->Enqueue(api_, 256, static_cast<cuda::DevicePtr>(at.first),
+                         static_cast<cuda::DevicePtr>(at.second), 256, nullptr);
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kInternal);
+  }
+}
+
 TEST_F(BlasTest, TellsOfAProductThatFails) {
   const auto gpu = Open([]() -> absl::StatusOr<cuda::BlasApi> {
     cuda::BlasApi api = cuda::FakeBlasApi();

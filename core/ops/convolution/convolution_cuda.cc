@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/backend/cuda/blas.h"
 #include "core/base/error.h"
 #include "core/ops/convolution/convolution.h"
 #include "core/ops/convolution/convolution_kernels.h"
@@ -154,6 +155,229 @@ CudaKernelOrError GatherWeights(const CudaGpu& gpu, const NodeView& node,
   return std::unique_ptr<CudaKernel>(std::move(kernel));
 }
 
+// --- By matrix products -------------------------------------------------------------------------
+
+// Less work than so many products of elements is done at once by one of the kernels above. Both are
+// guesses: small launches take some microseconds each, and what is unfolded is read again from the
+// cache of a large GPU.
+constexpr double kLeastProducts = 1 << 24;
+constexpr int64_t kSlabBytes = int64_t{32} << 20;
+// Of one sample, unfolded.
+constexpr double kMostSampleBytes = 128 << 20;
+
+constexpr int64_t kRoomAlignment = 256;
+int64_t RoundUp(int64_t bytes) {
+  return (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment;
+}
+
+enum class Gives { kY, kX, kWeights };
+
+// Samples by slabs. Each slab is unfolded into the workspace, and its samples multiplied by
+// cuBLASLt:
+//   y = w unfolded;   x = folded w^T y;   w = the sum of y unfolded^T over the samples of a slab,
+// added to those of the slabs before; then those of the samples are added up. Where a tap is over
+// one element of x at each place, and each is at one, x is unfolded as it is.
+template <typename T>
+class ByProducts final : public CudaKernel {
+ public:
+  // Null: not by products.
+  static absl::StatusOr<std::unique_ptr<CudaKernel>> MakeOrNull(
+      const CudaGpu& gpu, const NodeView& node, absl::Span<const TensorType> outputs,
+      const ConvolutionSizes& s, Gives gives);
+
+  absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
+                       cuda::Stream stream) const override;
+
+ private:
+  // What it is made of.
+  struct Plan {
+    Gives gives = Gives::kY;
+    bool unfolds = false;
+    int64_t batch = 0;
+    int64_t samples = 0;  // of a slab; fewer in the last
+    // Elements of a sample, and of the weights.
+    int64_t x = 0;
+    int64_t y = 0;
+    int64_t unfolded = 0;
+    int64_t weights = 0;
+    cuda::UnfoldedAxis height;
+    cuda::UnfoldedAxis width;
+    // Kernels.
+    cuda::Function unfold = nullptr;
+    cuda::Function fold = nullptr;
+    cuda::Function add_up = nullptr;
+    // In the workspace, from its first aligned byte.
+    int64_t sums_at = 0;
+    int64_t product_at = 0;
+    std::unique_ptr<BlasProduct> product;
+    std::unique_ptr<BlasProduct> last;  // of the last slab, where that has fewer samples
+  };
+
+  ByProducts(Facts facts, Plan plan) : CudaKernel(std::move(facts)), plan_(std::move(plan)) {}
+
+  static cuda::UnfoldedAxis Axis(const Window& window, int64_t x, int64_t y, int64_t elements);
+  template <typename Args>
+  static Args ArgsOf(const Plan& plan, int64_t count) {
+    Args args;
+    args.count = count;
+    args.height = plan.height;
+    args.width = plan.width;
+    return args;
+  }
+
+  const Plan plan_;
+};
+
+template <typename T>
+cuda::UnfoldedAxis ByProducts<T>::Axis(const Window& window, int64_t x, int64_t y,
+                                       int64_t elements) {
+  cuda::UnfoldedAxis axis;
+  axis.sources = cuda::Division(x, elements);
+  axis.places = cuda::Division(y, elements);
+  axis.taps = cuda::Division(window.kernel, elements);
+  axis.stride = cuda::Division(window.stride, x + window.padding);
+  axis.padding = window.padding;
+  axis.dilation = window.dilation;
+  return axis;
+}
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<CudaKernel>> ByProducts<T>::MakeOrNull(
+    const CudaGpu& gpu, const NodeView& node, absl::Span<const TensorType> outputs,
+    const ConvolutionSizes& s, Gives gives) {
+  const Window& over_h = s.windows[0];
+  const Window& over_w = s.windows[1];
+  Plan plan;
+  plan.gives = gives;
+  for (const Window& window : s.windows) {
+    plan.unfolds |= window.kernel != 1 || window.stride != 1 || window.padding != 0;
+  }
+  const int64_t places = s.y[0] * s.y[1];
+  const int64_t rows = s.in * over_h.kernel * over_w.kernel;
+  // What all of it makes may be larger than any number of these.
+  const double unfolded = static_cast<double>(rows) * static_cast<double>(places);
+  const double products = unfolded * static_cast<double>(s.out) * static_cast<double>(s.batch);
+  if (s.groups != 1 || std::min(s.in, s.out) < 2 || products < kLeastProducts ||
+      (plan.unfolds && unfolded * sizeof(T) > kMostSampleBytes)) {
+    return nullptr;
+  }
+
+  plan.batch = s.batch;
+  plan.x = s.in * s.x[0] * s.x[1];
+  plan.y = s.out * places;
+  plan.unfolded = rows * places;
+  plan.weights = s.out * rows;
+  int64_t largest = std::max(plan.unfolded, plan.y);
+  if (gives == Gives::kWeights) largest = std::max(largest, plan.weights);
+  const int64_t most = std::max<int64_t>(1, kSlabBytes / (largest * int64_t{sizeof(T)}));
+  plan.samples = cuda::Quotient(s.batch, cuda::Quotient(s.batch, most));
+  const int64_t elements = plan.samples * std::max(plan.unfolded, plan.x);
+  plan.height = Axis(over_h, s.x[0], s.y[0], elements);
+  plan.width = Axis(over_w, s.x[1], s.y[1], elements);
+
+  BlasProblem problem;
+  problem.type = sizeof(T) == sizeof(double) ? cuda::BlasType::kF64 : cuda::BlasType::kF32;
+  problem.one_a = gives != Gives::kWeights;
+  if (gives == Gives::kY) {
+    problem.rows = s.out;
+    problem.columns = places;
+    problem.depth = rows;
+    problem.aligned_b = plan.unfolds;
+  } else if (gives == Gives::kX) {
+    problem.transpose_a = true;
+    problem.rows = rows;
+    problem.columns = places;
+    problem.depth = s.out;
+    problem.aligned_c = plan.unfolds;
+  } else {
+    problem.transpose_b = true;
+    problem.rows = s.out;
+    problem.columns = rows;
+    problem.depth = places;
+    problem.aligned_b = plan.unfolds;
+    problem.aligned_c = true;
+  }
+  problem.batch = plan.samples;
+  plan.product = gpu.MakeProduct(problem);
+  if (plan.product == nullptr) return nullptr;
+  int64_t product_bytes = plan.product->workspace_bytes();
+  problem.batch = s.batch % plan.samples;
+  if (problem.batch != 0) {
+    plan.last = gpu.MakeProduct(problem);
+    if (plan.last == nullptr) return nullptr;
+    product_bytes = std::max(product_bytes, plan.last->workspace_bytes());
+  }
+
+  const std::string dtype(DTypeName(outputs[0].dtype));
+  CHORUS_ASSIGN_OR_RETURN(plan.unfold, gpu.Find("convolution_unfold_" + dtype));
+  CHORUS_ASSIGN_OR_RETURN(plan.fold, gpu.Find("convolution_fold_" + dtype));
+  CHORUS_ASSIGN_OR_RETURN(plan.add_up, gpu.Find("convolution_weight_grad_sum_" + dtype));
+  const auto room = [&](bool used, int64_t of_a_sample) {
+    return used ? RoundUp(plan.samples * of_a_sample * int64_t{sizeof(T)}) : 0;
+  };
+  plan.sums_at = room(plan.unfolds, plan.unfolded);
+  plan.product_at = plan.sums_at + room(gives == Gives::kWeights, plan.weights);
+  Facts facts = FactsOf(node, outputs);
+  facts.workspace_bytes = plan.product_at + product_bytes + kRoomAlignment;
+  return std::unique_ptr<CudaKernel>(new ByProducts(std::move(facts), std::move(plan)));
+}
+
+template <typename T>
+absl::Status ByProducts<T>::Enqueue(const KernelCall& call, const KernelFault& /*fault*/,
+                                    const CudaGpu& gpu, cuda::Stream stream) const {
+  const auto at = [](cuda::DevicePtr base, int64_t elements) {
+    return base + static_cast<cuda::DevicePtr>(elements) * sizeof(T);
+  };
+  const auto workspace =
+      static_cast<cuda::DevicePtr>(RoundUp(static_cast<int64_t>(call.workspace)));
+  const cuda::DevicePtr sums = workspace + static_cast<cuda::DevicePtr>(plan_.sums_at);
+  const cuda::DevicePtr scratch = workspace + static_cast<cuda::DevicePtr>(plan_.product_at);
+  const Gives gives = plan_.gives;
+  const cuda::DevicePtr x = gives == Gives::kX ? call.outputs[0] : call.inputs[0];
+  const cuda::DevicePtr y = gives == Gives::kY         ? call.outputs[0]
+                            : gives == Gives::kWeights ? call.inputs[1]
+                                                       : call.inputs[0];
+  const cuda::DevicePtr w = gives == Gives::kWeights ? call.outputs[0] : call.inputs[1];
+  for (int64_t first = 0; first < plan_.batch; first += plan_.samples) {
+    const int64_t samples = std::min(plan_.samples, plan_.batch - first);
+    const BlasProduct& product = samples == plan_.samples ? *plan_.product : *plan_.last;
+    const cuda::DevicePtr x_here = at(x, first * plan_.x);
+    const cuda::DevicePtr y_here = at(y, first * plan_.y);
+    const cuda::DevicePtr rows = plan_.unfolds ? workspace : x_here;
+    if (plan_.unfolds && gives != Gives::kX) {
+      auto args = ArgsOf<cuda::UnfoldArgs<T>>(plan_, samples * plan_.unfolded);
+      args.x = reinterpret_cast<const T*>(x_here);
+      args.rows = reinterpret_cast<T*>(rows);
+      CHORUS_RETURN_IF_ERROR(gpu.Launch(plan_.unfold, args, cuda::ThreadsFor(args.count), stream));
+    }
+    switch (gives) {
+      case Gives::kY:
+        CHORUS_RETURN_IF_ERROR(product.Enqueue(gpu.api(), w, rows, y_here, scratch, stream));
+        break;
+      case Gives::kX:
+        CHORUS_RETURN_IF_ERROR(product.Enqueue(gpu.api(), w, y_here, rows, scratch, stream));
+        break;
+      case Gives::kWeights:
+        CHORUS_RETURN_IF_ERROR(
+            product.Enqueue(gpu.api(), y_here, rows, sums, scratch, stream, /*adds=*/first > 0));
+        break;
+    }
+    if (plan_.unfolds && gives == Gives::kX) {
+      auto args = ArgsOf<cuda::FoldArgs<T>>(plan_, samples * plan_.x);
+      args.rows = reinterpret_cast<const T*>(rows);
+      args.x = reinterpret_cast<T*>(x_here);
+      CHORUS_RETURN_IF_ERROR(gpu.Launch(plan_.fold, args, cuda::ThreadsFor(args.count), stream));
+    }
+  }
+  if (gives != Gives::kWeights) return absl::OkStatus();
+  cuda::WeightGradSumArgs<T> args;
+  args.sums = reinterpret_cast<const T*>(sums);
+  args.out = reinterpret_cast<T*>(w);
+  args.parts = plan_.samples;
+  args.count = plan_.weights;
+  return gpu.Launch(plan_.add_up, args, args.count, stream);
+}
+
 // --- The table ----------------------------------------------------------------------------------
 
 template <typename T>
@@ -167,6 +391,10 @@ CudaKernelOrError MakeOf(const CudaGpu& gpu, const NodeView& node,
   CHORUS_ASSIGN_OR_RETURN(const ConvolutionSizes s,
                           SizesOfConvolution(node, gives_x ? outputs[0] : node.input(0),
                                              gives_w ? outputs[0] : node.input(1)));
+  const Gives gives = gives_w ? Gives::kWeights : gives_x ? Gives::kX : Gives::kY;
+  CHORUS_ASSIGN_OR_RETURN(auto by_products,
+                          ByProducts<T>::MakeOrNull(gpu, node, outputs, s, gives));
+  if (by_products != nullptr) return by_products;
   // Where tiles would be of one channel on a side, they are of one; else few are idle.
   if (gives_w) {
     return std::min(s.in, s.out) == 1

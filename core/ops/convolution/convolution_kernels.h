@@ -14,6 +14,8 @@
 
 #include "core/base/device.h"
 #include "core/ops/cuda_tiles.h"
+#include "core/ops/device_loops.h"
+#include "core/ops/division.h"
 
 namespace chorus {
 namespace cuda {
@@ -347,6 +349,91 @@ CHORUS_DEVICE void WeightGradSum(const WeightGradSumArgs<T>& args, const Lane& l
   }
 }
 
+// --- By matrix products -------------------------------------------------------------------------
+
+// Along height or width, as core/ops/window.h says.
+struct UnfoldedAxis {
+  Division sources;  // of x
+  Division places;   // of y
+  Division taps;
+  Division stride;
+  int64_t padding = 0;
+  int64_t dilation = 1;
+};
+
+// A row for each tap of each channel of each sample, which has what the tap is over at each place:
+// rows [samples, channels, taps down, taps across, places down, places across]. Padding is zeros.
+// Of one group.
+template <typename T>
+struct UnfoldArgs {
+  static constexpr int kScratchPacks = 0;
+  const T* x = nullptr;
+  T* rows = nullptr;
+  int64_t count = 0;  // elements of the rows
+  UnfoldedAxis height;
+  UnfoldedAxis width;
+};
+template <typename T>
+CHORUS_DEVICE void Unfold(const UnfoldArgs<T>& args, const Lane& lane) {
+  const UnfoldedAxis& height = args.height;
+  const UnfoldedAxis& width = args.width;
+  SetElements(lane, args.count, args.rows, [&](int64_t i) {
+    const DividedIndex place_column(i, width.places);
+    const DividedIndex place_row(place_column.outer, height.places);
+    const DividedIndex tap_column(place_row.outer, width.taps);
+    const DividedIndex tap_row(tap_column.outer, height.taps);
+    const int64_t row =
+        place_row.inner * height.stride.by + tap_row.inner * height.dilation - height.padding;
+    const int64_t column =
+        place_column.inner * width.stride.by + tap_column.inner * width.dilation - width.padding;
+    const bool inside =
+        row >= 0 && row < height.sources.by && column >= 0 && column < width.sources.by;
+    if (!inside) return T(0);
+    return args.x[(tap_row.outer * height.sources.by + row) * width.sources.by + column];
+  });
+}
+
+// The adjoint: an element of x is the sum of what rows have for it, tap by tap.
+template <typename T>
+struct FoldArgs {
+  static constexpr int kScratchPacks = 0;
+  const T* rows = nullptr;
+  T* x = nullptr;
+  int64_t count = 0;  // elements of x
+  UnfoldedAxis height;
+  UnfoldedAxis width;
+};
+template <typename T>
+CHORUS_DEVICE void Fold(const FoldArgs<T>& args, const Lane& lane) {
+  const UnfoldedAxis& height = args.height;
+  const UnfoldedAxis& width = args.width;
+  // The place of which such a tap is over such an element, or -1.
+  const auto place_of = [](const UnfoldedAxis& axis, int64_t element, int64_t tap) {
+    const int64_t away = element + axis.padding - tap * axis.dilation;
+    if (away < 0) return int64_t{-1};
+    const DividedIndex place(away, axis.stride);
+    return place.inner == 0 && place.outer < axis.places.by ? place.outer : int64_t{-1};
+  };
+  SetElements(lane, args.count, args.x, [&](int64_t i) {
+    const DividedIndex column(i, width.sources);
+    const DividedIndex row(column.outer, height.sources);
+    T sum = 0;
+    CHORUS_KEEP_LOOP
+    for (int64_t a = 0; a < height.taps.by; ++a) {
+      const int64_t place_row = place_of(height, row.inner, a);
+      if (place_row < 0) continue;
+      CHORUS_KEEP_LOOP
+      for (int64_t b = 0; b < width.taps.by; ++b) {
+        const int64_t place_column = place_of(width, column.inner, b);
+        if (place_column < 0) continue;
+        const int64_t taps = (row.outer * height.taps.by + a) * width.taps.by + b;
+        sum += args.rows[(taps * height.places.by + place_row) * width.places.by + place_column];
+      }
+    }
+    return sum;
+  });
+}
+
 // Narrow ones are for groups of one channel, where more of them a thread would be of no use.
 template <typename T>
 using WideConvolutionArgs = ConvolutionArgs<T, 4>;
@@ -367,6 +454,10 @@ using NarrowWeightGradArgs = WeightGradArgs<T, 1>;
   X(convolution_weight_grad_narrow_f32, NarrowWeightGradArgs<float>, (WeightGrad<float, 1>))   \
   X(convolution_weight_grad_narrow_f64, NarrowWeightGradArgs<double>, (WeightGrad<double, 1>)) \
   X(convolution_weight_grad_sum_f32, WeightGradSumArgs<float>, WeightGradSum<float>)           \
+  X(convolution_unfold_f32, UnfoldArgs<float>, Unfold<float>)                                  \
+  X(convolution_unfold_f64, UnfoldArgs<double>, Unfold<double>)                                \
+  X(convolution_fold_f32, FoldArgs<float>, Fold<float>)                                        \
+  X(convolution_fold_f64, FoldArgs<double>, Fold<double>)                                      \
   X(convolution_weight_grad_sum_f64, WeightGradSumArgs<double>, WeightGradSum<double>)
 
 }  // namespace cuda

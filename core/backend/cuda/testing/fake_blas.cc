@@ -126,7 +126,7 @@ uint64_t WorkspaceBytes(const Configuration& configuration, const BlasLayoutStru
 // Column by column, matrix by matrix, part by part: what stands in the workspace.
 template <typename T, typename Sum>
 void Multiply(const Matrix& left, const void* a, const Matrix& right, const void* b,
-              const BlasLayoutStruct& result, void* d, uint32_t parts, void* workspace) {
+              const BlasLayoutStruct& result, void* d, bool adds, uint32_t parts, void* workspace) {
   const auto* const from_a = static_cast<const T*>(a);
   const auto* const from_b = static_cast<const T*>(b);
   auto* const between = static_cast<Sum*>(workspace);
@@ -164,8 +164,9 @@ void Multiply(const Matrix& left, const void* a, const Matrix& right, const void
     } else {
       for (uint64_t part = 0; part < parts; ++part) total += between[part * elements + index];
     }
-    to[n * static_cast<uint64_t>(result.stride) + column * static_cast<uint64_t>(result.leading) +
-       row] = static_cast<T>(total);
+    T& element = to[n * static_cast<uint64_t>(result.stride) +
+                    column * static_cast<uint64_t>(result.leading) + row];
+    element = static_cast<T>(adds ? total + static_cast<Sum>(element) : total);
   });
 }
 
@@ -268,7 +269,8 @@ BlasStatus Matmul(BlasHandle handle, BlasMatmul matmul, const void* alpha, const
   const auto scale = [wide](const void* at) {
     return wide ? *static_cast<const double*>(at) : double{*static_cast<const float*>(at)};
   };
-  if (scale(alpha) != 1 || scale(beta) != 0) return BlasStatus::kNotSupported;
+  const bool adds = scale(beta) == 1 && c == d;
+  if (scale(alpha) != 1 || (scale(beta) != 0 && !adds)) return BlasStatus::kNotSupported;
   Configuration configuration;
   std::memcpy(static_cast<void*>(&configuration), algorithm->data, sizeof(configuration));
   const Matrix left = MatrixOf(matmul->a, *a_layout);
@@ -290,13 +292,13 @@ BlasStatus Matmul(BlasHandle handle, BlasMatmul matmul, const void* alpha, const
   const auto run = [=, parts = configuration.parts, type = result.type] {
     switch (type) {
       case BlasType::kF16:
-        return Multiply<F16, float>(left, a, right, b, result, d, parts, workspace);
+        return Multiply<F16, float>(left, a, right, b, result, d, adds, parts, workspace);
       case BlasType::kBF16:
-        return Multiply<BF16, float>(left, a, right, b, result, d, parts, workspace);
+        return Multiply<BF16, float>(left, a, right, b, result, d, adds, parts, workspace);
       case BlasType::kF32:
-        return Multiply<float, float>(left, a, right, b, result, d, parts, workspace);
+        return Multiply<float, float>(left, a, right, b, result, d, adds, parts, workspace);
       case BlasType::kF64:
-        return Multiply<double, double>(left, a, right, b, result, d, parts, workspace);
+        return Multiply<double, double>(left, a, right, b, result, d, adds, parts, workspace);
     }
   };
   std::vector<DevicePtr> uses;

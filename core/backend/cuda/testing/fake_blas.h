@@ -1,5 +1,5 @@
 // A stand-in for cuBLASLt over the stand-in driver (fake_driver.h): products added up naively, when
-// their turn comes on the stream.
+// their turn comes on the stream, also to what their result holds.
 //
 // Strict where a program may be wrong. The heuristic knows matrices that do not overlap, of one
 // type and as many of each operand, and answers with an algorithm that wants the alignment it was
