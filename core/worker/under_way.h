@@ -41,6 +41,7 @@ class UnderWay {
   void End(TransferId id) { transfers_.erase(id); }
   // Everything has ended but `kept`; returns with which events, in which each kind is in its order.
   std::vector<EventMessage> EndAll(const absl::Status& why, TransferId kept);
+  bool has_loads() const { return !loads_.empty(); }
   bool empty() const {
     return launches_.empty() && loads_.empty() && opens_.empty() && transfers_.empty();
   }

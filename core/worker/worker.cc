@@ -242,15 +242,9 @@ class Server {
     return absl::OkStatus();
   }
   absl::Status Do(const LoadPlan& asked, Executor* executor) {
-    // What takes long is done beside launches.
-    constexpr size_t kLarge = 16 << 10;
-    if (asked.bytes.size() <= kLarge) {
-      executor->LoadPlan(asked.plan, asked.bytes);
-    } else {
-      loading_.Post([executor, plan = asked.plan, bytes = std::string(asked.bytes)] {
-        executor->LoadPlan(plan, bytes);
-      });
-    }
+    loading_.Post([executor, plan = asked.plan, bytes = std::string(asked.bytes)] {
+      executor->LoadPlan(plan, bytes);
+    });
     return absl::OkStatus();
   }
   absl::Status Do(const UnloadPlan& asked, Executor* executor) {
@@ -344,12 +338,14 @@ class Server {
   }
 
   absl::Status Do(const AskWorkspace& asked) {
-    Workspace answer;
-    answer.question = asked.question;
-    absl::StatusOr<int64_t> bytes = WorkspaceOf(asked.node);
-    answer.status = bytes.status();
-    if (bytes.ok()) answer.bytes = *bytes;
-    Say(answer);
+    loading_.Post([this, question = asked.question, node = std::string(asked.node)] {
+      Workspace answer;
+      answer.question = question;
+      absl::StatusOr<int64_t> bytes = WorkspaceOf(node);
+      answer.status = bytes.status();
+      if (bytes.ok()) answer.bytes = *bytes;
+      Say(answer);
+    });
     return absl::OkStatus();
   }
   absl::StatusOr<int64_t> WorkspaceOf(absl::string_view bytes) const {
@@ -382,7 +378,9 @@ class Server {
   std::vector<int32_t> free_slots_ ABSL_GUARDED_BY(transfers_mutex_);
   // Their ends wait for the work that they have, which uses the rest.
   std::vector<std::unique_ptr<Executor>> executors_;
-  ThreadPool loading_{1};  // before them: it uses them
+  // Makes kernels, beside all that is asked: the first that needs a library waits until that is
+  // loaded, for seconds. Ends before the executors, which it uses.
+  ThreadPool loading_{1};
 };
 
 }  // namespace

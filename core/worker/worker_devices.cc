@@ -389,6 +389,7 @@ class FarDevices final : public WorkerDevices {
       }
       if (closing_) changed_.SignalAll();
     }
+    if (absl::holds_alternative<LoadedMessage>(event)) loading_since_ = SteadyNow();
     SayBytes(message.device, message.bytes);
     return absl::OkStatus();
   }
@@ -585,6 +586,7 @@ class FarDevices final : public WorkerDevices {
       channel = channel_;
     }
     absl::Time heard = SteadyNow();
+    loading_since_ = heard;
     bool asked = false;
     std::string bytes;
     for (;;) {
@@ -601,12 +603,18 @@ class FarDevices final : public WorkerDevices {
         MutexLock lock(&mutex_);
         if (stopping_) return absl::OkStatus();
         if (!killed_.ok()) return killed_;
-        const bool idle =
-            queue_.empty() && questions_.empty() &&
-            std::all_of(proxies_.begin(), proxies_.end(), [](const std::unique_ptr<Proxy>& proxy) {
-              return proxy->under_way.empty();
-            });
+        bool idle = queue_.empty() && questions_.empty();
+        bool loads = false;
+        for (const std::unique_ptr<Proxy>& proxy : proxies_) {
+          idle = idle && proxy->under_way.empty();
+          loads = loads || proxy->under_way.has_loads();
+        }
         if (idle) heard = now;
+        if (!loads) loading_since_ = now;
+        if (now - loading_since_ >= options_.load_timeout) {
+          return Lost(absl::StrCat("it has not loaded a plan within ",
+                                   absl::FormatDuration(options_.load_timeout)));
+        }
         if (now - heard >= options_.kill_timeout) {
           return Lost(absl::StrCat("it has not answered for ",
                                    absl::FormatDuration(options_.kill_timeout)));
@@ -615,7 +623,8 @@ class FarDevices final : public WorkerDevices {
           PostLocked(BytesOf(Ping()));
         }
       }
-      CHORUS_RETURN_IF_ERROR(channel->Wait(std::min(absl::Seconds(1), options_.kill_timeout / 4)));
+      CHORUS_RETURN_IF_ERROR(channel->Wait(
+          std::min({absl::Seconds(1), options_.kill_timeout / 4, options_.load_timeout / 4})));
     }
   }
 
@@ -741,7 +750,9 @@ class FarDevices final : public WorkerDevices {
   uint64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;
   pid_t pid_ ABSL_GUARDED_BY(mutex_) = -1;
   bool sender_ended_ ABSL_GUARDED_BY(mutex_) = false;
-  WorkerProcess process_;  // the keeper's
+  // The keeper's: the worker, and since when it has had something to load and told of nothing.
+  WorkerProcess process_;
+  absl::Time loading_since_;
   std::thread keeper_;
   std::thread sender_;
 };

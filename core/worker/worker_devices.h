@@ -1,9 +1,10 @@
 // Devices that a worker has, a process that is started for them: what fails there, or is killed,
 // takes no more with it than what stood on the devices.
 //
-// A worker that ends, says what makes no sense or does not answer within `kill_timeout` is killed,
-// and another started. What it had been asked for fails with kDeviceLost, each executor says a
-// LostMessage, and takes nothing until Recover() (core/runtime/executor.h).
+// A worker that ends, says what makes no sense, does not answer within `kill_timeout` or gets no
+// further with what it loads is killed, and another started. What it had been asked for fails with
+// kDeviceLost, each executor says a LostMessage, and takes nothing until Recover()
+// (core/runtime/executor.h).
 //
 // Threads: as core/runtime/devices.h says; threads of its own wait for the worker and send bulk to
 // it. Ownership: it has its worker; ended with it. Errors: said at Start(); those of the backend
@@ -28,6 +29,7 @@ struct WorkerOptions {
   // A program that serves (main.cc), by its path, and its arguments.
   std::vector<std::string> command;
   absl::Duration start_timeout = absl::Seconds(60);  // for it to open its devices
+  absl::Duration load_timeout = absl::Seconds(60);   // for a plan, of those that it has to load
   absl::Duration kill_timeout = absl::Seconds(10);   // for it to answer while it has work
   // Takes a line for each worker that ended or did not start, on any thread. Null: nobody does.
   std::function<void(const std::string& line)> log;

@@ -1,12 +1,15 @@
 #include "core/worker/worker_devices.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <deque>
 #include <iostream>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/base/unique_fd.h"
 #include "core/ops/node_spec.h"
 #include "core/runtime/device_plan.h"
 #include "gtest/gtest.h"
@@ -225,6 +229,44 @@ TEST_F(WorkerDevicesTest, SaysWhatScratchAKernelWants) {
   EXPECT_EQ(devices_->WorkspaceBytes(node, outputs), bytes);
   node.op = "no_such_op";
   EXPECT_FALSE(devices_->WorkspaceBytes(node, outputs).ok());
+}
+
+// Making a kernel may mean to load a library.
+TEST_F(WorkerDevicesTest, TheRestGoesOnWhileKernelsAreMade) {
+  const std::string fifo = ::testing::TempDir() + "/kernels";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  Start(OptionsOf({absl::StrCat("--kernels_wait_for=", fifo)}));
+  std::thread asks([this] {
+    const TensorType type = F32(3);
+    const TensorType* inputs[] = {&type};
+    NodeView node;
+    node.op = "neg";
+    node.inputs = inputs;
+    EXPECT_EQ(devices_->WorkspaceBytes(node, {type}).value_or(-1), 0);
+  });
+  executor(0)->LoadPlan(PlanId(1), NegPlan(3));
+  const std::vector<float> values = {1, 2, 3};
+  const DeviceAddress from = Put(0, values);
+  const DeviceAddress to = *devices_->Allocate(0, 12);
+  EXPECT_EQ(*Get(0, from, 3), values);
+  const UniqueFd opened(open(fifo.c_str(), O_RDWR | O_CLOEXEC));
+  EXPECT_TRUE(events_[0].Next<LoadedMessage>().status.ok());
+  asks.join();
+  Launch(0, PlanId(1), from, to);
+  EXPECT_EQ(*Get(0, to, 3, last_launch_), (std::vector<float>{-1, -2, -3}));
+  EXPECT_TRUE(Completed(0).ok());
+}
+
+TEST_F(WorkerDevicesTest, OneThatDoesNotGetFurtherWithWhatItLoadsIsKilled) {
+  const std::string fifo = ::testing::TempDir() + "/never";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  WorkerOptions options = OptionsOf({absl::StrCat("--kernels_wait_for=", fifo)});
+  options.load_timeout = absl::Milliseconds(300);
+  Start(options);
+  executor(0)->LoadPlan(PlanId(1), NegPlan(3));
+  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "it has not loaded a plan within 300ms"));
+  EXPECT_EQ(ErrorOf(events_[0].Next<LoadedMessage>().status).reason, Reason::kDeviceLost);
+  Recover();
 }
 
 TEST_F(WorkerDevicesTest, WhatIsRefusedThereIsSaid) {

@@ -1,4 +1,7 @@
-// A worker with devices of sim, for tests: sim_worker [--devices=N] [--backend=NAME].
+// A worker with devices of sim, for tests: sim_worker [--devices=N] [--backend=NAME]
+// [--kernels_wait_for=FIFO], where no kernel is made before somebody has opened that for writing.
+#include <fcntl.h>
+
 #include <memory>
 #include <string>
 
@@ -6,11 +9,13 @@
 #include "absl/flags/parse.h"
 #include "core/backend/backends.h"
 #include "core/base/thread_pool.h"
+#include "core/base/unique_fd.h"
 #include "core/ops/host_kernels.h"
 #include "core/worker/worker_main.h"
 
 ABSL_FLAG(std::string, backend, "sim", "Of the devices.");
 ABSL_FLAG(int32_t, devices, 1, "How many.");
+ABSL_FLAG(std::string, kernels_wait_for, "", "A FIFO that kernels wait for; empty: none.");
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
@@ -19,7 +24,14 @@ int main(int argc, char** argv) {
     chorus::BackendOptions options;
     options.devices = absl::GetFlag(FLAGS_devices);
     options.pool = &pool;
-    options.make_kernel = chorus::MakeHostKernel;
+    options.make_kernel = [](const chorus::NodeView& node,
+                             absl::Span<const chorus::TensorType> outputs) {
+      const std::string fifo = absl::GetFlag(FLAGS_kernels_wait_for);
+      if (!fifo.empty()) {
+        const chorus::UniqueFd opened(open(fifo.c_str(), O_RDONLY | O_CLOEXEC));
+      }
+      return chorus::MakeHostKernel(node, outputs);
+    };
     return chorus::OpenBackend(absl::GetFlag(FLAGS_backend), options);
   });
 }
