@@ -1,0 +1,312 @@
+// What the node charges to whoever makes it hold something, and where it stops.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/error.h"
+#include "core/node/node_rig.h"
+#include "core/ops/graph_builder.h"
+#include "core/runtime/devices.h"
+#include "core/transport/command.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus::node {
+namespace {
+
+// Two large all_reduces that nothing orders, that of group slot 0 first. The gang takes group 0,
+// the world, before any other. In the program's order one large operand follows the other; in the
+// gang's both stand at once.
+Graph TwoGroupsGraph(int rank, int size) {
+  GraphBuilder builder(1, {SlotOf(rank, size), SlotOf(rank, size)});
+  std::vector<ValueIndex> sums;
+  for (int group_slot = 0; group_slot < 2; ++group_slot) {
+    const ValueIndex x = AddLargeFill(&builder, 1.0 + group_slot);
+    const ValueIndex y = AddAllReduce(&builder, x, rank, "order.cc:1", group_slot);
+    sums.push_back(AddOp(&builder, "sum", {y}));
+  }
+  AddOutput(&builder, AddOp(&builder, "add", sums));
+  return builder.Build();
+}
+
+// What waits for a tensor takes memory: a command is charged for each that it names, once.
+TEST_F(NodeTest, WhatWaitsForTensorsIsCharged) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+    ranks_[r]->RunInline(0, {1, 2}, {1, 1});
+  }
+  for (auto& each : ranks_) ASSERT_TRUE(each->LastOutcome().ok()) << each->LastOutcome();
+  DirectRank& rank = *ranks_[0];
+  rank.RunInline(0, {1, 2}, {0, 1});
+  rank.WaitUntilTaken();
+  const int64_t idle = rank.Stats().memory_used_bytes;
+  MakeReadable readable;
+  readable.tensors.assign(20000, TensorId{0, 1});
+  rank.Submit(readable);
+  rank.WaitUntilTaken();
+  const int64_t one = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GT(one, 0);
+  EXPECT_LT(one, 2048) << "its name comes often";
+  readable.tensors.resize(1);
+  constexpr int kCommands = 100;
+  for (int i = 0; i < kCommands; ++i) rank.Submit(readable);
+  rank.WaitUntilTaken();
+  const int64_t all = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GE(all, (kCommands + 1) * one);
+  ranks_[1]->RunInline(0, {3, 4}, {0, 1});
+  EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  EXPECT_THAT(*rank.Read({0, 1}), testing::ElementsAre(4, 6));
+  EXPECT_LE(rank.Stats().memory_used_bytes, idle);
+}
+
+// Names that stand for an error keep it, until they are released.
+TEST_F(NodeTest, ErrorsThatNamesStandForAreCharged) {
+  Start(1);
+  DirectRank& rank = *ranks_[0];
+  const int64_t idle = rank.Stats().memory_used_bytes;
+  constexpr int kRuns = 500;
+  constexpr int64_t kBytesPerName = 512;
+  Release release;
+  for (int32_t i = 0; i < kRuns; ++i) {
+    rank.RunLocal(7, {}, {i, 1});  // a graph that is not there
+    release.tensors.push_back({i, 1});
+  }
+  EXPECT_FALSE(rank.LastOutcome().ok());
+  const int64_t failed = rank.Stats().memory_used_bytes - idle;
+  EXPECT_GE(failed, kRuns * (kBytesPerName + static_cast<int64_t>(sizeof(Error))));
+  rank.Submit(release);
+  EXPECT_TRUE(rank.LastOutcome().ok());
+  rank.RunLocal(7, {}, {kRuns, 1});
+  EXPECT_FALSE(rank.LastOutcome().ok());
+  EXPECT_LE(rank.Stats().memory_used_bytes - idle,
+            failed - kRuns * static_cast<int64_t>(sizeof(Error)));
+}
+
+TEST_F(NodeTest, WantOfMemoryIsToldWithOpLineNeedFreeAndTheLargestHolders) {
+  NodeOptions options;
+  options.memory_limit_bytes = 5 * kLarge * static_cast<int64_t>(sizeof(float)) / 2;
+  Start(2, options);
+  Graph graph = OnesGraph();
+  for (Node& node : graph.nodes) node.source = "train.cc:12";
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, graph);
+    ranks_[r]->Submit(DirectRank::LocalRun(0, {}, {{0, 1}}));
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+  }
+  ranks_[1]->Submit(DirectRank::LocalRun(0, {}, {{1, 1}}));
+  const absl::Status status = ranks_[1]->LastOutcome();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  const std::string held = absl::StrCat(" with ", kLarge * sizeof(float), " bytes");
+  for (const std::string& part :
+       {std::string("(train.cc:12): out of memory: "), std::string(" bytes are needed, "),
+        absl::StrCat(" of the ", options.memory_limit_bytes / 8 * 7,
+                     " that tenant uid:0 may hold are free"),
+        absl::StrCat("rank 0 of \"job\" (pid 1000)", held),
+        absl::StrCat("rank 1 of \"job\" (pid 1001)", held), std::string("--memory_limit_bytes")}) {
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(part));
+  }
+  EXPECT_EQ(ErrorOf(status).source, "train.cc:12");
+  // A tensor that never fits is no wrong type.
+  CreateTensor create;
+  create.tensor = {2, 1};
+  create.type = TensorType(DType::kU8, {options.memory_limit_bytes + 1});
+  create.source = DirectRank::Inline({1});
+  create.call_site = "data.cc:7";
+  ranks_[1]->Submit(std::move(create));
+  const Error error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kOutOfMemory) << error.message;
+  EXPECT_EQ(error.code, absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(error.message, testing::HasSubstr("is larger than the limit of"));
+  EXPECT_EQ(error.source, "data.cc:7");
+  EXPECT_THAT(error.message, testing::AllOf(testing::HasSubstr("from_host (data.cc:7): "),
+                                            testing::HasSubstr(held)));
+}
+
+// To look at all that a session with tens of thousands of tensors has would take too long.
+TEST_F(NodeTest, TheLargestHoldersAreLookedForInSoManyTensors) {
+  constexpr int32_t kTensors = 5000;
+  NodeOptions options;
+  options.memory_limit_bytes = int64_t{64} << 20;
+  Start(1, options);
+  CreateTensor create;
+  create.type = TensorType(DType::kU8, {8});
+  create.source = DirectRank::Inline({1, 2});
+  std::vector<CommandBody> creates;
+  for (int32_t i = 0; i < kTensors; ++i) {
+    create.tensor = {i, 1};
+    creates.push_back(create);
+  }
+  ranks_[0]->SubmitTogether(std::move(creates));
+  create.tensor = {kTensors, 1};
+  create.type = TensorType(DType::kU8, {options.memory_limit_bytes + 1});
+  ranks_[0]->Submit(create);
+  const absl::Status status = ranks_[0]->LastOutcome();
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfMemory) << status;
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("rank 0 of \"job\" (pid 1000) with at least "));
+}
+
+// Asks for memory for the gang's order before anything is launched.
+TEST_F(NodeTest, AGangWhoseOrderTakesTooMuchMemoryIsRefusedBeforeItsLaunch) {
+  for (const bool enough : {false, true}) {
+    NodeOptions options;
+    // Two results, and for each rank one large operand, or two.
+    options.memory_limit_bytes = int64_t{enough ? 48 : 20} << 20;
+    options.share_equal_work = false;
+    loop_.reset();  // before its backend
+    ranks_.clear();
+    Start(2, options);
+    for (int r = 0; r < 2; ++r) {
+      const GroupId group = ranks_[r]->CreateGroup({Rank(0), Rank(1)});
+      ranks_[r]->Register(0, TwoGroupsGraph(r, 2));
+      ASSERT_TRUE(ranks_[r]->LastOutcome().ok());
+      ranks_[r]->RunTwoGroups(0, group, {0, 1});
+    }
+    if (enough) {
+      for (int r = 0; r < 2; ++r) {
+        const absl::Status status = ranks_[r]->LastOutcome();
+        EXPECT_TRUE(status.ok()) << status;
+        EXPECT_THAT(*ranks_[r]->Read({0, 1}), testing::ElementsAre(6.0f * kLarge));
+      }
+      continue;
+    }
+    std::vector<Reason> reasons;
+    for (int r = 0; r < 2; ++r) {
+      const Error error = ErrorOf(ranks_[r]->LastOutcome());
+      EXPECT_THAT(error.message, testing::HasSubstr("bytes are needed")) << r;
+      reasons.push_back(error.reason);
+    }
+    EXPECT_THAT(reasons, testing::UnorderedElementsAre(Reason::kOutOfMemory, Reason::kPeerRefused));
+    const auto flight = ranks_[0]->Call<std::vector<FlightEvent>>(
+        [&](LocalNode& node, absl::Time, auto* done) { done->Set(*node.Flight("", 100)); });
+    for (const FlightEvent& event : flight) EXPECT_NE(event.kind, FlightKind::kLaunched);
+    const auto devices = ranks_[0]->Call<std::vector<DeviceInfo>>(
+        [&](LocalNode& node, absl::Time, auto* done) { done->Set(node.Devices("")); });
+    for (const DeviceInfo& device : devices) EXPECT_EQ(device.launches, 0) << device.name;
+  }
+}
+
+TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+    ranks_[r]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+    EXPECT_TRUE(r == 0 || ranks_[r]->LastOutcome().ok());
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]
+                    ->Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
+                      done->Set(node.CloseSession(ranks_[r]->session(), now));
+                    })
+                    .ok());
+  }
+  // Large graphs go in the background.
+  NodeStats stats = ranks_[0]->Stats();
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (stats.memory_used_bytes > 0 && absl::Now() < deadline) stats = ranks_[0]->Stats();
+  EXPECT_EQ(stats.memory_used_bytes, 0);
+  EXPECT_EQ(stats.runs_published, 2);
+}
+
+// One rank whose session holds two devices, the first of which it joined with.
+TEST_F(NodeTest, RunsUnderWayAreChargedUntilTheyEnd) {
+  Start(2);
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+    ranks_[r]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+  }
+  for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+  const int64_t idle = ranks_[0]->Stats().memory_used_bytes;
+  constexpr int kRuns = 100;
+  for (int i = 1; i <= kRuns; ++i) ranks_[0]->RunInline(0, {1, 2, 3, 4}, {i, 1});
+  const int64_t waiting = ranks_[0]->Stats().memory_used_bytes;
+  EXPECT_GE(waiting, idle + kRuns * 4096);
+  for (int i = 1; i <= kRuns; ++i) ranks_[1]->RunInline(0, {1, 2, 3, 4}, {i, 1});
+  for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks_[r]->LastOutcome().ok());
+  EXPECT_LE(ranks_[0]->Stats().memory_used_bytes, waiting - kRuns * 2048);  // in steps
+}
+
+TEST_F(NodeTest, GroupsAreChargedBeforeTheyAreMade) {
+  NodeOptions options;
+  options.memory_limit_bytes = 8 << 20;
+  Start(2, options);
+  const auto make = [&](int groups) {
+    absl::Status status;
+    for (int i = 0; i < groups && status.ok(); ++i) {
+      status = ranks_[0]
+                   ->Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
+                     done->Set(node.CreateGroup(
+                         ranks_[0]->session(),
+                         {ranks_[0]->world(), Rank(0), {Rank(0), Rank(1)}, {}, {}}));
+                   })
+                   .status();
+    }
+    return status;
+  };
+  const int64_t idle = ranks_[0]->Stats().memory_used_bytes;
+  EXPECT_TRUE(make(200).ok());
+  const int64_t used = ranks_[0]->Stats().memory_used_bytes;
+  EXPECT_GE(used, idle + 200 * 512);
+  const int64_t free_bytes = options.memory_limit_bytes / 8 * 7 - used;
+  ASSERT_TRUE(
+      ranks_[0]
+          ->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
+            done->Set(node.CreateStaging(ranks_[0]->session(), free_bytes / 4096 * 4096));
+          })
+          .ok());
+  EXPECT_EQ(ErrorOf(make(200)).reason, Reason::kOutOfMemory);
+}
+
+TEST_F(NodeTest, WhatARefusalCountsIsChargedOrItsRankIsOutOfLine) {
+  NodeOptions options;
+  options.memory_limit_bytes = 8 << 20;
+  Start(2, options);
+  ranks_[1]->Register(0, AllReduceGraph(1, 2, TensorType(DType::kF32, {4}), "a.cc:1"));
+  ranks_[1]->RunInline(0, {1, 2, 3, 4}, {0, 1});
+  ranks_[1]->WaitUntilTaken();
+  const int64_t idle = ranks_[0]->Stats().memory_used_bytes;
+  ranks_[0]->RefuseSends(0, 1000);
+  ASSERT_GE(ranks_[0]->Stats().memory_used_bytes, idle + 1000 * 256);
+  // Until there is no room for more. Then the rank takes part in nothing, and nobody waits for it.
+  for (int64_t i = 1; i < 30; ++i) ranks_[0]->RefuseSends(i * 1000, 1000);
+  const Error waited = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(waited.reason, Reason::kMismatch) << waited.message;
+  EXPECT_THAT(waited.message, testing::HasSubstr("sends and receives could not be counted"));
+}
+
+TEST_F(NodeTest, ListsEndWhereTheyTakeTooLong) {
+  backend_ = HostDevices(1);
+  loop_ = std::make_unique<NodeLoop>(NodeOptions(), DevicesOf(backend_.get()));
+  constexpr int kRanks = 1024;
+  constexpr int kWhole = kMaxListed / kRanks;
+  std::vector<std::unique_ptr<DirectRank>> early;
+  const auto worlds = [&early](absl::optional<WorldId> one) {
+    return early[0]->Call<Listing<WorldInfo>>([one](LocalNode& node, absl::Time now, auto* done) {
+      done->Set(*node.Worlds("", one, now));
+    });
+  };
+  const auto pending = [&early] {
+    return early[0]->Call<Listing<PendingView>>(
+        [](LocalNode& node, absl::Time now, auto* done) { done->Set(node.Pending("", now)); });
+  };
+  while (early.size() < kWhole + 2) {
+    early.push_back(std::make_unique<DirectRank>(loop_.get(), 0, kRanks,
+                                                 absl::StrCat("job", early.size()),
+                                                 std::vector<DeviceIndex>{DeviceIndex(0)}));
+    const size_t listed = std::min<size_t>(early.size(), kWhole);
+    EXPECT_EQ(worlds(absl::nullopt).rows.size(), listed);
+    EXPECT_EQ(worlds(absl::nullopt).truncated, early.size() >= kWhole);
+    EXPECT_EQ(pending().rows.size(), listed);
+    EXPECT_EQ(pending().truncated, early.size() >= kWhole);
+  }
+  const Listing<WorldInfo> last = worlds(WorldId(kWhole + 2));
+  ASSERT_EQ(last.rows.size(), 1u);
+  EXPECT_EQ(last.rows[0].name, absl::StrCat("job", kWhole + 1));
+  EXPECT_FALSE(last.truncated);
+}
+
+}  // namespace
+}  // namespace chorus::node
