@@ -143,18 +143,13 @@ Tensor ConvTranspose2d(const Tensor& x, const Tensor& weight, const ConvTranspos
 
 Tensor MaxPool2d(const Tensor& x, HeightWidth kernel, const MaxPool2dOptions& options,
                  CallSite site) {
-  const Tensor index = ApplyLocal(Spec("max_pool_index", site,
-                                       {{"dilation", Pair(options.dilation)},
-                                        {"kernel", Pair(kernel)},
-                                        {"padding", Pair(options.padding)},
-                                        {"stride", StrideOf(options.stride, kernel)}}),
-                                  {x});
+  const Attributes window = {{"dilation", Pair(options.dilation)},
+                             {"kernel", Pair(kernel)},
+                             {"padding", Pair(options.padding)},
+                             {"stride", StrideOf(options.stride, kernel)}};
+  const Tensor index = ApplyLocal(Spec("max_pool_index", site, window), {x});
   if (!IsUsable(index)) return index;
-  const auto planes = [site](const Tensor& image) {
-    const Shape& dims = image.shape();
-    return Reshape(image, {dims[0], dims[1], dims[2] * dims[3]}, site);
-  };
-  return Reshape(TakeAlong(planes(x), planes(index), 2, site), index.shape(), site);
+  return ApplyLocal(Spec("max_pool_take", site, window), {x, index});
 }
 
 Tensor AvgPool2d(const Tensor& x, HeightWidth kernel, const AvgPool2dOptions& options,

@@ -95,8 +95,9 @@ Graph NegateGraph(int64_t elements) {
 // --- Ranks ---------------------------------------------------------------------------------------
 
 DirectRank::DirectRank(NodeLoop* loop, int rank, int size, const std::string& world,
-             std::vector<DeviceIndex> devices, absl::Duration exec_timeout,
-             CheckCallSites check_call_sites) : loop_(loop), rank_(rank) {
+                       std::vector<DeviceIndex> devices, absl::Duration exec_timeout,
+                       CheckCallSites check_call_sites)
+    : loop_(loop), rank_(rank) {
   OpenSessionRequest open;
   open.tenant = "uid:0";
   open.pid = 1000 + rank;
@@ -160,7 +161,7 @@ InlineData DirectRank::Inline(const std::vector<float>& x) {
 }
 
 Run DirectRank::LocalRun(int32_t graph, const std::vector<Binding>& inputs,
-                      const std::vector<TensorId>& outs) {
+                         const std::vector<TensorId>& outs) {
   Run run;
   run.graph = {graph, 1};
   run.inputs.assign(inputs.begin(), inputs.end());
@@ -173,7 +174,7 @@ Run DirectRank::LocalRun(int32_t graph, const std::vector<Binding>& inputs,
 }
 
 Run DirectRank::WorldRun(int32_t graph, const std::vector<Binding>& inputs,
-               const std::vector<TensorId>& outs) {
+                         const std::vector<TensorId>& outs) {
   Run run = LocalRun(graph, inputs, outs);
   run.groups.push_back(BindGroup(GroupId(0), index_++));
   return run;
@@ -216,7 +217,8 @@ void DirectRank::RunTwoGroups(int32_t graph, GroupId first, TensorId out) {
   Submit(std::move(run));
 }
 
-Run DirectRank::StepRun(int32_t graph, TensorId donated, int64_t reduced, TensorId out, TensorId sum) {
+Run DirectRank::StepRun(int32_t graph, TensorId donated, int64_t reduced, TensorId out,
+                        TensorId sum) {
   const std::vector<float> zeros(static_cast<size_t>(reduced));
   Run run = WorldRun(graph, {donated, Inline(zeros)}, {out, sum});
   run.donate = {true, false};
@@ -229,8 +231,7 @@ NodeStats DirectRank::Stats() {
 }
 
 absl::StatusOr<std::vector<float>> DirectRank::Read(TensorId id) {
-  return Call<absl::StatusOr<std::vector<float>>>([&](LocalNode& node, absl::Time now,
-                                                      auto* done) {
+  return Call<absl::StatusOr<std::vector<float>>>([&](LocalNode& node, absl::Time now, auto* done) {
     node.ReadTensor(session_, id, now + kPatience, [done](absl::StatusOr<ReadableTensor> view) {
       if (!view.ok()) return done->Set(Detached(view.status()));
       std::vector<float> values(static_cast<size_t>(view->bytes) / 4);
@@ -298,7 +299,7 @@ void NodeTest::StartOnSim(int ranks, int devices_per_domain) {
 }
 
 void NodeTest::StartOn(std::unique_ptr<Backend> backend,
-               const std::vector<std::vector<DeviceIndex>>& devices, NodeOptions options) {
+                       const std::vector<std::vector<DeviceIndex>>& devices, NodeOptions options) {
   if (getenv("CHORUS_TEST_LATER") != nullptr) options.DoLater();
   backend_ = std::move(backend);
   loop_ = std::make_unique<NodeLoop>(options, DevicesOf(backend_.get()));

@@ -1,7 +1,8 @@
 // A node that tests drive directly, without a transport: frames in, outcomes and tensors out.
 //
 // Threads: one thread makes all calls; the node has its own, for which each waits up to kPatience.
-// Ownership: NodeTest has the backend, the node's loop and its ranks. Errors: what goes wrong on the way is a failure of the test.
+// Ownership: NodeTest has the backend, the node's loop and its ranks. Errors: what goes wrong on
+// the way is a failure of the test.
 #ifndef CHORUS_CORE_NODE_NODE_RIG_H_
 #define CHORUS_CORE_NODE_NODE_RIG_H_
 

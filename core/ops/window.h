@@ -48,6 +48,14 @@ struct Window {
     const int64_t end = first >= size ? 0 : (size - 1 - first) / stride + 1;
     return {begin, std::max(begin, std::min(end, PlacesOver(size)))};
   }
+  // The places whose first tap is at or before an element of `size` and whose last one at or behind
+  // it: [begin, end).
+  Range PlacesReaching(int64_t element, int64_t size) const {
+    const int64_t last = element + padding;
+    const int64_t before = last - extent();  // the last first tap that is too early
+    const int64_t begin = before < 0 ? 0 : before / stride + 1;
+    return {begin, std::min(last / stride + 1, PlacesOver(size))};
+  }
 };
 using Windows = std::array<Window, 2>;  // over height and width
 

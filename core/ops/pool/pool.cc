@@ -27,8 +27,8 @@ Types InferAvgPool(const NodeView& node) {
   return std::vector<TensorType>{TypeOfY(node.input(0), sizes)};
 }
 
-Types InferAvgPoolGrad(const NodeView& node) {
-  CHORUS_RETURN_IF_ERROR(CheckedFlag(node, "count_padding").status());
+// The x of attribute `size` of which a pooling gives input 0.
+absl::StatusOr<TensorType> TypeOfPooled(const NodeView& node) {
   CHORUS_ASSIGN_OR_RETURN(const auto size, PairAttribute(node, "size", 1, 1));
   TensorType x = node.input(0);
   if (x.dims.size() == 4) {
@@ -37,9 +37,15 @@ Types InferAvgPoolGrad(const NodeView& node) {
   }
   CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, x));
   const TensorType expected = TypeOfY(x, sizes);
-  if (node.input(0) == expected) return std::vector<TensorType>{x};
+  if (node.input(0) == expected) return x;
   return ShapeError(node, absl::StrCat(expected.ToString(), ", which ", x.ToString(), " gives"),
                     node.input(0).ToString());
+}
+
+Types InferAvgPoolGrad(const NodeView& node) {
+  CHORUS_RETURN_IF_ERROR(CheckedFlag(node, "count_padding").status());
+  CHORUS_ASSIGN_OR_RETURN(const TensorType x, TypeOfPooled(node));
+  return std::vector<TensorType>{x};
 }
 
 Types InferMaxPoolIndex(const NodeView& node) {
@@ -54,6 +60,26 @@ Types InferMaxPoolIndex(const NodeView& node) {
   return std::vector<TensorType>{type};
 }
 
+// An index for each place of a pooling of x.
+absl::Status CheckIndex(const NodeView& node, TensorType y) {
+  y.dtype = DType::kI32;
+  if (node.input(1) == y) return absl::OkStatus();
+  return ShapeError(node, absl::StrCat(y.ToString(), " as input 1"), node.input(1).ToString());
+}
+
+Types InferMaxPoolTake(const NodeView& node) {
+  CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, node.input(0)));
+  const TensorType y = TypeOfY(node.input(0), sizes);
+  CHORUS_RETURN_IF_ERROR(CheckIndex(node, y));
+  return std::vector<TensorType>{y};
+}
+
+Types InferMaxPoolGrad(const NodeView& node) {
+  CHORUS_ASSIGN_OR_RETURN(const TensorType x, TypeOfPooled(node));
+  CHORUS_RETURN_IF_ERROR(CheckIndex(node, node.input(0)));
+  return std::vector<TensorType>{x};
+}
+
 // The node's but for `size`.
 Attributes WithoutSize(const GradientContext& c) {
   Attributes attributes;
@@ -63,14 +89,18 @@ Attributes WithoutSize(const GradientContext& c) {
   return attributes;
 }
 
-Gradients AvgPoolGradient(GradientContext& c) {
+// The node's and that of input 0.
+Attributes WithSize(const GradientContext& c) {
   Attributes attributes = WithoutSize(c);
   const auto at = std::find_if(attributes.begin(), attributes.end(),
                                [](const Attribute& a) { return a.name > "size"; });
   const std::vector<Dim>& dims = c.input_type(0).dims;
   attributes.insert(at, {"size", std::vector<int64_t>{dims[2].size, dims[3].size}});
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g,
-                          c.Emit("avg_pool_grad", {*c.grad(0)}, std::move(attributes)));
+  return attributes;
+}
+
+Gradients AvgPoolGradient(GradientContext& c) {
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("avg_pool_grad", {*c.grad(0)}, WithSize(c)));
   return InputGradients{g};
 }
 
@@ -78,6 +108,21 @@ Gradients AvgPoolGradGradient(GradientContext& c) {
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("avg_pool", {*c.grad(0)}, WithoutSize(c)));
   return InputGradients{g};
 }
+
+// Of input 0 alone, which is there.
+Gradients ByIndex(GradientContext* c, absl::string_view op, Attributes attributes) {
+  InputGradients result(2);
+  CHORUS_ASSIGN_OR_RETURN(result[0],
+                          c->Emit(op, {*c->grad(0), c->input(1)}, std::move(attributes)));
+  return result;
+}
+Gradients MaxPoolTakeGradient(GradientContext& c) {
+  return ByIndex(&c, "max_pool_grad", WithSize(c));
+}
+Gradients MaxPoolGradGradient(GradientContext& c) {
+  return ByIndex(&c, "max_pool_take", WithoutSize(c));
+}
+Saved SaveIndex(const NodeSpec&, int, int num_outputs) { return {1, num_outputs}; }
 
 constexpr auto kInts = AttributeSpec::Kind::kInts;
 constexpr AttributeSpec kCountPadding = {"count_padding", AttributeSpec::Kind::kInt, false,
@@ -89,9 +134,8 @@ constexpr AttributeSpec kSize = {"size", kInts, true, "height and width of the r
 constexpr AttributeSpec kStride = {"stride", kInts, false,
                                    "how far the places are apart: 1 and 1 if absent"};
 
-const OpDef* Make(absl::string_view name, absl::string_view doc,
-                  std::vector<AttributeSpec> attributes, DTypes dtypes,
-                  decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient) {
+OpDef* Make(absl::string_view name, absl::string_view doc, std::vector<AttributeSpec> attributes,
+            DTypes dtypes, decltype(OpDef::infer_types) infer, decltype(OpDef::gradient) gradient) {
   auto* def = new OpDef;
   def->name = name;
   def->doc = doc;
@@ -100,6 +144,15 @@ const OpDef* Make(absl::string_view name, absl::string_view doc,
   def->dtypes = dtypes;
   def->infer_types = infer;
   def->gradient = gradient;
+  return def;
+}
+
+const OpDef* MakeByIndex(absl::string_view name, absl::string_view doc,
+                         std::vector<AttributeSpec> attributes, decltype(OpDef::infer_types) infer,
+                         decltype(OpDef::gradient) gradient) {
+  OpDef* const def = Make(name, doc, std::move(attributes), kNumberDTypes, infer, gradient);
+  def->min_inputs = def->max_inputs = 2;
+  def->gradient_saves = SaveIndex;
   return def;
 }
 
@@ -142,6 +195,11 @@ absl::Span<const OpDef* const> PoolOps() {
            AvgPoolGradGradient),
       Make("max_pool_index", "Where the largest element under a window is, in its channel.",
            {kDilation, kKernel, kPadding, kStride}, kNumberDTypes, InferMaxPoolIndex, nullptr),
+      MakeByIndex("max_pool_grad", "The adjoint of max_pool_take.",
+                  {kDilation, kKernel, kPadding, kSize, kStride}, InferMaxPoolGrad,
+                  MaxPoolGradGradient),
+      MakeByIndex("max_pool_take", "What is at each place's index, under its window.",
+                  {kDilation, kKernel, kPadding, kStride}, InferMaxPoolTake, MaxPoolTakeGradient),
   };
   return *ops;
 }

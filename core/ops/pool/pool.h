@@ -8,8 +8,16 @@
 // avg_pool_grad(g), attribute size: h and w: its adjoint. VJP: avg_pool(h).
 // max_pool_index(x), with attribute dilation too: an i32, row times w plus column of the largest
 //   element under a window: the first of equals; the first NaN, where there is one. Padding never
-//   wins. Numbers. No gradient: take_along of x by it is the pooled x, and has one.
-//   Second order: the first two are linear, and each one's VJP is the other.
+//   wins. Numbers. No gradient.
+// max_pool_take(x, index), with the same attributes: what stands in x at each place's index; 0
+// where
+//   that is none between the window's first and last tap. Numbers. VJP of x: max_pool_grad(g,
+//   index).
+// max_pool_grad(g, index), attribute size too: its adjoint, each element's the sum of what the
+// places
+//   have that name it. Half types add up in f32 and are rounded once; integers wrap. VJP of g:
+//   max_pool_take(h, index).
+//   Second order: the linear ones are in pairs, each one's VJP is the other.
 //
 // Threads: any; definitions are never changed. Ownership: they are static. Errors: INVALID_ARGUMENT
 // kBadType for a node that does not fit (ShapeError).

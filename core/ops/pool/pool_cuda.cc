@@ -18,7 +18,9 @@ namespace {
 using cuda::AvgPoolArgs;
 using cuda::AvgPoolGradArgs;
 using cuda::Division;
+using cuda::MaxPoolGradArgs;
 using cuda::MaxPoolIndexArgs;
+using cuda::MaxPoolTakeArgs;
 using cuda::PoolShape;
 using cuda::PoolSide;
 
@@ -154,9 +156,55 @@ CudaKernelOrError MakeMaxPoolIndex(const CudaGpu& gpu, const NodeView& node,
       [&] { return CudaKernelOrError(NoCudaKernel(node, outputs)); });
 }
 
+CudaKernelOrError MakeMaxPoolTake(const CudaGpu& gpu, const NodeView& node,
+                                  absl::Span<const TensorType> outputs) {
+  CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, node.input(0)));
+  auto kernel = std::make_unique<LaunchedKernel>(CudaKernel::FactsOf(node, outputs));
+  CHORUS_RETURN_IF_ERROR(VisitWidth(
+      outputs[0].dtype,
+      [&](auto t) {
+        using T = decltype(t);
+        MaxPoolTakeArgs<T> args;
+        args.shape = ShapeOf(sizes, /*in_parts=*/false);
+        return kernel->Add(
+            gpu, absl::StrCat("max_pool_take_", sizeof(T)), args.shape.y_count, args,
+            +[](const KernelCall& call, const KernelFault&, MaxPoolTakeArgs<T>* to) {
+              to->x = InputAs<T>(call, 0);
+              to->index = InputAs<int32_t>(call, 1);
+              to->y = OutputAs<T>(call, 0);
+            });
+      },
+      [&] { return NoCudaKernel(node, outputs); }));
+  return std::unique_ptr<CudaKernel>(std::move(kernel));
+}
+
+CudaKernelOrError MakeMaxPoolGrad(const CudaGpu& gpu, const NodeView& node,
+                                  absl::Span<const TensorType> outputs) {
+  CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, outputs[0]));
+  auto kernel = std::make_unique<LaunchedKernel>(CudaKernel::FactsOf(node, outputs));
+  CHORUS_RETURN_IF_ERROR(VisitNumbers(
+      outputs[0].dtype,
+      [&](auto t) {
+        using T = decltype(t);
+        MaxPoolGradArgs<T> args;
+        args.shape = ShapeOf(sizes, /*in_parts=*/false);
+        return kernel->Add(
+            gpu, absl::StrCat("max_pool_grad_", DTypeName(outputs[0].dtype)), args.shape.x_count,
+            args, +[](const KernelCall& call, const KernelFault&, MaxPoolGradArgs<T>* to) {
+              to->g = InputAs<T>(call, 0);
+              to->index = InputAs<int32_t>(call, 1);
+              to->x = OutputAs<T>(call, 0);
+            });
+      },
+      [&] { return NoCudaKernel(node, outputs); }));
+  return std::unique_ptr<CudaKernel>(std::move(kernel));
+}
+
 constexpr CudaKernelEntry kEntries[] = {{"avg_pool", MakeAvgPool},
                                         {"avg_pool_grad", MakeAvgPoolGrad},
-                                        {"max_pool_index", MakeMaxPoolIndex}};
+                                        {"max_pool_grad", MakeMaxPoolGrad},
+                                        {"max_pool_index", MakeMaxPoolIndex},
+                                        {"max_pool_take", MakeMaxPoolTake}};
 
 }  // namespace
 

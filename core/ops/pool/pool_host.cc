@@ -105,9 +105,9 @@ class AvgPoolGrad : public HostKernel {
       const T* const y =
           static_cast<const T*>(buffers.inputs[0]) + unit / s_.x[0] * s_.y[0] * s_.y[1];
       T* const x = static_cast<T*>(buffers.outputs[0]) + unit * s_.x[1];
-      const Window::Range rows = PlacesAt(0, unit % s_.x[0]);
+      const Window::Range rows = s_.windows[0].PlacesReaching(unit % s_.x[0], s_.x[0]);
       for (int64_t k = 0; k < s_.x[1]; ++k) {
-        const Window::Range columns = PlacesAt(1, k);
+        const Window::Range columns = s_.windows[1].PlacesReaching(k, s_.x[1]);
         A sum{};
         for (int64_t i = rows.begin; i < rows.end; ++i) {
           for (int64_t j = columns.begin; j < columns.end; ++j) {
@@ -122,16 +122,6 @@ class AvgPoolGrad : public HostKernel {
 
  private:
   using A = Arithmetic<T>;
-
-  // At which places the window is over an element.
-  Window::Range PlacesAt(size_t d, int64_t element) const {
-    const Window& window = s_.windows[d];
-    const int64_t last = element + window.padding;
-    const int64_t before = last - window.kernel;  // the last place's first tap that is too early
-    const int64_t begin = before < 0 ? 0 : before / window.stride + 1;
-    return {begin, std::min(last / window.stride + 1, s_.y[d])};
-  }
-
   const PoolSizes s_;
   const Divisor divisor_;
 };
@@ -178,6 +168,90 @@ class MaxPoolIndex : public HostKernel {
   const PoolSizes s_;
 };
 
+// Whether a place's window reaches from its first tap to beyond an element.
+bool Reaches(const Window& window, int64_t place, int64_t element) {
+  const int64_t first = window.ElementAt(place, 0);
+  return element >= first && element < first + window.extent();
+}
+
+// T has the elements' width.
+template <typename T>
+class MaxPoolTake : public HostKernel {
+ public:
+  explicit MaxPoolTake(const PoolSizes& s)
+      : HostKernel(s.planes * s.y[0], s.y[1] * (kCost + int64_t{2 * sizeof(T) + sizeof(int32_t)})),
+        s_(s) {}
+
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const int64_t plane = s_.x[0] * s_.x[1];
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const T* const x = static_cast<const T*>(buffers.inputs[0]) + unit / s_.y[0] * plane;
+      const int32_t* const index = static_cast<const int32_t*>(buffers.inputs[1]) + unit * s_.y[1];
+      T* const y = static_cast<T*>(buffers.outputs[0]) + unit * s_.y[1];
+      for (int64_t k = 0; k < s_.y[1]; ++k) {
+        const int64_t at = index[k];
+        const bool is_there = at >= 0 && at < plane &&
+                              Reaches(s_.windows[0], unit % s_.y[0], at / s_.x[1]) &&
+                              Reaches(s_.windows[1], k, at % s_.x[1]);
+        y[k] = is_there ? x[at] : T{};
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr int64_t kCost = 8;
+  const PoolSizes s_;
+};
+
+// By rows of the result, to which the rows of places add that have it under them.
+template <typename T>
+class MaxPoolGrad : public HostKernel {
+ public:
+  explicit MaxPoolGrad(const PoolSizes& s)
+      : HostKernel(s.planes * s.x[0],
+                   s.y[1] * RowsOver(s) * kCost + s.x[1] * int64_t{2 * sizeof(T)}),
+        s_(s) {}
+
+  absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
+    const Window& over_h = s_.windows[0];
+    const Window& over_w = s_.windows[1];
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t places = unit / s_.x[0] * s_.y[0] * s_.y[1];
+      const T* const g = static_cast<const T*>(buffers.inputs[0]) + places;
+      const int32_t* const index = static_cast<const int32_t*>(buffers.inputs[1]) + places;
+      T* const x = static_cast<T*>(buffers.outputs[0]) + unit * s_.x[1];
+      const int64_t row = unit % s_.x[0];
+      const Window::Range rows = over_h.PlacesReaching(row, s_.x[0]);
+      for (int64_t first = 0; first < s_.x[1]; first += kColumns) {
+        const int64_t columns = std::min(kColumns, s_.x[1] - first);
+        A sums[kColumns] = {};
+        const int64_t from = over_w.PlacesReaching(first, s_.x[1]).begin;
+        const int64_t to = over_w.PlacesReaching(first + columns - 1, s_.x[1]).end;
+        for (int64_t i = rows.begin; i < rows.end; ++i) {
+          for (int64_t j = from; j < to; ++j) {
+            const int64_t column = index[i * s_.y[1] + j] - row * s_.x[1];
+            if (column < first || column >= first + columns) continue;
+            if (!Reaches(over_w, j, column)) continue;
+            sums[column - first] += static_cast<A>(g[i * s_.y[1] + j]);
+          }
+        }
+        for (int64_t k = 0; k < columns; ++k) x[first + k] = static_cast<T>(sums[k]);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  using A = Arithmetic<T>;
+  static constexpr int64_t kCost = 4;
+  // Of places, about.
+  static int64_t RowsOver(const PoolSizes& s) {
+    return (s.windows[0].extent() - 1) / s.windows[0].stride + 1;
+  }
+  const PoolSizes s_;
+};
+
 template <template <typename> class Kernel>
 HostKernelOrError MakeAvg(const NodeView& node, absl::Span<const TensorType> outputs,
                           const TensorType& x) {
@@ -207,9 +281,30 @@ HostKernelOrError MakeMaxPoolIndex(const NodeView& node, absl::Span<const Tensor
       [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }
 
+HostKernelOrError MakeMaxPoolTake(const NodeView& node, absl::Span<const TensorType> outputs) {
+  CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, node.input(0)));
+  return VisitWidth(
+      outputs[0].dtype,
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<MaxPoolTake<decltype(t)>>(sizes);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
+}
+HostKernelOrError MakeMaxPoolGrad(const NodeView& node, absl::Span<const TensorType> outputs) {
+  CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, outputs[0]));
+  return VisitNumbers(
+      outputs[0].dtype,
+      [&](auto t) -> HostKernelOrError {
+        return std::make_unique<MaxPoolGrad<decltype(t)>>(sizes);
+      },
+      [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
+}
+
 constexpr HostKernelEntry kEntries[] = {{"avg_pool", MakeAvgPool},
                                         {"avg_pool_grad", MakeAvgPoolGrad},
-                                        {"max_pool_index", MakeMaxPoolIndex}};
+                                        {"max_pool_grad", MakeMaxPoolGrad},
+                                        {"max_pool_index", MakeMaxPoolIndex},
+                                        {"max_pool_take", MakeMaxPoolTake}};
 
 }  // namespace
 

@@ -56,10 +56,16 @@ struct PoolSide {
     const int64_t end = begin + kernel < x ? begin + kernel : x;
     return end - (begin > 0 ? begin : 0);
   }
-  // At which places the window is over an element; the same of its taps.
+  // Whether the window at a place reaches from its first tap to beyond an element.
+  CHORUS_DEVICE bool Reaches(int64_t place, int64_t element) const {
+    const int64_t away = element - First(place);
+    return away >= 0 && away <= (kernel - 1) * dilation;
+  }
+  // The places where it does.
   CHORUS_DEVICE PoolRange PlacesOver(int64_t element) const {
     const int64_t last = element + padding;
-    const int64_t before = last - kernel;  // the last place's first tap that is too early
+    // The last place's first tap that is too early.
+    const int64_t before = last - (kernel - 1) * dilation - 1;
     const int64_t end = by_stride.Of(last) + 1;
     return {before < 0 ? 0 : by_stride.Of(before) + 1, end < y ? end : y};
   }
@@ -245,6 +251,62 @@ CHORUS_DEVICE void MaxPoolIndexCombine(const MaxPoolIndexArgs<T>& args, const La
   }
 }
 
+// T has the elements' width.
+template <typename T>
+struct MaxPoolTakeArgs {
+  static constexpr int kScratchPacks = 0;
+  const T* x = nullptr;
+  const int32_t* index = nullptr;
+  T* y = nullptr;
+  PoolShape shape;
+};
+template <typename T>
+CHORUS_DEVICE void MaxPoolTake(const MaxPoolTakeArgs<T>& args, const Lane& lane) {
+  const PoolShape& shape = args.shape;
+  for (int64_t t = lane.index; t < shape.y_count; t += lane.count) {
+    const PoolPlace place(t, shape.h.by_y, shape.w.by_y);
+    const int64_t at = args.index[t];
+    T element = 0;
+    if (at >= 0 && at < shape.plane()) {
+      const DividedIndex x(at, shape.w.by_x);
+      if (shape.h.Reaches(place.row(), x.outer) && shape.w.Reaches(place.column(), x.inner)) {
+        element = args.x[place.plane() * shape.plane() + at];
+      }
+    }
+    args.y[t] = element;
+  }
+}
+
+template <typename T>
+struct MaxPoolGradArgs {
+  static constexpr int kScratchPacks = 0;
+  const T* g = nullptr;
+  const int32_t* index = nullptr;
+  T* x = nullptr;
+  PoolShape shape;
+};
+template <typename T>
+CHORUS_DEVICE void MaxPoolGrad(const MaxPoolGradArgs<T>& args, const Lane& lane) {
+  using A = Arithmetic<T>;
+  const PoolSide& h = args.shape.h;
+  const PoolSide& w = args.shape.w;
+  for (int64_t t = lane.index; t < args.shape.x_count; t += lane.count) {
+    const PoolPlace place(t, h.by_x, w.by_x);
+    const PoolRange rows = h.PlacesOver(place.row());
+    const PoolRange columns = w.PlacesOver(place.column());
+    const int64_t at = place.row() * w.x + place.column();
+    const int64_t plane = place.plane() * h.y * w.y;
+    A sum = 0;
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      for (int64_t j = columns.begin; j < columns.end; ++j) {
+        const int64_t from = plane + i * w.y + j;
+        if (args.index[from] == at) sum += static_cast<A>(args.g[from]);
+      }
+    }
+    args.x[t] = static_cast<T>(sum);
+  }
+}
+
 #define CHORUS_KERNELS_OF_Pool(X)                                                        \
   X(avg_pool_f16, AvgPoolArgs<F16>, AvgPool<F16>)                                        \
   X(avg_pool_bf16, AvgPoolArgs<BF16>, AvgPool<BF16>)                                     \
@@ -275,7 +337,20 @@ CHORUS_DEVICE void MaxPoolIndexCombine(const MaxPoolIndexArgs<T>& args, const La
   X(max_pool_index_combine_u8, MaxPoolIndexArgs<uint8_t>, MaxPoolIndexCombine<uint8_t>)  \
   X(max_pool_index_combine_i16, MaxPoolIndexArgs<int16_t>, MaxPoolIndexCombine<int16_t>) \
   X(max_pool_index_combine_i32, MaxPoolIndexArgs<int32_t>, MaxPoolIndexCombine<int32_t>) \
-  X(max_pool_index_combine_i64, MaxPoolIndexArgs<int64_t>, MaxPoolIndexCombine<int64_t>)
+  X(max_pool_index_combine_i64, MaxPoolIndexArgs<int64_t>, MaxPoolIndexCombine<int64_t>) \
+  X(max_pool_grad_f16, MaxPoolGradArgs<F16>, MaxPoolGrad<F16>)                           \
+  X(max_pool_grad_bf16, MaxPoolGradArgs<BF16>, MaxPoolGrad<BF16>)                        \
+  X(max_pool_grad_f32, MaxPoolGradArgs<float>, MaxPoolGrad<float>)                       \
+  X(max_pool_grad_f64, MaxPoolGradArgs<double>, MaxPoolGrad<double>)                     \
+  X(max_pool_grad_i8, MaxPoolGradArgs<int8_t>, MaxPoolGrad<int8_t>)                      \
+  X(max_pool_grad_u8, MaxPoolGradArgs<uint8_t>, MaxPoolGrad<uint8_t>)                    \
+  X(max_pool_grad_i16, MaxPoolGradArgs<int16_t>, MaxPoolGrad<int16_t>)                   \
+  X(max_pool_grad_i32, MaxPoolGradArgs<int32_t>, MaxPoolGrad<int32_t>)                   \
+  X(max_pool_grad_i64, MaxPoolGradArgs<int64_t>, MaxPoolGrad<int64_t>)                   \
+  X(max_pool_take_1, MaxPoolTakeArgs<uint8_t>, MaxPoolTake<uint8_t>)                     \
+  X(max_pool_take_2, MaxPoolTakeArgs<uint16_t>, MaxPoolTake<uint16_t>)                   \
+  X(max_pool_take_4, MaxPoolTakeArgs<uint32_t>, MaxPoolTake<uint32_t>)                   \
+  X(max_pool_take_8, MaxPoolTakeArgs<uint64_t>, MaxPoolTake<uint64_t>)
 
 }  // namespace cuda
 }  // namespace chorus

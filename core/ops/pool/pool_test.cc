@@ -65,6 +65,24 @@ TEST(PoolTest, ShapeTable) {
             "i8[1,1,65536,32768]");
 }
 
+TEST(PoolTest, IndicesAreOneForEachPlace) {
+  const TensorType x = Type({2, 3, 9, 8}, DType::kBF16);
+  const Attributes window = {
+      {"kernel", Ints{3, 2}}, {"padding", Ints{1, 0}}, {"stride", Ints{2, 3}}};
+  Attributes sized = window;
+  sized.insert(sized.begin() + 2, {"size", Ints{9, 8}});
+  const TensorType g = Type({2, 3, 5, 3}, DType::kBF16);
+  const TensorType index = Type({2, 3, 5, 3}, DType::kI32);
+  EXPECT_EQ(InferText("max_pool_take", {x, index}, window), "bf16[2,3,5,3]");
+  EXPECT_EQ(InferText("max_pool_grad", {g, index}, sized), "bf16[2,3,9,8]");
+  EXPECT_EQ(InferText("max_pool_take", {x, Type({2, 3, 5, 3}, DType::kI64)}, window),
+            "max_pool_take: expected i32[2,3,5,3] as input 1, got i64[2,3,5,3]");
+  EXPECT_EQ(InferText("max_pool_grad", {g, Type({2, 3, 5, 2}, DType::kI32)}, sized),
+            "max_pool_grad: expected i32[2,3,5,3] as input 1, got i32[2,3,5,2]");
+  EXPECT_EQ(InferText("max_pool_grad", {Type({2, 3, 5, 4}), index}, sized),
+            "max_pool_grad: expected f32[2,3,5,3], which f32[2,3,9,8] gives, got f32[2,3,5,4]");
+}
+
 struct Sizes {
   Ints x, y;
   Attributes attributes;
@@ -104,6 +122,33 @@ TEST(PoolTest, GradientsEqualDifferences) {
       return Values{b.Op("sin", {b.Op("avg_pool_grad", in, Sized(s.attributes, s.x))})};
     });
   }
+}
+
+TEST(PoolTest, GradientsOfTheLargestEqualDifferences) {
+  for (const Ints& dilation : {Ints{1, 1}, Ints{1, 2}}) {
+    const Attributes window = {{"dilation", dilation},
+                               {"kernel", Ints{3, 2}},
+                               {"padding", Ints{1, 1}},
+                               {"stride", Ints{2, 1}}};
+    const Ints x = {1, 2, 5, 4};
+    const Ints y = {1, 2, 3, dilation[1] == 1 ? 5 : 4};
+    CheckGradients(1, {Type(x, DType::kF64)}, [&](RankBuilder& b, const Values& in) {
+      const ValueIndex index = b.Op("max_pool_index", in, window);
+      return Values{b.Op("sin", {b.Op("max_pool_take", {in[0], index}, window)})};
+    });
+    CheckGradients(
+        1, {Type(y, DType::kF64), Type(x, DType::kF64)}, [&](RankBuilder& b, const Values& in) {
+          const ValueIndex index = b.Op("max_pool_index", {in[1]}, window);
+          return Values{b.Op("sin", {b.Op("max_pool_grad", {in[0], index}, Sized(window, x))})};
+        });
+  }
+}
+
+TEST(PoolTest, TheLargestEqualTheirAdjoint) {
+  const Attributes window = {{"kernel", Ints{2, 3}}, {"stride", Ints{1, 2}}};
+  CheckAdjoint(1, {Type({1, 2, 3, 7})}, [&](RankBuilder& b, const Values& in) {
+    return Values{b.Op("max_pool_take", {in[0], b.Op("max_pool_index", in, window)}, window)};
+  });
 }
 
 TEST(PoolTest, AveragesEqualTheirAdjoint) {

@@ -148,6 +148,7 @@ class Local {
     if (op.substr(0, 11) == "convolution") return Convolution();
     if (op == "avg_pool" || op == "avg_pool_grad") return AvgPool();
     if (op == "max_pool_index") return MaxPoolIndex();
+    if (op == "max_pool_take" || op == "max_pool_grad") return MaxPoolByIndex();
     if (op == "softmax") return Softmax(/*log=*/false);
     if (op == "log_softmax") return Softmax(/*log=*/true);
     if (op == "center" || op == "center_grad" || op == "softmax_grad") return Center();
@@ -356,6 +357,33 @@ class Local {
         if (most == most && (element != element || element > most)) best = x;
       }
       out_[Position(type_, y)] = static_cast<T>(best[2] * x_type.dims[3].size + best[3]);
+    });
+    return true;
+  }
+
+  // Between a window's first and last tap an index counts, on a tap or not.
+  bool MaxPoolByIndex() {
+    const bool gradient = node_.op == "max_pool_grad";
+    const TensorType& x_type = gradient ? type_ : node_.input(0);
+    const TensorType& y_type = node_.input(1);
+    const Index kernel = Pair("kernel", 0), stride = Pair("stride", 1);
+    const Index padding = Pair("padding", 0), dilation = Pair("dilation", 1);
+    ForEach(y_type, [&](const Index& y) {
+      const auto y_at = Position(y_type, y);
+      const auto at = static_cast<int64_t>(in_[1][y_at]);
+      const int64_t width = x_type.dims[3].size;
+      if (at < 0 || at >= x_type.dims[2].size * width) return;
+      const Index x = {y[0], y[1], at / width, at % width};
+      for (size_t d = 0; d < 2; ++d) {
+        const int64_t away = x[2 + d] - (y[2 + d] * stride[d] - padding[d]);
+        if (away < 0 || away > (kernel[d] - 1) * dilation[d]) return;
+      }
+      const auto x_at = Position(x_type, x);
+      if (gradient) {
+        out_[x_at] = Add(out_[x_at], in_[0][y_at]);
+      } else {
+        out_[y_at] = in_[0][x_at];
+      }
     });
     return true;
   }

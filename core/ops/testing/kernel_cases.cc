@@ -218,7 +218,20 @@ void AppendPoolCases(std::vector<KernelCase>* cases) {
     for (const Ints& dilation : {Ints{1, 1}, Ints{1, 2}}) {
       const int64_t extent = dilation[1] * (s.kernel[1] - 1) + 1;
       if (s.x[3] + 2 * s.padding[1] < extent) continue;
-      cases->push_back({"max_pool_index", {s.x}, with({"dilation", dilation})});
+      const Attributes attributes = with({"dilation", dilation});
+      cases->push_back({"max_pool_index", {s.x}, attributes});
+      Ints y = s.x;
+      for (size_t d = 0; d < 2; ++d) {
+        const int64_t reach = dilation[d] * (s.kernel[d] - 1) + 1;
+        y[2 + d] = (s.x[2 + d] + 2 * s.padding[d] - reach) / s.stride[d] + 1;
+      }
+      // Indices of all of a channel and of what is beside it: few are under their windows.
+      for (const int64_t limit : {s.x[2] * s.x[3] + 3, s.kernel[1] + 2}) {
+        cases->push_back({"max_pool_take", {s.x, y}, attributes, 1, limit, DType::kI32});
+        Attributes sized = attributes;
+        sized.insert(sized.end() - 1, {"size", Ints{s.x[2], s.x[3]}});
+        cases->push_back({"max_pool_grad", {y, y}, sized, 1, limit, DType::kI32});
+      }
     }
     Ints y = s.x;
     for (size_t d = 0; d < 2; ++d) {

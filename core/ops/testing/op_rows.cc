@@ -359,21 +359,15 @@ void Rows::AddPools() {
                               {"kernel", Both(w.kernel)},
                               {"padding", Both(w.padding)},
                               {"stride", Both(w.stride)}};
-  const Attributes along_plane = {{"axis", int64_t{2}}};
-  const Attributes x_planes = {{"dims", Ints{sizes[0], sizes[1], sizes[2] * sizes[3]}}};
-  const Attributes y_planes = {{"dims", Ints{sizes[0], sizes[1], places * places}}};
   OpRow& pool = Add(family, "max_pool", {Of(x)});
   const size_t index = Do(&pool, "max_pool_index", {0}, largest);
-  const size_t indices = Do(&pool, "reshape", {index}, y_planes);
-  const size_t planes = Do(&pool, "reshape", {0}, x_planes);
-  Do(&pool, "take_along", {planes, indices}, along_plane);
+  Do(&pool, "max_pool_take", {0, index}, largest);
   pool.attributes = largest;
   OpRow& backward = Add(family, "max_pool_backward", {Of(x), Of(kF32, y)});
   const size_t kept = Do(&backward, "max_pool_index", {0}, largest, /*prepares=*/true);
-  const size_t kept_indices = Do(&backward, "reshape", {kept}, y_planes, /*prepares=*/true);
-  const size_t gradients = Do(&backward, "reshape", {1}, y_planes);
-  Do(&backward, "scatter_add_along", {gradients, kept_indices},
-     {{"axis", int64_t{2}}, {"size", sizes[2] * sizes[3]}});
+  Attributes sized = largest;
+  sized.insert(sized.end() - 1, {"size", Ints{sizes[2], sizes[3]}});
+  Do(&backward, "max_pool_grad", {1, kept}, sized);
   backward.attributes = largest;
 }
 
