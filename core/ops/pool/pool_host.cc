@@ -204,51 +204,68 @@ class MaxPoolTake : public HostKernel {
   const PoolSizes s_;
 };
 
-// By rows of the result, to which the rows of places add that have it under them.
 template <typename T>
 class MaxPoolGrad : public HostKernel {
  public:
   explicit MaxPoolGrad(const PoolSizes& s)
-      : HostKernel(s.planes * s.x[0],
-                   s.y[1] * RowsOver(s) * kCost + s.x[1] * int64_t{2 * sizeof(T)}),
-        s_(s) {}
+      : HostKernel(s.planes * s.x[0], s.y[0] * s.y[1] / s.x[0] * kCost + s.x[1] * kBytes), s_(s) {}
 
   absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
-    const Window& over_h = s_.windows[0];
-    const Window& over_w = s_.windows[1];
-    for (int64_t unit = begin; unit < end; ++unit) {
+    for (int64_t unit = begin; unit < end;) {
       const int64_t places = unit / s_.x[0] * s_.y[0] * s_.y[1];
       const T* const g = static_cast<const T*>(buffers.inputs[0]) + places;
       const int32_t* const index = static_cast<const int32_t*>(buffers.inputs[1]) + places;
       T* const x = static_cast<T*>(buffers.outputs[0]) + unit * s_.x[1];
       const int64_t row = unit % s_.x[0];
-      const Window::Range rows = over_h.PlacesReaching(row, s_.x[0]);
-      for (int64_t first = 0; first < s_.x[1]; first += kColumns) {
-        const int64_t columns = std::min(kColumns, s_.x[1] - first);
-        A sums[kColumns] = {};
-        const int64_t from = over_w.PlacesReaching(first, s_.x[1]).begin;
-        const int64_t to = over_w.PlacesReaching(first + columns - 1, s_.x[1]).end;
-        for (int64_t i = rows.begin; i < rows.end; ++i) {
-          for (int64_t j = from; j < to; ++j) {
-            const int64_t column = index[i * s_.y[1] + j] - row * s_.x[1];
-            if (column < first || column >= first + columns) continue;
-            if (!Reaches(over_w, j, column)) continue;
-            sums[column - first] += static_cast<A>(g[i * s_.y[1] + j]);
-          }
+      Window::Range rows = {row, row + 1};
+      if constexpr (std::is_same<A, T>::value) {
+        rows.end = std::min(s_.x[0], row + end - unit);
+        std::fill_n(x, (rows.end - row) * s_.x[1], T{});
+        Add(g, index, rows, {0, s_.x[1]}, x);
+      } else {
+        for (int64_t first = 0; first < s_.x[1]; first += kColumns) {
+          const int64_t columns = std::min(kColumns, s_.x[1] - first);
+          A sums[kColumns] = {};
+          Add(g, index, rows, {first, first + columns}, sums);
+          for (int64_t k = 0; k < columns; ++k) x[first + k] = static_cast<T>(sums[k]);
         }
-        for (int64_t k = 0; k < columns; ++k) x[first + k] = static_cast<T>(sums[k]);
       }
+      unit += rows.end - row;
     }
     return absl::OkStatus();
   }
 
  private:
   using A = Arithmetic<T>;
-  static constexpr int64_t kCost = 4;
-  // Of places, about.
-  static int64_t RowsOver(const PoolSizes& s) {
-    return (s.windows[0].extent() - 1) / s.windows[0].stride + 1;
+  static constexpr int64_t kCost = 8;
+  static constexpr int64_t kBytes = 2 * sizeof(T);
+
+  // To these rows and columns of x, in their order, what the places have for them, in theirs.
+  void Add(const T* g, const int32_t* index, Window::Range rows, Window::Range columns,
+           A* sums) const {
+    const auto places = [&](size_t d, Window::Range elements) {
+      const Window& window = s_.windows[d];
+      return Window::Range{window.PlacesReaching(elements.begin, s_.x[d]).begin,
+                           window.PlacesReaching(elements.end - 1, s_.x[d]).end};
+    };
+    const Window::Range down = places(0, rows);
+    const Window::Range across = places(1, columns);
+    for (int64_t i = down.begin; i < down.end; ++i) {
+      for (int64_t j = across.begin; j < across.end; ++j) {
+        const int64_t at = index[i * s_.y[1] + j];
+        if (at < rows.begin * s_.x[1] || at >= rows.end * s_.x[1]) continue;
+        const int64_t row = at / s_.x[1];
+        const int64_t column = at - row * s_.x[1];
+        if (column < columns.begin || column >= columns.end || !Reaches(s_.windows[0], i, row) ||
+            !Reaches(s_.windows[1], j, column)) {
+          continue;
+        }
+        sums[(row - rows.begin) * (columns.end - columns.begin) + column - columns.begin] +=
+            static_cast<A>(g[i * s_.y[1] + j]);
+      }
+    }
   }
+
   const PoolSizes s_;
 };
 
