@@ -21,14 +21,7 @@ constexpr uint64_t kMostAlgorithmBytes = uint64_t{32} << 20;
 // More than that no algorithm asks for.
 constexpr int64_t kMostAlignment = 16;
 
-// Of what lies behind each other in the workspace, which itself is aligned to less: algorithms may
-// want for theirs what memory of the driver has.
-constexpr int64_t kRoomAlignment = 256;
 constexpr int64_t kWorkspaceAlignment = 64;
-
-int64_t RoundUp(int64_t bytes) {
-  return (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment;
-}
 
 // Calls a function that returns a BlasStatus, and returns it from the function around if it failed.
 #define CHORUS_BLAS(call)                                                   \
@@ -130,7 +123,7 @@ void BlasProduct::MakeRoom(int64_t element_bytes) {
   workspace_bytes_ = static_cast<int64_t>(algorithm_bytes_);
   for (Operand* operand : {&a_, &b_, &c_}) {
     if (operand->alignment <= element_bytes || operand->aligned) continue;  // it never lies badly
-    operand->room = RoundUp(workspace_bytes_);
+    operand->room = RoomFrom(workspace_bytes_);
     workspace_bytes_ = operand->room + operand->bytes;
   }
   if (workspace_bytes_ > 0) workspace_bytes_ += kRoomAlignment - kWorkspaceAlignment;
@@ -139,7 +132,7 @@ void BlasProduct::MakeRoom(int64_t element_bytes) {
 absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cuda::DevicePtr b,
                                   cuda::DevicePtr c, cuda::DevicePtr workspace, cuda::Stream stream,
                                   bool adds) const {
-  const auto rooms = static_cast<cuda::DevicePtr>(RoundUp(static_cast<int64_t>(workspace)));
+  const auto rooms = static_cast<cuda::DevicePtr>(RoomFrom(static_cast<int64_t>(workspace)));
   const auto room = [&](const Operand& operand) {
     return rooms + static_cast<cuda::DevicePtr>(operand.room);
   };

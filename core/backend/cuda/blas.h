@@ -35,6 +35,13 @@
 
 namespace chorus {
 
+// The least multiple of 256 from there on. What lies behind each other in a workspace, which itself
+// is aligned to less, begins at one: algorithms may want for theirs what memory of the driver has.
+constexpr int64_t kRoomAlignment = 256;
+constexpr int64_t RoomFrom(int64_t bytes) {
+  return (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment;
+}
+
 // As many products c = op(a) op(b) as there are, of matrices that lie row by row and behind each
 // other: op(a) is rows x depth, op(b) depth x columns, and op(x) is x or its transpose.
 struct BlasProblem {

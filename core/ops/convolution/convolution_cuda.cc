@@ -165,11 +165,6 @@ constexpr int64_t kSlabBytes = int64_t{32} << 20;
 // Of one sample, unfolded.
 constexpr double kMostSampleBytes = 128 << 20;
 
-constexpr int64_t kRoomAlignment = 256;
-int64_t RoundUp(int64_t bytes) {
-  return (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment;
-}
-
 enum class Gives { kY, kX, kWeights };
 
 // Samples by slabs. Each slab is unfolded into the workspace, and its samples multiplied by
@@ -313,7 +308,7 @@ absl::StatusOr<std::unique_ptr<CudaKernel>> ByProducts<T>::MakeOrNull(
   CHORUS_ASSIGN_OR_RETURN(plan.fold, gpu.Find("convolution_fold_" + dtype));
   CHORUS_ASSIGN_OR_RETURN(plan.add_up, gpu.Find("convolution_weight_grad_sum_" + dtype));
   const auto room = [&](bool used, int64_t of_a_sample) {
-    return used ? RoundUp(plan.samples * of_a_sample * int64_t{sizeof(T)}) : 0;
+    return used ? RoomFrom(plan.samples * of_a_sample * int64_t{sizeof(T)}) : 0;
   };
   plan.sums_at = room(plan.unfolds, plan.unfolded);
   plan.product_at = plan.sums_at + room(gives == Gives::kWeights, plan.weights);
@@ -329,7 +324,7 @@ absl::Status ByProducts<T>::Enqueue(const KernelCall& call, const KernelFault& /
     return base + static_cast<cuda::DevicePtr>(elements) * sizeof(T);
   };
   const auto workspace =
-      static_cast<cuda::DevicePtr>(RoundUp(static_cast<int64_t>(call.workspace)));
+      static_cast<cuda::DevicePtr>(RoomFrom(static_cast<int64_t>(call.workspace)));
   const cuda::DevicePtr sums = workspace + static_cast<cuda::DevicePtr>(plan_.sums_at);
   const cuda::DevicePtr scratch = workspace + static_cast<cuda::DevicePtr>(plan_.product_at);
   const Gives gives = plan_.gives;
