@@ -135,7 +135,11 @@ struct Daemon::Impl {
         max_connections(std::min(options.max_connections, DescriptorLimit() / 8)),
         tenant_log(options.write_line),
         peers(options.trusted_uid, max_connections,
-              {options.max_calls, kMaxOtherCalls, kMaxRefusedCalls}),
+              {options.max_calls, kMaxOtherCalls, kMaxEndingCalls},
+              [this](absl::string_view tenant, absl::string_view why) {
+                tenant_log.Say(google::GLOG_WARNING, tenant,
+                               absl::StrCat("a connection of ", tenant, " is ended: ", why));
+              }),
         worker([this](std::vector<SessionId> sessions) { Renew(std::move(sessions)); },
                RenewPeriod(options.node.lease)),
         backend(devices->info().backend),
@@ -149,6 +153,7 @@ struct Daemon::Impl {
     context.answers = &answers;
     context.streams = &streams;
     context.reads = &reads;
+    context.answering = &answering;
     context.uploads = &uploads;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
@@ -182,8 +187,9 @@ struct Daemon::Impl {
   ServiceContext context;
   TenantLog tenant_log;
   Room parsing{kMaxParsedBytes};
-  SharedRoom answers{kMaxAnswerBytes, "bytes of answers that have not been read"};
-  ReadTurns reads{kMaxReads};
+  SharedRoom answers{options.answer_bytes, "bytes of answers that have not been read"};
+  CallTurns reads{kMaxReads};
+  CallTurns answering{kMaxEndingCalls};
   Room uploads{kMaxUploadBytes};
   SharedRoom blocking{kMaxBlockingCalls, "calls of reflection and channelz"};
   PeerTable peers;

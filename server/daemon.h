@@ -43,6 +43,8 @@ struct DaemonOptions {
   // above. What each costs: server/own_memory.h.
   int max_calls = kDefaultMaxCalls;
   int max_streams = kDefaultMaxStreams;
+  // Of answers that are not small, and of outcomes, until their clients have read them.
+  int64_t answer_bytes = kMaxAnswerBytes;
   // Writes the lines that clients cause; null: glog does.
   TenantLog::Write write_line;
   // Whose processes may write without attaching.

@@ -37,21 +37,24 @@ inline constexpr int64_t kParsedFactor = 96;
 // Of all messages that are being parsed, in memory.
 inline constexpr int64_t kMaxParsedBytes = int64_t{28} << 20;
 static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
-// Requests that are being read, each of which may become the largest.
+// Requests that are being read, each of which may become the largest, or wait for the node, as a
+// command's frame does.
 inline constexpr int64_t kMaxReads = 32;
+// Of a stream of commands: what of it may wait for the node before more is read.
+inline constexpr int64_t kMaxPostedBytes = 4 << 10;
 // Of all uploads until they are written; of all answers that are not small until they are read.
 inline constexpr int64_t kMaxUploadBytes = int64_t{8} << 20;
-inline constexpr int64_t kMaxAnswerBytes = int64_t{24} << 20;
+inline constexpr int64_t kMaxAnswerBytes = int64_t{20} << 20;
 
 // Connections of each kind, calls that their handlers have let in, and streams of commands, which
 // are such calls: unless told otherwise.
 inline constexpr int kDefaultMaxConnections = 256;
 inline constexpr int kDefaultMaxCalls = 768;
 inline constexpr int kDefaultMaxStreams = 64;
-// Calls that are not let in, or not yet, or are of gRPC's own services; and those beyond, which
-// have only to be told that there are too many.
+// Calls that are not let in, or not yet, or are of gRPC's own services; and those that only have to
+// end: beyond these, which are told that there are too many, and those whose answer is on its way.
 inline constexpr int kMaxOtherCalls = 128;
-inline constexpr int kMaxRefusedCalls = 128;
+inline constexpr int kMaxEndingCalls = 128;
 
 // Of one call's headers, as HTTP/2 counts: names, values and 32 for each field.
 inline constexpr int kMaxHeaderBytes = 8 << 10;
@@ -80,9 +83,10 @@ inline constexpr int64_t kBaseBytes = int64_t{16} << 20;
 // Errors that it keeps, whose texts clients choose in part; the rest is a row.
 inline constexpr int64_t kErrorBytes = int64_t{node::kMaxErrors} * (Error::kMaxBytes + 128);
 static_assert(kBaseBytes + kErrorBytes + ReadBytes(0, kDefaultMaxCalls, kDefaultMaxStreams) +
-                  (kDefaultMaxCalls + kMaxOtherCalls + kMaxRefusedCalls) * kCallBytes +
+                  (kDefaultMaxCalls + kMaxOtherCalls + kMaxEndingCalls) * kCallBytes +
                   kDefaultMaxConnections * kConnectionBytes + kMaxParsedBytes + kMaxUploadBytes +
-                  kMaxAnswerBytes <=
+                  kMaxAnswerBytes + kMaxReads * kMaxFrameBytes +
+                  kDefaultMaxStreams * (kMaxPostedBytes + kMaxFrameBytes) <=
               kOwnBytes);
 
 }  // namespace chorus

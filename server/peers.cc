@@ -28,6 +28,12 @@ namespace {
 constexpr int kMaxAsked = 256;
 constexpr int kLookAfter = 32;
 
+// Of one by TCP, for nothing else is listened on: nobody knows which user's it is.
+constexpr char kLoopback[] = "loopback";
+std::string TenantOfPeer(const absl::optional<PeerCredentials>& peer) {
+  return peer.has_value() ? TenantOf(peer->uid) : kLoopback;
+}
+
 // Whether a client has read enough of what it was sent for more to be sent.
 bool Writable(int socket) {
   pollfd entry = {socket, POLLOUT, 0};
@@ -43,10 +49,12 @@ int DescriptorLimit() {
 }
 
 // The upper half of the numbers is for connections.
-PeerTable::PeerTable(uid_t daemon_uid, int max_connections, MaxCalls max_calls)
+PeerTable::PeerTable(uid_t daemon_uid, int max_connections, MaxCalls max_calls,
+                     OnRefused on_refused)
     : daemon_uid_(daemon_uid),
       max_connections_(max_connections),
       max_calls_(max_calls),
+      on_refused_(std::move(on_refused)),
       first_(DescriptorLimit() / 2),
       last_(DescriptorLimit()),
       hangups_(epoll_create1(EPOLL_CLOEXEC)),
@@ -113,30 +121,49 @@ absl::optional<int> PeerTable::NumberOf(absl::string_view peer) {
 }
 
 bool PeerTable::MayAsk(int number, const Http2Frames::Counts& counts) {
+  std::string why;
+  std::string tenant;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = peers_.find(number);
+    if (it == peers_.end()) return true;
+    why = WhyNotAskLocked(number, &it->second, counts);
+    if (why.empty()) return true;
+    tenant = TenantOfPeer(it->second.peer);
+  }
+  if (on_refused_) on_refused_(tenant, why);
+  return false;
+}
+
+std::string PeerTable::WhyNotAskLocked(int number, Connection* connection,
+                                       const Http2Frames::Counts& counts) {
   const Clock::time_point now = Clock::now();
-  MutexLock lock(&mutex_);
-  const auto it = peers_.find(number);
-  if (it == peers_.end()) return true;
-  Connection& connection = it->second;
-  ForgetLostLocked(&connection, now);
-  connection.asked_last = now;
-  connection.asked += counts.asked;
-  if (connection.asked > kLookAfter && Writable(number)) connection.asked = 0;
-  if (connection.asked > kMaxAsked) return false;
-  if (counts.calls == 0) return true;
+  ForgetLostLocked(connection, now);
+  connection->asked_last = now;
+  connection->asked += counts.asked;
+  if (connection->asked > kLookAfter && Writable(number)) connection->asked = 0;
+  if (connection->asked > kMaxAsked) {
+    return absl::StrCat("it has asked for ", connection->asked,
+                        " answers, and was not seen to read; expected at most ", kMaxAsked);
+  }
+  if (counts.calls == 0) return "";
   const int most = max_calls_.all();
   const int64_t share =
       all_calls_.came + counts.calls > most ? most - ShareOf(most) : ShareOf(most);
-  if (CallsOfLocked(connection).came + counts.calls > share) return false;
-  AddCallsLocked(&connection, {counts.calls, 0, 0});
-  return true;
+  const int came = CallsOfLocked(*connection).came;
+  if (came + counts.calls > share) {
+    return absl::StrCat("its user has ", came, " calls that have not ended, and makes ",
+                        counts.calls, " more; expected at most ", share);
+  }
+  AddCallsLocked(connection, {counts.calls, 0, 0, 0});
+  return "";
 }
 
 void PeerTable::ForgetLostLocked(Connection* connection, Clock::time_point now) {
   constexpr absl::Duration kPatience = absl::Seconds(10);
   if (connection->calls.under_way > 0 || connection->calls.came == 0) return;
   if (absl::FromChrono(now - connection->asked_last) < kPatience) return;
-  AddCallsLocked(connection, {-connection->calls.came, 0, 0});
+  AddCallsLocked(connection, {-connection->calls.came, 0, 0, 0});
 }
 
 absl::Status PeerTable::CallBegan(int number) {
@@ -147,7 +174,7 @@ absl::Status PeerTable::CallBegan(int number) {
   CHORUS_RETURN_IF_ERROR(CheckPlaces("calls that are refused or gRPC's own",
                                      CallsOfLocked(it->second).others(), all_calls_.others(),
                                      max_calls_.others));
-  AddCallsLocked(&it->second, {0, 1, 0});
+  AddCallsLocked(&it->second, {0, 1, 0, 0});
   return absl::OkStatus();
 }
 
@@ -157,7 +184,8 @@ void PeerTable::CallEnded(int number, bool began) {
   if (it == peers_.end()) return;
   // 0: of a connection before this one of the same number, or forgotten.
   const Calls& calls = it->second.calls;
-  AddCallsLocked(&it->second, {calls.came > 0 ? -1 : 0, began && calls.under_way > 0 ? -1 : 0, 0});
+  AddCallsLocked(&it->second,
+                 {calls.came > 0 ? -1 : 0, began && calls.under_way > 0 ? -1 : 0, 0, 0});
   it->second.since = Clock::now();
 }
 
@@ -172,9 +200,12 @@ void PeerTable::AddCallsLocked(Connection* connection, const Calls& calls) {
     sum->came += calls.came;
     sum->under_way += calls.under_way;
     sum->admitted += calls.admitted;
+    sum->ending += calls.ending;
   }
   const Calls& left = count->second;
-  if (left.came == 0 && left.under_way == 0 && left.admitted == 0) calls_of_.erase(count);
+  if (left.came == 0 && left.under_way == 0 && left.admitted == 0 && left.ending == 0) {
+    calls_of_.erase(count);
+  }
 }
 
 absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
@@ -185,16 +216,27 @@ absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
   Connection& connection = peers_[number];
   CHORUS_RETURN_IF_ERROR(CheckPlaces("calls under way", CallsOfLocked(connection).admitted,
                                      all_calls_.admitted, max_calls_.admitted));
-  AddCallsLocked(&connection, {0, 0, 1});
+  AddCallsLocked(&connection, {0, 0, 1, 0});
   admitted.place = Place(this, number);
   return admitted;
 }
 
-void PeerTable::Leave(int number) {
+void PeerTable::Ends(int number) {
   MutexLock lock(&mutex_);
   Connection& connection = peers_[number];
   // 0: as for CallEnded.
-  if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, 0, -1});
+  if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, 0, -1, 1});
+}
+
+void PeerTable::Leave(int number, bool ends) {
+  MutexLock lock(&mutex_);
+  Connection& connection = peers_[number];
+  const Calls& calls = connection.calls;
+  if (ends) {
+    if (calls.ending > 0) AddCallsLocked(&connection, {0, 0, 0, -1});
+  } else if (calls.admitted > 0) {
+    AddCallsLocked(&connection, {0, 0, -1, 0});
+  }
 }
 
 void PeerTable::TakeHangups() {
@@ -261,15 +303,12 @@ absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
     MutexLock lock(&mutex_);
     const auto it = peers_.find(*number);
     if (it != peers_.end()) {
+      const absl::optional<PeerCredentials>& peer_of = it->second.peer;
       Caller caller;
-      caller.is_unix = it->second.peer.has_value();
-      if (!caller.is_unix) {
-        // Nothing else is listened on.
-        caller.tenant = "loopback";
-        return caller;
-      }
-      caller.uid = it->second.peer->uid;
-      caller.tenant = TenantOf(caller.uid);
+      caller.tenant = TenantOfPeer(peer_of);
+      caller.is_unix = peer_of.has_value();
+      if (!caller.is_unix) return caller;
+      caller.uid = peer_of->uid;
       caller.is_daemon = caller.uid == daemon_uid_;
       return caller;
     }

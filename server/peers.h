@@ -57,12 +57,15 @@ class PeerTable {
   struct MaxCalls {
     int admitted = 0;  // by Admit
     int others = 0;    // those that are not, or not yet: of gRPC's own services, say
-    int refused = 0;   // beyond these, which have only to be told that
-    int all() const { return admitted + others + refused; }
+    int ending = 0;    // beyond these, which are told that, and those whose answer is on its way
+    int all() const { return admitted + others + ending; }
   };
+  // Says why a connection of `tenant`'s has to end; on a thread that may hold locks of gRPC's.
+  using OnRefused = std::function<void(absl::string_view tenant, absl::string_view why)>;
   // `daemon_uid`: whose processes are trusted without attaching. At most `max_connections` are open
   // at a time, and at most `max_calls` calls under way: ShareOf each of them of one uid, or by TCP.
-  PeerTable(uid_t daemon_uid, int max_connections, MaxCalls max_calls);
+  PeerTable(uid_t daemon_uid, int max_connections, MaxCalls max_calls,
+            OnRefused on_refused = nullptr);
 
   // Notes a connection's peer, nobody for one by TCP, and returns its descriptor under the number
   // that gRPC shall get. RESOURCE_EXHAUSTED: too many connections, or no descriptor is free.
@@ -85,19 +88,27 @@ class PeerTable {
   // `began`: CallBegan has counted it.
   void CallEnded(int number, bool began);
 
-  // A call's place among those that are admitted, until this object goes. The table outlives it.
+  // A call's place among those that are admitted, until it ends; until this object goes it counts
+  // as one that ends. The table outlives it.
   class Place {
    public:
     Place() = default;
     Place(Place&& other) noexcept
-        : table_(std::exchange(other.table_, nullptr)), number_(other.number_) {}
+        : table_(std::exchange(other.table_, nullptr)),
+          number_(other.number_),
+          ends_(other.ends_) {}
     Place& operator=(Place&& other) noexcept {
       std::swap(table_, other.table_);
       std::swap(number_, other.number_);
+      std::swap(ends_, other.ends_);
       return *this;
     }
     ~Place() {
-      if (table_ != nullptr) table_->Leave(number_);
+      if (table_ != nullptr) table_->Leave(number_, ends_);
+    }
+    // Its answer is about to be sent: whoever gets it may make the next call at once.
+    void End() {
+      if (table_ != nullptr && !std::exchange(ends_, true)) table_->Ends(number_);
     }
 
    private:
@@ -105,6 +116,7 @@ class PeerTable {
     Place(PeerTable* table, int number) : table_(table), number_(number) {}
     PeerTable* table_ = nullptr;
     int number_ = 0;
+    bool ends_ = false;
   };
   struct Admitted {
     Caller caller;
@@ -140,8 +152,9 @@ class PeerTable {
     int came = 0;       // that have not ended
     int under_way = 0;  // of these, by CallBegan
     int admitted = 0;   // of these, by Admit
-    int others() const { return under_way - admitted; }
-    Calls operator-() const { return {-came, -under_way, -admitted}; }
+    int ending = 0;     // of these, no more
+    int others() const { return under_way - admitted - ending; }
+    Calls operator-() const { return {-came, -under_way, -admitted, -ending}; }
   };
   struct Connection {
     absl::optional<PeerCredentials> peer;  // stays when it has ended: see above. None: by TCP
@@ -159,6 +172,9 @@ class PeerTable {
     return peer.has_value() ? Owner(peer->uid) : absl::nullopt;
   }
 
+  // Empty: it may.
+  std::string WhyNotAskLocked(int number, Connection* connection, const Http2Frames::Counts& counts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of calls that gRPC has ended before anybody could count them as begun nobody hears.
   void ForgetLostLocked(Connection* connection, Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -166,13 +182,15 @@ class PeerTable {
   Calls CallsOfLocked(const Connection& connection) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddCallsLocked(Connection* connection, const Calls& calls)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Leave(int number);
+  void Ends(int number);
+  void Leave(int number, bool ends);
   static bool IsIdle(const Connection& connection, const Idle& idle, Clock::time_point now);
   void EndedLocked(Connection* connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uid_t daemon_uid_;
   const int max_connections_;
   const MaxCalls max_calls_;
+  const OnRefused on_refused_;
   const int first_;  // the range of numbers
   const int last_;
   const UniqueFd hangups_;  // an epoll of the duplicates

@@ -112,6 +112,30 @@ TEST(PeerTableTest, OneUidHasSevenEighthsOfTheCallsAndAnotherGetsIn) {
   EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
 }
 
+// A client that has its answer makes the next call, however late gRPC has done with the last one.
+TEST(PeerTableTest, CallsThatAreAnsweredKeepNobodyOut) {
+  PeerTable table(0, 8, {16, 8, 16});
+  const Pair one(&table, 1000);
+  std::vector<AdmittedCall> answered;
+  for (int i = 0; i < 14; ++i) {
+    answered.emplace_back(&table, one);
+    ASSERT_TRUE(answered.back().status.ok()) << i << ": " << answered.back().status;
+    answered.back().place.End();
+  }
+  std::vector<AdmittedCall> calls;
+  for (int i = 0; i < 14; ++i) {
+    calls.emplace_back(&table, one);
+    EXPECT_TRUE(calls.back().status.ok()) << i << ": " << calls.back().status;
+  }
+  EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
+  table.CallEnded(one.number(), /*began=*/true);
+  // Nor do they make room twice.
+  for (AdmittedCall& call : answered) call.End();
+  EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
+  table.CallEnded(one.number(), /*began=*/true);
+  EXPECT_EQ(table.calls(), 14);
+}
+
 // Those of gRPC's own services, and those that are refused.
 TEST(PeerTableTest, CallsThatAreNotAdmittedKeepNobodyOut) {
   PeerTable table(0, 8, {16, 16, 16});
@@ -144,12 +168,16 @@ Http2Frames::Counts CallsOf(int calls) {
 }
 
 TEST(PeerTableTest, AConnectionThatMakesMoreCallsThanThereMayBeHasToEnd) {
-  PeerTable table(0, 8, {16, 8, 8});  // 32 in all, 28 of one user
+  std::string told;
+  PeerTable table(0, 8, {16, 8, 8},  // 32 in all, 28 of one user
+                  [&told](absl::string_view, absl::string_view why) { told = std::string(why); });
   const Pair one(&table, 1000);
   const Pair two(&table, 1000);
   const Pair other(&table, 1001);
   EXPECT_TRUE(table.MayAsk(one.number(), CallsOf(20)));
   EXPECT_FALSE(table.MayAsk(two.number(), CallsOf(9)));
+  EXPECT_EQ(told,
+            "its user has 20 calls that have not ended, and makes 9 more; expected at most 28");
   EXPECT_TRUE(table.MayAsk(two.number(), CallsOf(8)));
   EXPECT_FALSE(table.MayAsk(one.number(), CallsOf(1)));
   // Others are there, too, with as many of the rest each.
@@ -167,7 +195,10 @@ TEST(PeerTableTest, AConnectionThatMakesMoreCallsThanThereMayBeHasToEnd) {
 }
 
 TEST(PeerTableTest, AConnectionThatAsksAndDoesNotReadHasToEnd) {
-  PeerTable table(0, 8, {16, 16, 16});
+  std::string told;
+  PeerTable table(0, 8, {16, 16, 16}, [&told](absl::string_view tenant, absl::string_view why) {
+    told = absl::StrCat(tenant, ": ", why);
+  });
   const Pair pair(&table, 1000);
   Http2Frames::Counts ping;
   ping.asked = 1;
@@ -180,6 +211,9 @@ TEST(PeerTableTest, AConnectionThatAsksAndDoesNotReadHasToEnd) {
   while (asked < 2000 && table.MayAsk(pair.number(), ping)) ++asked;
   EXPECT_GE(asked, 200);
   EXPECT_LE(asked, 256);
+  EXPECT_EQ(told,
+            "uid:1000: it has asked for 257 answers, and was not seen to read; expected at most "
+            "256");
 }
 
 // So many calls on a fresh connection, which gRPC reads. False: it is not given them.

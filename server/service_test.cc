@@ -1191,6 +1191,45 @@ TEST(CommandStreamTest, AClientThatDoesNotReadStopsItselfOnly) {
   EXPECT_EQ(outcomes, kCommands);
 }
 
+// Of commands that fail at once, each with an error of a KiB and more.
+TEST(CommandStreamTest, OutcomesThatNobodyReadsHaveSoMuchRoom) {
+  TestDaemon daemon([](DaemonOptions* options) { options->answer_bytes = 256 << 10; });
+  Pair pair(daemon);
+  OpenStream open(pair.a);
+  constexpr int kCommands = 600;
+  ASSERT_TRUE(open.Send(pair.a.session, pair.a.RunCommand(2, 1, 1, 0, {1, 2})));
+  for (int i = 1; i < kCommands; ++i) {
+    v1::Command command;
+    command.set_sequence(2 + i);
+    v1::TensorId* const result = command.mutable_make_readable()->add_tensors();
+    result->set_slot(2);
+    result->set_generation(1);
+    ASSERT_TRUE(open.Send(pair.a.session, command));
+  }
+  // The log has come to the last of them.
+  v1::Command nothing;
+  nothing.set_sequence(2 + kCommands);
+  nothing.mutable_release();
+  ASSERT_OK(pair.a.Submit(nothing));
+  v1::AbortWorldRequest abort;
+  abort.set_session(pair.b.session);
+  abort.set_world(pair.b.world);
+  abort.set_rank(1);
+  abort.set_epoch(1);
+  abort.set_message(std::string(1000, 'x'));
+  v1::AbortWorldResponse aborted;
+  ASSERT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::Abort, abort, &aborted));
+  int outcomes = 0;
+  v1::CommandsResponse response;
+  while (open.stream->Read(&response)) {
+    EXPECT_TRUE(response.has_error());
+    ++outcomes;
+  }
+  ExpectError(FromGrpc(open.stream->Finish()), absl::StatusCode::kResourceExhausted,
+              Reason::kQuota);
+  EXPECT_LT(outcomes, 400);
+}
+
 TEST(DiagnosticsTest, StatsAndFlightRecord) {
   TestDaemon daemon;
   Pair pair(daemon);

@@ -60,7 +60,7 @@ void Fill(const ServiceContext& service, const std::vector<node::DeviceInfo>& de
 
 void OnGet(const CallRef<v1::GetCapabilitiesResponse>& call, const v1::GetCapabilitiesRequest&) {
   const ServiceContext* const service = call->service();
-  service->loop->Post([service, call](node::LocalNode& node, absl::Time) {
+  call->Post([service, call](node::LocalNode& node, absl::Time) {
     call->Reply(absl::OkStatus(),
                 [service, devices = node.Devices("")](v1::GetCapabilitiesResponse* to) {
                   Fill(*service, devices, to);

@@ -5,12 +5,13 @@
 
 namespace chorus {
 
-void PostForSession(const ServiceContext& context, const Caller& caller, int64_t name,
-                    SessionTask task, std::function<void(absl::Status)> refuse) {
+void ForSessionOf(const ServiceContext& context, const Caller& caller, int64_t name,
+                  SessionTask task, std::function<void(absl::Status)> refuse,
+                  absl::FunctionRef<void(node::NodeLoop::Task task)> post) {
   const absl::StatusOr<SessionId> session = ParseSession(context.incarnation, name);
   if (!session.ok()) return refuse(session.status());
-  context.loop->Post([tenant = caller.tenant, name, id = *session, task = std::move(task),
-                      refuse = std::move(refuse)](node::LocalNode& node, absl::Time now) {
+  post([tenant = caller.tenant, name, id = *session, task = std::move(task),
+        refuse = std::move(refuse)](node::LocalNode& node, absl::Time now) {
     const absl::StatusOr<std::string> owner = node.TenantOf(id);
     if (!owner.ok() || *owner != tenant) return refuse(SessionLost(name));
     const absl::Status renewed = node.RenewLease(id, now);

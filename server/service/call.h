@@ -6,7 +6,8 @@
 // one wins; for the others nothing happens. The work itself is not withdrawn by either: a command
 // stays in its log, and its outcome can be asked for. A call that does nothing but wait is.
 //
-// Threads: Reply from any thread. The reply is made and sent on the worker's thread.
+// Threads: Reply from any thread. The reply is made and sent on the worker's thread, or on one of
+// gRPC's that has done with another call.
 // Ownership: gRPC and what works for it share it, until its end. Errors: end the call.
 #ifndef CHORUS_SERVER_SERVICE_CALL_H_
 #define CHORUS_SERVER_SERVICE_CALL_H_
@@ -17,12 +18,14 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
+#include "core/node/node_loop.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
 #include "proto/convert/errors_convert.h"
@@ -35,9 +38,11 @@ namespace chorus {
 // What the node thread does for a session of the caller's.
 using SessionTask = std::function<void(node::LocalNode& node, absl::Time now, SessionId session)>;
 
-// Posts `task` when `caller` may use the session `name`; else tells `refuse` (on any thread).
-void PostForSession(const ServiceContext& context, const Caller& caller, int64_t name,
-                    SessionTask task, std::function<void(absl::Status)> refuse);
+// Hands `post` what does `task` on the node thread if `caller` may use the session `name`, and else
+// tells `refuse` (on any thread).
+void ForSessionOf(const ServiceContext& context, const Caller& caller, int64_t name,
+                  SessionTask task, std::function<void(absl::Status)> refuse,
+                  absl::FunctionRef<void(node::NodeLoop::Task task)> post);
 
 absl::Status CallTimedOut();
 
@@ -74,20 +79,21 @@ class Call : public RequestCall {
   // call is under way the session's lease does not run out.
   void ForSession(int64_t name, SessionTask task) {
     std::shared_ptr<Call> call = self();
-    PostForSession(
+    ForSessionOf(
         *service_, caller(), name,
         [call, task = std::move(task)](node::LocalNode& node, absl::Time now, SessionId session) {
           call->Hold(session);
           task(node, now, session);
         },
-        [call](absl::Status status) { call->Reply(std::move(status)); });
+        [call](absl::Status status) { call->Reply(std::move(status)); },
+        [call](node::NodeLoop::Task posted) { call->Post(std::move(posted)); });
   }
 
   using RequestCall::Waits;
 
   // Ends the call; `fill` makes the response of a good one.
   void Reply(absl::Status status, Fill fill = nullptr) {
-    service_->worker->Post([call = self(), status = std::move(status), fill = std::move(fill)] {
+    WhenAnswered([call = self(), status = std::move(status), fill = std::move(fill)] {
       call->EndWith(status, fill);
     });
   }

@@ -21,11 +21,18 @@
 namespace chorus {
 namespace {
 
-// What an outcome takes, gRPC's slice and buffer included.
+// What an outcome takes, with gRPC's slice and buffer; and a frame, with the task that has it.
+constexpr int64_t kOverhead = 256;
 int64_t BytesOf(const grpc::ByteBuffer& outcome) {
-  constexpr int64_t kOverhead = 256;
   return kOverhead + static_cast<int64_t>(outcome.Length());
 }
+int64_t BytesOf(const std::string& frame) { return kOverhead + static_cast<int64_t>(frame.size()); }
+
+// An outcome that is to be written.
+struct Outcome {
+  grpc::ByteBuffer bytes;
+  SharedRoom::Part room;  // where it is beyond what every stream may have
+};
 
 class CommandStream : public ByteStream, public std::enable_shared_from_this<CommandStream> {
  public:
@@ -74,7 +81,8 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
 
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ended_ || !farewell_.ok()) return;
-    read_paused_ = under_way_ >= kMaxCommandsUnderWay || unwritten_bytes_ > kMaxUnwrittenBytes;
+    read_paused_ = under_way_ >= kMaxCommandsUnderWay || unwritten_bytes_ > kMaxUnwrittenBytes ||
+                   posted_bytes_ > kMaxPostedBytes;
     if (!read_paused_) StartRead(&request_);
   }
 
@@ -105,7 +113,12 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
       HaveOutcome(sequence, frame.status());
       return true;
     }
-    PostForSession(
+    const int64_t bytes = BytesOf(*frame);
+    {
+      MutexLock lock(&mutex_);
+      posted_bytes_ += bytes;
+    }
+    ForSessionOf(
         *service_, caller_, session_,
         [stream = self_, sequence, frame = *std::move(frame)](node::LocalNode& node, absl::Time now,
                                                               SessionId session) {
@@ -116,8 +129,27 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
         },
         [stream = self_](absl::Status status) {
           stream->service_->worker->Post([stream, status] { stream->End(status); });
+        },
+        [this, bytes](node::NodeLoop::Task task) {
+          service_->loop->Post([stream = self_, bytes, task = std::move(task)](
+                                   node::LocalNode& node, absl::Time now) {
+            task(node, now);
+            stream->Taken(bytes);
+          });
         });
     return true;
+  }
+
+  // The node has come to `bytes` of what was posted.
+  void Taken(int64_t bytes) {
+    MutexLock lock(&mutex_);
+    posted_bytes_ -= bytes;
+    if (!read_paused_) return;
+    // Reading is not for the node thread.
+    service_->worker->Post([stream = shared_from_this()] {
+      MutexLock again(&stream->mutex_);
+      if (stream->read_paused_) stream->ReadMore();
+    });
   }
 
   void PostOutcome(int64_t sequence, absl::Status status) {
@@ -130,11 +162,18 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     v1::CommandsResponse response;
     response.set_sequence(sequence);
     if (!status.ok()) *response.mutable_error() = ToRpcStatus(status);
+    Outcome outcome{Serialized(response), SharedRoom::Part()};
+    const int64_t bytes = BytesOf(outcome.bytes);
     MutexLock lock(&mutex_);
     if (ended_) return;
-    outcomes_.push_back(Serialized(response));
-    unwritten_bytes_ += BytesOf(outcomes_.back());
-    if (outcomes_.size() == 1) StartWrite(&outcomes_.front());
+    if (unwritten_bytes_ > kMaxUnwrittenBytes) {
+      absl::StatusOr<SharedRoom::Part> room = service_->answers->Take(caller_.tenant, bytes);
+      if (!room.ok()) return EndLocked(ToGrpc(room.status()));
+      outcome.room = *std::move(room);
+    }
+    unwritten_bytes_ += bytes;
+    outcomes_.push_back(std::move(outcome));
+    if (outcomes_.size() == 1) StartWrite(&outcomes_.front().bytes);
   }
 
   void OnWriteDone(bool ok) override {
@@ -143,11 +182,11 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     }
     MutexLock lock(&mutex_);
     if (ended_) return;
-    unwritten_bytes_ -= BytesOf(outcomes_.front());
+    unwritten_bytes_ -= BytesOf(outcomes_.front().bytes);
     outcomes_.pop_front();
     --under_way_;
     if (!outcomes_.empty()) {
-      StartWrite(&outcomes_.front());
+      StartWrite(&outcomes_.front().bytes);
     } else if (!farewell_.ok()) {
       return EndLocked(ToGrpc(farewell_));
     }
@@ -220,8 +259,9 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   int64_t session_ = 0;       // by OnReadDone alone
 
   Mutex mutex_;
-  std::deque<grpc::ByteBuffer> outcomes_ ABSL_GUARDED_BY(mutex_);  // the first is being written
-  int64_t unwritten_bytes_ ABSL_GUARDED_BY(mutex_) = 0;            // of these
+  std::deque<Outcome> outcomes_ ABSL_GUARDED_BY(mutex_);  // the first is being written
+  int64_t unwritten_bytes_ ABSL_GUARDED_BY(mutex_) = 0;   // of these
+  int64_t posted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;      // that the node has not come to
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool read_paused_ ABSL_GUARDED_BY(mutex_) = false;

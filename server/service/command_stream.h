@@ -13,9 +13,12 @@
 
 namespace chorus {
 
-// A stream with kMaxCommandsUnderWay commands whose outcome has not been written, or with more than
-// kMaxUnwrittenBytes of outcomes, is not read further until that is less, so that a client that
-// does not read its outcomes stops itself. What the commands under way hold is charged by the node.
+// A stream with kMaxCommandsUnderWay commands whose outcome has not been written, with more than
+// kMaxUnwrittenBytes of outcomes, or with more than kMaxPostedBytes of commands that the node has
+// not come to, is not read further until that is less, so that a client that does not read its
+// outcomes stops itself. What the commands under way hold is charged by the node; what their
+// outcomes are beyond kMaxUnwrittenBytes takes room of ServiceContext::answers, and where there is
+// none the stream ends.
 inline constexpr int kMaxCommandsUnderWay = 1024;
 inline constexpr int64_t kMaxUnwrittenBytes = 4096;
 

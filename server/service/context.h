@@ -14,8 +14,8 @@
 #include "core/node/node_loop.h"
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
+#include "server/service/call_turns.h"
 #include "server/service/farewell.h"
-#include "server/service/read_turns.h"
 #include "server/service/room.h"
 #include "server/service/worker.h"
 #include "server/tenant_log.h"
@@ -34,7 +34,8 @@ struct ServiceContext {
   Room* uploads = nullptr;                          // for bytes that the node has not written yet
   SharedRoom* answers = nullptr;                    // for what clients have not read yet
   SharedRoom* streams = nullptr;                    // for what comes on streams of commands
-  ReadTurns* reads = nullptr;                       // of requests
+  CallTurns* reads = nullptr;                       // of requests, until the node has them
+  CallTurns* answering = nullptr;                   // of answers, until gRPC has done with them
   AttachServer* attach = nullptr;                   // null: the daemon listens on TCP alone
   int64_t incarnation = 0;                          // 1 .. 2^31 - 1, other after each start
   absl::Duration max_wait = absl::Minutes(10);      // of one call, whatever deadline its client set

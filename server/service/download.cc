@@ -44,7 +44,7 @@ class Download : public RequestCall {
     const absl::Status checked = asked_.Check();
     if (!checked.ok()) return End(checked);
     deadline_ = SteadyTime(deadline());
-    PostForSession(
+    ForSessionOf(
         *service_, caller(), request->session(),
         [download = self(), wait = Waits()](node::LocalNode& node, absl::Time, SessionId session) {
           download->Hold(session);
@@ -55,7 +55,8 @@ class Download : public RequestCall {
               },
               wait);
         },
-        [download = self()](absl::Status status) { download->End(status); });
+        [download = self()](absl::Status status) { download->End(status); },
+        [this](node::NodeLoop::Task task) { Post(std::move(task)); });
   }
 
   // On the node thread. The view's buffer belongs to that thread, so its end is sent back there.

@@ -21,18 +21,21 @@ void RequestCall::ReadRequest() {
   absl::StatusOr<PeerTable::Admitted> admitted = service_->peers->Admit(context_->peer());
   if (!admitted.ok()) return End(admitted.status());
   caller_ = std::move(admitted->caller);
-  place_ = std::move(admitted->place);
-  reader_ = {caller_.tenant, PeerTable::NumberOf(context_->peer()).value_or(0)};
+  {
+    MutexLock lock(&mutex_);
+    place_ = std::move(admitted->place);
+  }
+  holder_ = {caller_.tenant, PeerTable::NumberOf(context_->peer()).value_or(0)};
   // What waits in line may outlive the call.
   const int64_t in_line =
-      service_->reads->Enter(reader_, [weak = weak_from_this()](ReadTurns::Turn turn) {
+      service_->reads->Enter(holder_, [weak = weak_from_this()](CallTurns::Turn turn) {
         if (const auto call = weak.lock()) call->StartReading(std::move(turn));
       });
   MutexLock lock(&mutex_);
   in_line_ = in_line;
 }
 
-void RequestCall::StartReading(ReadTurns::Turn turn) {
+void RequestCall::StartReading(CallTurns::Turn turn) {
   MutexLock lock(&mutex_);
   if (ended_) return;
   turn_ = std::move(turn);
@@ -54,7 +57,7 @@ void RequestCall::ReadLate() {
   // the client does not read; this waits for nobody, also where the call has ended already.
   grpc_call_cancel_with_status(context_->c_call(), static_cast<grpc_status_code>(late.error_code()),
                                late.error_message().c_str(), nullptr);
-  if (!std::exchange(ended_, true)) Finish(late);
+  if (EndsLocked()) Finish(late);
 }
 
 void RequestCall::DeadlineHasCome() {
@@ -84,9 +87,46 @@ void RequestCall::OnReadDone(bool ok) {
   if (take) HaveRequest(&request_);
   if (!ok) End(Malformed("expected a request, got none"));
   request_.Clear();
-  ReadTurns::Turn turn;  // ends when the mutex is free
+  CallTurns::Turn turn;  // ends when the mutex is free
   MutexLock lock(&mutex_);
   turn = std::move(turn_);
+}
+
+void RequestCall::Post(node::NodeLoop::Task task) {
+  CallTurns::Turn taken;
+  {
+    MutexLock lock(&mutex_);
+    taken = std::move(turn_);
+  }
+  // Where a turn ends the next request is begun to be read, and that is not for the node thread.
+  service_->loop->Post([worker = service_->worker, task = std::move(task),
+                        turn = std::make_shared<CallTurns::Turn>(std::move(taken))](
+                           node::LocalNode& node, absl::Time now) mutable {
+    task(node, now);
+    worker->Post([turn = std::move(turn)] {});
+  });
+}
+
+void RequestCall::WhenAnswered(std::function<void()> answer) {
+  service_->worker->Post([call = shared_from_this(), answer = std::move(answer)]() mutable {
+    CallTurns* const answering = call->service_->answering;
+    const int64_t in_line =
+        answering->Enter(call->holder_, [call, answer = std::move(answer)](CallTurns::Turn turn) {
+          {
+            MutexLock lock(&call->mutex_);
+            if (call->done_) return;
+            call->answer_turn_ = std::move(turn);
+          }
+          answer();
+        });
+    bool done = false;
+    {
+      MutexLock lock(&call->mutex_);
+      call->in_answer_line_ = in_line;
+      done = call->done_;
+    }
+    if (done) answering->Forget(call->holder_, in_line);
+  });
 }
 
 void RequestCall::Hold(SessionId session) {
@@ -101,18 +141,25 @@ void RequestCall::OnCancel() { End(MakeError(Reason::kCancelled, "the caller has
 void RequestCall::OnDone() {
   read_alarm_.Cancel();
   deadline_alarm_.Cancel();
-  ReadTurns::Turn turn;
+  // They end when the mutex is free.
+  PeerTable::Place place;
+  CallTurns::Turn turn;
+  CallTurns::Turn answer_turn;
   int64_t in_line = 0;
+  int64_t in_answer_line = 0;
   {
     MutexLock lock(&mutex_);
     done_ = true;
     unread_alarm_.Cancel();
     if (held_.value() != 0) service_->worker->Drop(held_);
+    place = std::move(place_);
     turn = std::move(turn_);
+    answer_turn = std::move(answer_turn_);
     in_line = in_line_;
+    in_answer_line = in_answer_line_;
   }
-  service_->reads->Forget(reader_, in_line);
-  place_ = PeerTable::Place();
+  service_->reads->Forget(holder_, in_line);
+  service_->answering->Forget(holder_, in_answer_line);
   if (wait_ != nullptr && context_->IsCancelled()) {
     service_->loop->Post([wait = std::move(wait_)](node::LocalNode& node, absl::Time now) {
       node.Withdraw(wait, now);

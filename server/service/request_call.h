@@ -1,20 +1,22 @@
 // One call of gRPC, until its request has been read, and its end.
 //
 // It is counted from its headers on. Its request is read when it is its turn, and has to come
-// within ServiceContext::read_timeout from then on; until it has been taken the turn lasts. A call
-// that has ended before is not carried out. An end that its client does not take is given up
-// ServiceContext::download_timeout after the call's deadline.
+// within ServiceContext::read_timeout from then on; the turn lasts until the request has been
+// taken, by the node where it is for that. A call that has ended before is not carried out. An end
+// that its client does not take is given up ServiceContext::download_timeout after the call's
+// deadline.
 //
-// Threads: gRPC's. Under its mutex it takes those of SharedRoom and ServiceWorker, which take no
-// other. Ownership: gRPC's, until OnDone; others share it. Errors: end the call. Of every call:
-// PERMISSION_DENIED (NOT_ATTACHED) of an unknown caller, RESOURCE_EXHAUSTED (QUOTA) where there are
-// too many, INVALID_ARGUMENT (MALFORMED) where no request comes, DEADLINE_EXCEEDED
+// Threads: gRPC's. Under its mutex it takes those of SharedRoom, ServiceWorker and PeerTable, which
+// take no other. Ownership: gRPC's, until OnDone; others share it. Errors: end the call. Of every
+// call: PERMISSION_DENIED (NOT_ATTACHED) of an unknown caller, RESOURCE_EXHAUSTED (QUOTA) where
+// there are too many, INVALID_ARGUMENT (MALFORMED) where no request comes, DEADLINE_EXCEEDED
 // (TRANSPORT_TIMEOUT) where it does not come in time, and CANCELLED.
 #ifndef CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 #define CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -25,12 +27,13 @@
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
 #include "core/node/node.h"
+#include "core/node/node_loop.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
+#include "server/service/call_turns.h"
 #include "server/service/context.h"
-#include "server/service/read_turns.h"
 
 namespace chorus {
 
@@ -46,6 +49,9 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   absl::Time deadline() const { return deadline_; }
   // Whose call it is.
   const Caller& caller() const { return caller_; }
+
+  // Does `task` on the node thread. What has been read of the call waits for that until then.
+  void Post(node::NodeLoop::Task task) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
@@ -66,11 +72,15 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   virtual void End(const absl::Status& status) = 0;
   // Its deadline has come.
   virtual void EndLate() = 0;
+  void StartReading(CallTurns::Turn turn);
+  // Lets `answer` end the call when it is its turn to be answered, unless gRPC has done with it; on
+  // the worker's thread, or on one of gRPC's.
+  void WhenAnswered(std::function<void()> answer) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the caller is the one who ends it, which is gRPC's Finish: behind that nothing may be
   // started.
   bool MayEnd() ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
-    return !std::exchange(ended_, true);
+    return EndsLocked();
   }
   // For a wait of the node's; by HaveRequest. The client that goes withdraws it.
   const node::WaitRef& Waits() { return wait_ = std::make_shared<node::Wait>(); }
@@ -86,18 +96,23 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   bool done_ ABSL_GUARDED_BY(mutex_) = false;  // gRPC has done with it
 
  private:
-  void StartReading(ReadTurns::Turn turn);
+  bool EndsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    place_.End();
+    return !std::exchange(ended_, true);
+  }
   void ReadLate();
   void DeadlineHasCome();
   void GiveUp();
 
   const absl::Time deadline_;
-  Caller caller_;                                // constant once it reads
-  PeerTable::Place place_;                       // until OnDone
-  ReadTurns::Reader reader_;                     // constant once it reads
-  grpc::ByteBuffer request_;                     // gRPC's while it reads
-  int64_t in_line_ ABSL_GUARDED_BY(mutex_) = 0;  // for its turn; 0: it never was
-  ReadTurns::Turn turn_ ABSL_GUARDED_BY(mutex_);
+  Caller caller_;                                   // constant once it reads
+  PeerTable::Place place_ ABSL_GUARDED_BY(mutex_);  // until OnDone
+  CallTurns::Holder holder_;                        // of its turns; constant once it reads
+  grpc::ByteBuffer request_;                        // gRPC's while it reads
+  int64_t in_line_ ABSL_GUARDED_BY(mutex_) = 0;     // for its turn; 0: it never was
+  CallTurns::Turn turn_ ABSL_GUARDED_BY(mutex_);    // to be read
+  int64_t in_answer_line_ ABSL_GUARDED_BY(mutex_) = 0;
+  CallTurns::Turn answer_turn_ ABSL_GUARDED_BY(mutex_);
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;  // or never will be
   grpc::Alarm read_alarm_;
   grpc::Alarm deadline_alarm_;

@@ -1,10 +1,20 @@
 #include "server/service/request_call.h"
 
+#include <functional>
+#include <future>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/node/node_loop.h"
+#include "core/runtime/devices.h"
 #include "grpcpp/server_context.h"
 #include "gtest/gtest.h"
+#include "server/service/call_turns.h"
+#include "server/service/worker.h"
+#include "server/testing/test_daemon.h"
 
 namespace chorus {
 namespace {
@@ -12,30 +22,54 @@ namespace {
 // One that gRPC does not know of.
 class Call : public RequestCall {
  public:
-  Call(const ServiceContext* service, grpc::CallbackServerContext* context)
-      : RequestCall(service, context) {}
+  explicit Call(const ServiceContext* service)
+      : Call(service, std::make_unique<grpc::CallbackServerContext>()) {}
 
+  using RequestCall::StartReading;
+  using RequestCall::WhenAnswered;
   void End(const absl::Status& status) override {
     if (MayEnd()) ended_with_ = status.code();
   }
   void EndLate() override {}
   void Forget() override {}
 
+  // What it does with its request.
+  std::function<void()> have_request = [] {};
   int requests() const { return requests_; }
   absl::StatusCode ended_with() const { return ended_with_; }
 
  private:
-  void HaveRequest(grpc::ByteBuffer*) override { ++requests_; }
+  Call(const ServiceContext* service, std::unique_ptr<grpc::CallbackServerContext> context)
+      : RequestCall(service, context.get()), grpc_context_(std::move(context)) {}
+  void HaveRequest(grpc::ByteBuffer*) override {
+    ++requests_;
+    have_request();
+  }
 
+  const std::unique_ptr<grpc::CallbackServerContext> grpc_context_;
   int requests_ = 0;
   absl::StatusCode ended_with_ = absl::StatusCode::kOk;
 };
 
 class RequestCallTest : public ::testing::Test {
  protected:
+  RequestCallTest() {
+    service_.reads = &reads_;
+    service_.answering = &answering_;
+    service_.worker = &worker_;
+  }
+  // Until the worker has done what was posted before.
+  void AwaitWorker() {
+    std::promise<void> done;
+    worker_.Post([&done] { done.set_value(); });
+    done.get_future().wait();
+  }
+
+  CallTurns reads_{8};       // one of a connection
+  CallTurns answering_{16};  // two
+  ServiceWorker worker_{[](const std::vector<SessionId>&) {}, absl::Hours(1)};
   ServiceContext service_;
-  grpc::CallbackServerContext context_;
-  const std::shared_ptr<Call> call_ = std::make_shared<Call>(&service_, &context_);
+  const std::shared_ptr<Call> call_ = std::make_shared<Call>(&service_);
 };
 
 TEST_F(RequestCallTest, ARequestIsTaken) {
@@ -56,6 +90,50 @@ TEST_F(RequestCallTest, ARequestThatComesBehindTheEndIsNotTaken) {
   call_->OnReadDone(true);
   EXPECT_EQ(call_->requests(), 0);
   EXPECT_EQ(call_->ended_with(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// What waits for the node is bounded as what is read is, also when its client has gone.
+TEST_F(RequestCallTest, ARequestHasItsTurnUntilTheNodeComesToIt) {
+  TestDaemon daemon;
+  node::NodeLoop loop(node::NodeOptions(), DevicesOf(daemon.backend()));
+  service_.loop = &loop;
+  std::promise<void> go;
+  loop.Post([&go](node::LocalNode&, absl::Time) { go.get_future().wait(); });
+
+  call_->have_request = [this] { call_->Post([](node::LocalNode&, absl::Time) {}); };
+  reads_.Enter({}, [this](CallTurns::Turn turn) { call_->StartReading(std::move(turn)); });
+  call_->OnReadDone(true);
+  EXPECT_EQ(call_->requests(), 1);
+  call_->OnDone();
+  std::promise<void> next;
+  bool came = false;
+  reads_.Enter({}, [&](CallTurns::Turn) {
+    came = true;
+    next.set_value();
+  });
+  EXPECT_FALSE(came);
+  go.set_value();
+  next.get_future().wait();
+}
+
+// Of a connection only so many answers are under way until gRPC has done with their calls.
+TEST_F(RequestCallTest, AnswersWaitForThoseBefore) {
+  std::vector<std::shared_ptr<Call>> calls;
+  std::vector<int> answered;
+  for (int i = 0; i < 5; ++i) {
+    calls.push_back(std::make_shared<Call>(&service_));
+    calls.back()->WhenAnswered([&answered, i] { answered.push_back(i); });
+  }
+  AwaitWorker();
+  EXPECT_EQ(answered, (std::vector<int>{0, 1}));
+  // One whose client has gone is not answered.
+  calls[3]->OnDone();
+  EXPECT_EQ(answered, (std::vector<int>{0, 1}));
+  calls[1]->OnDone();
+  EXPECT_EQ(answered, (std::vector<int>{0, 1, 2}));
+  calls[0]->OnDone();
+  EXPECT_EQ(answered, (std::vector<int>{0, 1, 2, 4}));
+  for (const int i : {2, 4}) calls[static_cast<size_t>(i)]->OnDone();
 }
 
 }  // namespace

@@ -66,15 +66,15 @@ void OnOpen(const CallRef<v1::OpenSessionResponse>& call, const v1::OpenSessionR
   absl::StatusOr<AttachServer::Client> client =
       open.ok() ? Claim(*service, caller, request.attach_token()) : open.status();
   if (!client.ok()) {
-    service->loop->Post([call, status = client.status()](node::LocalNode& node, absl::Time) {
+    call->Post([call, status = client.status()](node::LocalNode& node, absl::Time) {
       call->Reply(node.Refused(call->caller().tenant, /*pid=*/-1, status));
     });
     return;
   }
   open->pid = client->pid;
-  service->loop->Post([service, call, open = *std::move(open),
-                       client = std::make_shared<AttachServer::Client>(*std::move(client))](
-                          node::LocalNode& node, absl::Time now) {
+  call->Post([service, call, open = *std::move(open),
+              client = std::make_shared<AttachServer::Client>(*std::move(client))](
+                 node::LocalNode& node, absl::Time now) {
     const absl::StatusOr<node::SessionInfo> info = node.OpenSession(open, now);
     if (!info.ok()) return call->Reply(info.status());
     if (open.attached) {

@@ -30,9 +30,8 @@ absl::Status LookedAt(const absl::StatusOr<What>& what) {
 // make a message of it elsewhere; a look that fails ends the call with its error.
 template <typename Response, typename Look, typename Fill>
 void Show(const CallRef<Response>& call, Look look, Fill fill) {
-  call->service()->loop->Post([call, sees = std::string(call->caller().sees()),
-                               look = std::move(look),
-                               fill = std::move(fill)](node::LocalNode& node, absl::Time now) {
+  call->Post([call, sees = std::string(call->caller().sees()), look = std::move(look),
+              fill = std::move(fill)](node::LocalNode& node, absl::Time now) {
     auto what = look(node, now, sees);
     const absl::Status status = LookedAt(what);
     call->Reply(status, [what = std::move(what), fill](Response* to) { fill(what, to); });

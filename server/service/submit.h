@@ -1,6 +1,6 @@
 // Commands of a session's log that come as messages.
 //
-// Threads: any. Ownership: copies. Errors: end the call: FrameOf()'s, PostForSession()'s and the
+// Threads: any. Ownership: copies. Errors: end the call: FrameOf()'s, ForSessionOf()'s and the
 // command's.
 #ifndef CHORUS_SERVER_SERVICE_SUBMIT_H_
 #define CHORUS_SERVER_SERVICE_SUBMIT_H_

@@ -1,4 +1,4 @@
-#include "server/service/read_turns.h"
+#include "server/service/call_turns.h"
 
 #include <tuple>
 #include <utility>
@@ -7,59 +7,59 @@
 
 namespace chorus {
 
-bool ReadTurns::Has(const Reader& reader, const Line& line) const {
-  const auto of_tenant = held_by_.find(reader.tenant);
+bool CallTurns::Has(const Holder& holder, const Line& line) const {
+  const auto of_tenant = held_by_.find(holder.tenant);
   return held_ < turns_ && line.held < turns_ / 8 &&
          (of_tenant == held_by_.end() || of_tenant->second < ShareOf(turns_));
 }
 
-void ReadTurns::Take(const Reader& reader, Line* line) {
+void CallTurns::Take(const Holder& holder, Line* line) {
   ++held_;
-  ++held_by_[reader.tenant];
+  ++held_by_[holder.tenant];
   ++line->held;
 }
 
-void ReadTurns::Drop(const Reader& reader) {
-  const auto line = lines_.find(reader);
+void CallTurns::Drop(const Holder& holder) {
+  const auto line = lines_.find(holder);
   if (line->second.held == 0 && line->second.waiting.empty()) lines_.erase(line);
 }
 
-int64_t ReadTurns::Enter(const Reader& reader, Go go) {
+int64_t CallTurns::Enter(const Holder& holder, Go go) {
   int64_t name = 0;
   {
     MutexLock lock(&mutex_);
     name = ++last_;
-    Line& line = lines_[reader];
+    Line& line = lines_[holder];
     // Whoever hands turns on comes to it.
-    if (handing_on_ || !Has(reader, line)) {
+    if (handing_on_ || !Has(holder, line)) {
       line.waiting.emplace(name, std::move(go));
       return name;
     }
-    Take(reader, &line);
+    Take(holder, &line);
   }
-  go(Turn(this, reader));
+  go(Turn(this, holder));
   return name;
 }
 
-void ReadTurns::Forget(const Reader& reader, int64_t name) {
+void CallTurns::Forget(const Holder& holder, int64_t name) {
   Go forgotten;  // goes when the mutex is free
   MutexLock lock(&mutex_);
-  const auto line = lines_.find(reader);
+  const auto line = lines_.find(holder);
   if (line == lines_.end()) return;
   const auto waiting = line->second.waiting.find(name);
   if (waiting == line->second.waiting.end()) return;
   forgotten = std::move(waiting->second);
   line->second.waiting.erase(waiting);
-  Drop(reader);
+  Drop(holder);
 }
 
-void ReadTurns::End(const Reader& reader) {
+void CallTurns::End(const Holder& holder) {
   {
     MutexLock lock(&mutex_);
     --held_;
-    if (--held_by_[reader.tenant] == 0) held_by_.erase(reader.tenant);
-    --lines_[reader].held;
-    Drop(reader);
+    if (--held_by_[holder.tenant] == 0) held_by_.erase(holder.tenant);
+    --lines_[holder].held;
+    Drop(holder);
     // It may be under this one: of a crowd that has gone none takes its turn.
     if (std::exchange(handing_on_, true)) return;
   }
@@ -67,9 +67,9 @@ void ReadTurns::End(const Reader& reader) {
   }
 }
 
-bool ReadTurns::HandOn() {
+bool CallTurns::HandOn() {
   Go go;
-  Reader next;
+  Holder next;
   {
     MutexLock lock(&mutex_);
     // The connection that holds fewest has it; of several the one that has waited for longest.

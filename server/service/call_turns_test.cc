@@ -1,4 +1,4 @@
-#include "server/service/read_turns.h"
+#include "server/service/call_turns.h"
 
 #include <map>
 #include <string>
@@ -14,14 +14,14 @@ namespace {
 
 using ::testing::ElementsAre;
 
-class ReadTurnsTest : public ::testing::Test {
+class CallTurnsTest : public ::testing::Test {
  protected:
   void TearDown() override {
     while (!held_.empty()) EndAll();
   }
   // `who`'s turn is kept when it comes.
   int64_t Enter(const std::string& tenant, int connection, const std::string& who) {
-    return turns_.Enter({tenant, connection}, [this, who](ReadTurns::Turn turn) {
+    return turns_.Enter({tenant, connection}, [this, who](CallTurns::Turn turn) {
       came_.push_back(who);
       held_[who] = std::move(turn);
     });
@@ -30,12 +30,12 @@ class ReadTurnsTest : public ::testing::Test {
   void End(const std::string& who) { held_.extract(who); }
   void EndAll() { std::exchange(held_, {}); }
 
-  ReadTurns turns_{16};  // 14 of them one tenant's, 2 one connection's
+  CallTurns turns_{16};  // 14 of them one tenant's, 2 one connection's
   std::vector<std::string> came_;
-  std::map<std::string, ReadTurns::Turn> held_;
+  std::map<std::string, CallTurns::Turn> held_;
 };
 
-TEST_F(ReadTurnsTest, WhoComesFirstIsFirst) {
+TEST_F(CallTurnsTest, WhoComesFirstIsFirst) {
   for (const char* who : {"1", "2", "3", "4"}) Enter("a", 1, who);
   EXPECT_THAT(came_, ElementsAre("1", "2"));
   End("2");
@@ -44,13 +44,13 @@ TEST_F(ReadTurnsTest, WhoComesFirstIsFirst) {
   EXPECT_THAT(came_, ElementsAre("1", "2", "3", "4"));
 }
 
-TEST_F(ReadTurnsTest, OneConnectionLeavesOthersTheirs) {
+TEST_F(CallTurnsTest, OneConnectionLeavesOthersTheirs) {
   for (const char* who : {"1", "2", "3"}) Enter("a", 1, who);
   Enter("a", 2, "other");
   EXPECT_THAT(came_, ElementsAre("1", "2", "other"));
 }
 
-TEST_F(ReadTurnsTest, OneTenantLeavesOthersTheirs) {
+TEST_F(CallTurnsTest, OneTenantLeavesOthersTheirs) {
   for (int i = 0; i < 20; ++i) Enter("a", i / 2, absl::StrCat("a", i));
   EXPECT_EQ(came_.back(), "a13");
   Enter("b", 100, "b1");
@@ -66,7 +66,7 @@ TEST_F(ReadTurnsTest, OneTenantLeavesOthersTheirs) {
   EXPECT_EQ(came_.back(), "c2");
 }
 
-TEST_F(ReadTurnsTest, WhoIsForgottenDoesNotCome) {
+TEST_F(CallTurnsTest, WhoIsForgottenDoesNotCome) {
   for (const char* who : {"1", "2"}) Enter("a", 1, who);
   const int64_t gone = Enter("a", 1, "gone");
   Enter("a", 1, "3");
@@ -77,9 +77,9 @@ TEST_F(ReadTurnsTest, WhoIsForgottenDoesNotCome) {
   EXPECT_EQ(came_.back(), "3");
 }
 
-TEST_F(ReadTurnsTest, ATurnThatIsNotTakenGoesOn) {
+TEST_F(CallTurnsTest, ATurnThatIsNotTakenGoesOn) {
   for (const char* who : {"1", "2"}) Enter("a", 1, who);
-  turns_.Enter({"a", 1}, [](const ReadTurns::Turn&) {});  // ends when it has been called
+  turns_.Enter({"a", 1}, [](const CallTurns::Turn&) {});  // ends when it has been called
   Enter("a", 1, "3");
   EndAll();
   EXPECT_EQ(came_.back(), "3");
@@ -88,11 +88,11 @@ TEST_F(ReadTurnsTest, ATurnThatIsNotTakenGoesOn) {
   EXPECT_EQ(came_.back(), "5");
 }
 
-TEST_F(ReadTurnsTest, ACrowdThatHasGoneTakesNoTurns) {
+TEST_F(CallTurnsTest, ACrowdThatHasGoneTakesNoTurns) {
   for (const char* who : {"1", "2"}) Enter("a", 1, who);
   int called = 0;
   for (int i = 0; i < 200000; ++i) {
-    turns_.Enter({"a", 1}, [&called](const ReadTurns::Turn&) { ++called; });
+    turns_.Enter({"a", 1}, [&called](const CallTurns::Turn&) { ++called; });
   }
   Enter("a", 1, "3");
   End("1");
