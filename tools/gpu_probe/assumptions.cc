@@ -19,7 +19,7 @@ constexpr Assumption kAssumptions[] = {
      "matmul kernels of our own"},
     {"P10",
      "two contexts on one GPU make progress on each other's flags; NCCL 2 ranks by HOSTID over lo",
-     "stage 7 only on fakes"},
+     "other processes' contexts and NCCL only on stand-ins"},
     {"P11", "Debian 12 binaries run on the GPU machine's Linux", "build there"},
     {"P12", "compute-sanitizer follows the worker", "kernel tests only"},
 };
