@@ -113,7 +113,8 @@ absl::StatusOr<Charge> CommandLog::ChargeHeld(size_t bytes) const {
     return MakeError(Reason::kQuota,
                      absl::StrCat(kMaxHeldFrames, " commands already wait for command ", next_));
   }
-  return budget_->Charge(Domain::kHost, Resource::kCommandBytes, static_cast<int64_t>(bytes));
+  return budget_->Charge(Domain::kHost, Resource::kCommandBytes,
+                         static_cast<int64_t>(bytes + kHeldRowBytes));
 }
 
 absl::optional<CommandLog::HeldFrame> CommandLog::TakeHeld(absl::Time now) {

@@ -15,10 +15,11 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +41,8 @@ class CommandLog {
  public:
   static constexpr int64_t kKeptOutcomes = 1024;
   static constexpr size_t kMaxHeldFrames = 1024;
+  // What a frame that is held takes beside its bytes.
+  static constexpr size_t kHeldRowBytes = 256;
   // Taken from one log before other sessions have their turn.
   static constexpr int kFramesPerTurn = 8;
 
@@ -143,8 +146,8 @@ class CommandLog {
   std::vector<Record> records_;  // of the last, by sequence; an idle session keeps none
   // Of those before them, by sequence: those that are not over, and those that have failed, of
   // which all up to `forgotten_` are not kept.
-  std::set<int64_t> unfinished_;
-  std::map<int64_t, RunOutcome> failures_;
+  absl::btree_set<int64_t> unfinished_;
+  absl::btree_map<int64_t, RunOutcome> failures_;
   int64_t forgotten_ = 0;
   absl::flat_hash_map<int64_t, Waiters<Outcome>> waiters_;  // by sequence; none is empty
 };

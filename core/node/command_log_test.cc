@@ -272,11 +272,12 @@ TEST_F(CommandLogTest, SoManyFramesAreHeldAndNoMore) {
 }
 
 TEST_F(CommandLogTest, HeldFramesAreChargedWhileTheyAreHeld) {
-  const std::string half(1 << 19, 'x');
+  constexpr int64_t kHalf = 1 << 19;  // with its row
+  const std::string half(kHalf - CommandLog::kHeldRowBytes, 'x');
   log_.Hold(Sequence(2), half, kStart, Note());
-  EXPECT_EQ(budget_->used(), 1 << 19);
+  EXPECT_EQ(budget_->used(), kHalf);
   log_.Hold(Sequence(2), half, kStart, Note());  // again
-  EXPECT_EQ(budget_->used(), 1 << 19);
+  EXPECT_EQ(budget_->used(), kHalf);
   log_.Hold(Sequence(3), half + "x", kStart, Note());
   EXPECT_THAT(told_, ElementsAre("3 OUT_OF_MEMORY"));
   Run(1);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/node/node_rig.h"
+#include "core/node/world.h"
 #include "core/ops/graph_builder.h"
 #include "core/runtime/devices.h"
 #include "core/transport/command.h"
@@ -275,6 +276,21 @@ TEST_F(NodeTest, WhatARefusalCountsIsChargedOrItsRankIsOutOfLine) {
   const Error waited = ErrorOf(ranks_[1]->LastOutcome());
   EXPECT_EQ(waited.reason, Reason::kMismatch) << waited.message;
   EXPECT_THAT(waited.message, testing::HasSubstr("sends and receives could not be counted"));
+}
+
+// It has room for all its members from its first one on.
+TEST_F(NodeTest, AWorldIsChargedForMembersThatMayNeverCome) {
+  backend_ = HostDevices(1);
+  loop_ = std::make_unique<NodeLoop>(NodeOptions(), DevicesOf(backend_.get()));
+  constexpr int kRanks = 1024;
+  const auto first_of = [this](const std::string& world, int size) {
+    return std::make_unique<DirectRank>(loop_.get(), 0, size, world,
+                                        std::vector<DeviceIndex>{DeviceIndex(0)});
+  };
+  const auto small = first_of("small", 2);
+  const int64_t one = small->Stats().memory_used_bytes;
+  const auto large = first_of("large", kRanks);
+  EXPECT_GE(large->Stats().memory_used_bytes - one, kRanks * int64_t{sizeof(World::Member)});
 }
 
 TEST_F(NodeTest, ListsEndWhereTheyTakeTooLong) {

@@ -11,10 +11,24 @@ absl::Status NotFormed(const World& world) {
                    absl::StrCat("world \"", world.name, "\" is not complete yet"));
 }
 
+namespace {
+
+// Of a group's member, with its counter's line, and what it has asked for; or of a world's, which
+// is a member of the first group from when all have joined.
+constexpr int64_t kPerMember = 320;
+
+}  // namespace
+
+absl::Status World::MakeMembers(int size) {
+  static_assert(sizeof(Member) <= kPerMember);
+  CHORUS_RETURN_IF_ERROR(rows.Cover(size * kPerMember));
+  members.resize(static_cast<size_t>(size));
+  return absl::OkStatus();
+}
+
 absl::Status World::Reserve(size_t count, size_t groups, size_t group_members) {
   const int64_t bytes_per_row = 256 + 128 * int64_t{size()};  // a row has a seat for each rank
   constexpr int64_t kPerGroup = 512;
-  constexpr int64_t kPerMember = 320;  // with its counter's line, and what it has asked for
   return rows.Cover(static_cast<int64_t>(agreement->HeldRows() + count) * bytes_per_row +
                     (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
                     (agreement->num_group_members() + static_cast<int64_t>(group_members)) *

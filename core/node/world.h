@@ -71,6 +71,8 @@ struct World : std::enable_shared_from_this<World> {
   // Of its members' devices, and nobody else's. Null until they are launched together.
   std::shared_ptr<CommunicatorLease> communicators;
 
+  // Before anything else. RESOURCE_EXHAUSTED kOutOfMemory.
+  absl::Status MakeMembers(int size);
   // Charges for `count` rows of its agreement that may come next. RESOURCE_EXHAUSTED kOutOfMemory:
   // ranks that keep what could be differentiated hold rows.
   absl::Status ReserveRows(size_t count) { return Reserve(count, 0, 0); }

@@ -68,7 +68,7 @@ absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session
   world->id = WorldId(++last_world_);
   world->tenant = session.tenant->name;
   world->name = request.name;
-  world->members.resize(static_cast<size_t>(request.size));
+  CHORUS_RETURN_IF_ERROR(world->MakeMembers(request.size));
   world->options = options_->sequencer;
   world->options.max_groups = options_->max_groups_per_world;
   if (request.agree_timeout > absl::ZeroDuration()) {
