@@ -188,8 +188,8 @@ struct Daemon::Impl {
   TenantLog tenant_log;
   Room parsing{kMaxParsedBytes};
   SharedRoom answers{options.answer_bytes, "bytes of answers that have not been read"};
-  CallTurns reads{kMaxReads};
-  CallTurns answering{kMaxEndingCalls};
+  CallTurns reads{kMaxReads / 8, kMaxReads};
+  CallTurns answering{kMaxAnswering};
   Room uploads{kMaxUploadBytes};
   SharedRoom blocking{kMaxBlockingCalls, "calls of reflection and channelz"};
   PeerTable peers;

@@ -55,6 +55,8 @@ inline constexpr int kDefaultMaxStreams = 64;
 // end: beyond these, which are told that there are too many, and those whose answer is on its way.
 inline constexpr int kMaxOtherCalls = 128;
 inline constexpr int kMaxEndingCalls = 128;
+// Of one connection's, that gRPC has not done with.
+inline constexpr int kMaxAnswering = 16;
 
 // Of one call's headers, as HTTP/2 counts: names, values and 32 for each field.
 inline constexpr int kMaxHeaderBytes = 8 << 10;

@@ -109,16 +109,19 @@ class Call : public RequestCall {
 
   void EndWith(absl::Status status, const Fill& fill) {
     if (!MayEnd()) return;
+    bool is_small = true;
     if (status.ok()) {
       Response response;
       if (fill) fill(&response);
       const auto bytes = static_cast<int64_t>(response.ByteSizeLong());
-      if (bytes > kSmallAnswer) status = Reserve(bytes);
+      is_small = bytes <= kSmallAnswer;
+      if (!is_small) status = Reserve(bytes);
       if (status.ok()) response_ = Serialized(response);
       MutexLock lock(&mutex_);
-      room_.Shrink(bytes > kSmallAnswer && status.ok() ? bytes : 0);
+      room_.Shrink(!is_small && status.ok() ? bytes : 0);
     }
     if (!status.ok()) return Finish(ToGrpc(status));
+    if (!is_small) LeaveTurn();
     StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
   }
   void End(const absl::Status& status) override { EndWith(status, nullptr); }

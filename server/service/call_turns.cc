@@ -9,7 +9,7 @@ namespace chorus {
 
 bool CallTurns::Has(const Holder& holder, const Line& line) const {
   const auto of_tenant = held_by_.find(holder.tenant);
-  return held_ < turns_ && line.held < turns_ / 8 &&
+  return held_ < turns_ && line.held < of_one_connection_ &&
          (of_tenant == held_by_.end() || of_tenant->second < ShareOf(turns_));
 }
 

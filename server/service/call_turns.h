@@ -2,12 +2,12 @@
 //
 // What gRPC reads of a message stands in its memory before anybody can look at it, up to the
 // largest message that it takes, and then with the node until that comes to it. So there are only
-// so many requests on that way at a time, ShareOf them of one tenant and an eighth of one
-// connection; others wait in line, and gRPC does not take their bytes.
+// so many requests on that way at a time, ShareOf them of one tenant and some of one connection;
+// others wait in line, and gRPC does not take their bytes.
 //
 // gRPC has done with a call some time after its client has got the answer, and has sent the next
 // request: a client that has never more than a few calls under way would soon have hundreds here.
-// So there are only so many answers under way, in the same way.
+// So only some of a connection's answers are under way at a time.
 //
 // Threads: thread-safe. Ownership: it outlives its turns. Errors: none; where there is no turn one
 // waits.
@@ -28,8 +28,8 @@ namespace chorus {
 
 class CallTurns {
  public:
-  // At least 8 turns.
-  explicit CallTurns(int64_t turns) : turns_(turns) {}
+  explicit CallTurns(int64_t of_one_connection, int64_t turns = kAny)
+      : of_one_connection_(of_one_connection), turns_(turns) {}
 
   struct Holder {
     std::string tenant;
@@ -79,6 +79,8 @@ class CallTurns {
   // One turn. False: there is none, or nobody who may have it.
   bool HandOn();
 
+  static constexpr int64_t kAny = int64_t{1} << 40;
+  const int64_t of_one_connection_;
   const int64_t turns_;
   Mutex mutex_;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -30,7 +30,7 @@ class CallTurnsTest : public ::testing::Test {
   void End(const std::string& who) { held_.extract(who); }
   void EndAll() { std::exchange(held_, {}); }
 
-  CallTurns turns_{16};  // 14 of them one tenant's, 2 one connection's
+  CallTurns turns_{2, 16};  // of one connection; in all, 14 of them one tenant's
   std::vector<std::string> came_;
   std::map<std::string, CallTurns::Turn> held_;
 };

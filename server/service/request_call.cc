@@ -129,6 +129,12 @@ void RequestCall::WhenAnswered(std::function<void()> answer) {
   });
 }
 
+void RequestCall::LeaveTurn() {
+  CallTurns::Turn turn;  // ends when the mutex is free
+  MutexLock lock(&mutex_);
+  turn = std::move(answer_turn_);
+}
+
 void RequestCall::Hold(SessionId session) {
   MutexLock lock(&mutex_);
   if (done_ || held_.value() != 0) return;

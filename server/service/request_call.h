@@ -76,6 +76,8 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   // Lets `answer` end the call when it is its turn to be answered, unless gRPC has done with it; on
   // the worker's thread, or on one of gRPC's.
   void WhenAnswered(std::function<void()> answer) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What is sent has room of its own, until its client has read it: it takes nobody's turn.
+  void LeaveTurn() ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the caller is the one who ends it, which is gRPC's Finish: behind that nothing may be
   // started.
   bool MayEnd() ABSL_LOCKS_EXCLUDED(mutex_) {

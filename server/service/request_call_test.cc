@@ -65,8 +65,8 @@ class RequestCallTest : public ::testing::Test {
     done.get_future().wait();
   }
 
-  CallTurns reads_{8};       // one of a connection
-  CallTurns answering_{16};  // two
+  CallTurns reads_{1};
+  CallTurns answering_{2};
   ServiceWorker worker_{[](const std::vector<SessionId>&) {}, absl::Hours(1)};
   ServiceContext service_;
   const std::shared_ptr<Call> call_ = std::make_shared<Call>(&service_);
