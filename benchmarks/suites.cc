@@ -135,9 +135,8 @@ absl::StatusOr<WorkingPair> WorkingPair::Start(const Context& context) {
   WorkingPair pair;
   pair.scratch = std::make_unique<ScratchDirectory>();
   // More than there are ranks: a device is a queue, and what is beside them has another one.
-  CHORUS_ASSIGN_OR_RETURN(pair.daemon, Daemon::Start(context.daemon_program, *pair.scratch,
-                                                     {"--host_devices=8", "--max_sessions=2048",
-                                                      "--max_connections=4096"}));
+  CHORUS_ASSIGN_OR_RETURN(
+      pair.daemon, Daemon::Start(context.daemon_program, *pair.scratch, {"--host_devices=8"}));
   CHORUS_ASSIGN_OR_RETURN(pair.job, Job::Start(*pair.scratch, *pair.daemon, kRanks));
   CHORUS_RETURN_IF_ERROR(RunJob(pair.job.get(), SmallAllReduce(), 100).status());
   return pair;

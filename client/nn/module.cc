@@ -488,20 +488,23 @@ void Module::Train(bool training) {
 
 bool Module::training() const { return *StateScope::FindMode(&training_); }
 
-void Module::AppendTo(const std::string& indent, const std::string& name, std::string* out) const {
-  absl::StrAppend(out, indent, name.empty() ? "" : absl::StrCat(name, ": "), kind_);
-  const std::string words = description();
-  if (!words.empty()) absl::StrAppend(out, "(", words, ")");
-  for (const NamedVariable& named : variables_) {
-    absl::StrAppend(out, " ", named.name, ShapeText(named.variable.shape()));
-  }
-  absl::StrAppend(out, "\n");
-  for (const Child& child : children_) child.module->AppendTo(indent + "  ", child.name, out);
-}
-
 std::string Module::ToString() const {
   std::string out;
-  AppendTo("", "", &out);
+  const std::function<void(const Module&, const std::string&)> append =
+      [&out, &append](const Module& module, const std::string& indent) {
+        absl::StrAppend(&out, module.kind_);
+        const std::string words = module.description();
+        if (!words.empty()) absl::StrAppend(&out, "(", words, ")");
+        for (const NamedVariable& named : module.variables_) {
+          absl::StrAppend(&out, " ", named.name, ShapeText(named.variable.shape()));
+        }
+        absl::StrAppend(&out, "\n");
+        for (const Child& child : module.children_) {
+          absl::StrAppend(&out, indent, child.name, ": ");
+          append(*child.module, indent + "  ");
+        }
+      };
+  append(*this, "  ");
   int64_t elements = 0;
   int64_t frozen = 0;
   for (const Variable& variable : parameters()) {

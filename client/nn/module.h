@@ -250,7 +250,6 @@ class Module : public std::enable_shared_from_this<Module> {
   std::string PathOf(absl::string_view name) const;
   void AddVariable(const std::string& name, Variable variable);
   void CheckName(const std::string& name);
-  void AppendTo(const std::string& indent, const std::string& name, std::string* out) const;
 
   const std::string kind_;
   std::string name_;          // in its parent

@@ -19,7 +19,8 @@
 
 namespace chorus {
 
-// So many bytes of memory, for as many as find room there.
+// So many bytes of memory, for as many as find room there, in the order in which they come: who
+// wants much is not passed by those who want little.
 class Room {
  public:
   explicit Room(int64_t bytes) : free_(bytes) {}
@@ -42,9 +43,17 @@ class Room {
   // Waits until `bytes`, at most all that there are, are free.
   Part Enter(int64_t bytes) {
     MutexLock lock(&mutex_);
-    while (free_ < bytes) changed_.Wait(&mutex_);
+    const int64_t place = came_++;
+    while (place != entered_ || free_ < bytes) changed_.Wait(&mutex_);
+    ++entered_;
     free_ -= bytes;
+    changed_.SignalAll();  // the next one may find room, too
     return Part(this, bytes);
+  }
+  // How many do.
+  int64_t waiting() const {
+    MutexLock lock(&mutex_);
+    return came_ - entered_;
   }
 
  private:
@@ -54,9 +63,11 @@ class Room {
     changed_.SignalAll();
   }
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   int64_t free_ ABSL_GUARDED_BY(mutex_);
+  int64_t came_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t entered_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // The same, of which one tenant has at most ShareOf, for as long as its client likes: nobody waits
