@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <thread>
 #include <utility>
@@ -79,11 +80,24 @@ class OutcomeLink : public RpcLink {
     Calls calls(1);
     Command nothing{sequence, Release()};
     if (!ToMessage(nothing, calls.front().request.mutable_command()).ok()) return;
-    Start(&calls, [](const absl::Status&, v1::SubmitRequest*) {});
+    SendUntilTaken(&calls, [](const absl::Status&) {});
   }
 
-  // Sends the one call of `made` as a unary one. `told` gets its answer and its request, on a
-  // thread of gRPC's.
+  // Sends the one call of `calls` as a unary one; `told` gets what became of it, on a thread of
+  // gRPC's. Such calls overtake each other, and this process may be stopped between two of them for
+  // longer than the daemon waits for the one that is missing. What it refuses then was not
+  // executed, and comes again.
+  void SendUntilTaken(Calls* calls, std::function<void(const absl::Status&)> told) {
+    Start(calls,
+          [this, told = std::move(told)](const absl::Status& status, v1::SubmitRequest* sent) {
+            if (ErrorOf(status).reason != Reason::kSequenceGap) return told(status);
+            Calls again(1);
+            again.front().request.Swap(sent);
+            SendUntilTaken(&again, told);
+          });
+  }
+
+  // The same once. `told` gets its answer and its request.
   template <typename Told>
   void Start(Calls* calls, Told told) {
     Call& call = calls->front();
@@ -265,7 +279,9 @@ class UnaryLink : public OutcomeLink {
     Calls calls(1);
     CHORUS_RETURN_IF_ERROR(ToMessage(command, calls.front().request.mutable_command()));
     CHORUS_RETURN_IF_ERROR(WaitForRoom());
-    Send(&calls, command.sequence);
+    SendUntilTaken(&calls, [this, sequence = command.sequence](const absl::Status& status) {
+      HaveOutcome(sequence, status);
+    });
     return absl::OkStatus();
   }
 
@@ -277,19 +293,6 @@ class UnaryLink : public OutcomeLink {
       status = WaitByRpc(sequence, deadline - SteadyNow());
     }
     return status;
-  }
-
- private:
-  // Calls overtake each other, and this process may be stopped between two of them for longer than
-  // the daemon waits for the one that is missing. What it refuses then was not executed, and comes
-  // again.
-  void Send(Calls* calls, Sequence sequence) {
-    Start(calls, [this, sequence](const absl::Status& status, v1::SubmitRequest* sent) {
-      if (ErrorOf(status).reason != Reason::kSequenceGap) return HaveOutcome(sequence, status);
-      Calls again(1);
-      again.front().request.Swap(sent);
-      Send(&again, sequence);
-    });
   }
 };
 

@@ -164,6 +164,23 @@ TEST_P(UnaryNumberingTest, WhatWasRefusedForAGapIsSentAgain) {
   EXPECT_TRUE(Outcome(Sequence(2)).ok()) << Outcome(Sequence(2));
 }
 
+// Nor is the place of a command that the daemon could not read.
+TEST_P(UnaryNumberingTest, ACommandThatIsNotTakenAheadOfItsTurnLeavesNoGap) {
+  Link& link = core_->link();
+  RegisterGraph wrong;
+  wrong.graph = GraphId{0, 1};
+  wrong.encoded = WrongGraph();
+  ASSERT_TRUE(link.Submit({Sequence(2), wrong}).ok());
+  ASSERT_TRUE(link.Submit({Sequence(3), Release()}).ok());
+  // Longer than the daemon waits for the first.
+  const absl::Status early = link.WaitCommand(Sequence(3), absl::Seconds(1));
+  EXPECT_EQ(ErrorOf(early).reason, Reason::kTransportTimeout) << early;
+  ASSERT_TRUE(link.Submit({Sequence(1), Release()}).ok());
+  EXPECT_TRUE(Outcome(Sequence(1)).ok()) << Outcome(Sequence(1));
+  EXPECT_EQ(ErrorOf(Outcome(Sequence(2))).reason, Reason::kMalformed) << Outcome(Sequence(2));
+  EXPECT_TRUE(Outcome(Sequence(3)).ok()) << Outcome(Sequence(3));
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, UnaryNumberingTest,
                          ::testing::Values(Way{Transport::kUnary, false, "Unary"}),
                          [](const auto& way) { return way.param.name; });
