@@ -190,8 +190,8 @@ ABSL_FLAG(bool, worker_processes, false,
           "devices have the daemon's own memory.");
 ABSL_FLAG(std::string, worker, "", "Its program. Default: chorus-worker beside this one.");
 ABSL_FLAG(chorus::DurationFlag, kill_timeout, {absl::Seconds(10)},
-          "For that process to answer, and for what its devices do to end once it is aborted: "
-          "then it is killed, and started again.");
+          "For that process to answer, and, beyond --exec_timeout, for what its devices do to end "
+          "once it is aborted: then it is killed, and started again.");
 ABSL_FLAG(uint64_t, sim_seed, 0, "Seed of --backend=sim; 0: another one at each start (printed).");
 ABSL_FLAG(std::string, fault_script, "",
           "For tests: faults of the devices, as core/backend/fault/fault_script.h has them: "
@@ -238,7 +238,7 @@ ABSL_FLAG(chorus::DurationFlag, join_timeout, {absl::Seconds(300)},
 ABSL_FLAG(chorus::DurationFlag, agree_timeout, {absl::Seconds(60)},
           "For all ranks to ask for an instance, from the first one.");
 ABSL_FLAG(chorus::DurationFlag, exec_timeout, {absl::Seconds(300)},
-          "For a launched gang to finish.");
+          "For a launched gang to finish, unless its world says otherwise.");
 ABSL_FLAG(chorus::DurationFlag, gap_timeout, {absl::Seconds(10)},
           "For a command whose predecessor is missing.");
 ABSL_FLAG(chorus::DurationFlag, max_wait, {absl::Minutes(10)},

@@ -55,6 +55,7 @@ int32_t Gangs::New() {
 
 void Gangs::Recycle(int32_t index) {
   const bool failed = !at(index).status.ok();
+  timers_->Cancel(at(index).watch);
   at(index).Recycle();
   free_.push_back(index);
   while (!launches_.empty() && runs_->Find(launches_.front().run) == nullptr) {
@@ -67,11 +68,13 @@ void Gangs::Recycle(int32_t index) {
 
 // --- Launch: the point of no return -------------------------------------------------------------
 
-int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction& action) {
+int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction& action,
+                      absl::Time now) {
   CHORUS_FAILPOINT("node.before_launch");
   const int32_t index = New();
   Gang& gang = at(index);
   gang.world = world;
+  gang.launched = now;
   gang.ticket = action.ticket;
   gang.runs.assign(action.runs.begin(), action.runs.end());
   absl::InlinedVector<RunState*, 8> members;
@@ -120,9 +123,10 @@ absl::Status Gangs::PrepareGang(const SequencerAction& action, absl::Span<RunSta
   return absl::OkStatus();
 }
 
-int32_t Gangs::LaunchLocal(RunState* run) {
+int32_t Gangs::LaunchLocal(RunState* run, absl::Time now) {
   const int32_t index = New();
   Gang& gang = at(index);
+  gang.launched = now;
   gang.runs.push_back(run->handle);
   run->phase = RunState::Phase::kLaunched;
   run->gang = index;
@@ -431,19 +435,22 @@ void Gangs::LaunchRun(RunState* run) {
         run->outputs[i]->launch = message.launch;
       }
     }
-    launches_.push_back({run->handle});
+    launches_.push_back({run->handle, run->devices[slot]});
     launcher_->Launch(run->devices[slot], message);
   }
 }
 
 // --- Completion ---------------------------------------------------------------------------------
 
-absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion) {
+absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion, absl::Time now) {
   const uint64_t index = completion.launch.value() - first_launch_.value();
   if (completion.launch < first_launch_ || index >= launches_.size()) return absl::nullopt;
   Launched& launched = launches_[index];
   RunState* const run = runs_->Find(launched.run);
   if (run == nullptr || std::exchange(launched.complete, true)) return absl::nullopt;
+  const auto device = static_cast<size_t>(launched.device.value());
+  if (ended_.size() <= device) ended_.resize(device + 1);
+  ended_[device] = {completion.launch, now};
   --run->launches_left;
   run->held_back = run->held_back && completion.held_back;
   Gang& gang = at(run->gang);
@@ -462,21 +469,42 @@ void Gangs::Fail(const RunState& run, const absl::Status& why) {
 void Gangs::Abort(int32_t index, const absl::Status& why, absl::Time now) {
   Gang& gang = at(index);
   for (CommunicatorId id : gang.communicators) gang.lease->Drop(id, why);
-  if (gang.launches_left == 0) return;
-  timers_->Add(now + options_->kill_timeout,
-               [this, runs = gang.runs](absl::Time) { KillDevicesOf(runs); });
+  if (gang.launches_left == 0 || gang.watch.serial != 0) return;
+  Watch(index,
+        std::max(now, gang.launched + options_->sequencer.exec_timeout) + options_->kill_timeout);
 }
 
-// Of those that are still under way.
-void Gangs::KillDevicesOf(absl::Span<const RunHandle> runs) {
-  for (const RunHandle handle : runs) {
-    const RunState* const run = runs_->Find(handle);
-    if (run == nullptr || run->launches_left == 0) continue;
-    for (const DeviceIndex device : run->devices) {
-      launcher_->executor(device)->Kill(absl::StrCat("aborted work has not ended within ",
-                                                     absl::FormatDuration(options_->kill_timeout)));
+void Gangs::Watch(int32_t index, absl::Time due) {
+  at(index).watch = timers_->Add(due, [this, index](absl::Time now) {
+    absl::Time next = absl::InfiniteFuture();
+    for (const RunHandle handle : at(index).runs) {
+      if (const RunState* run = runs_->Find(handle)) {
+        next = std::min(next, KillDevicesOf(*run, now));
+      }
     }
+    if (next < absl::InfiniteFuture()) Watch(index, next);
+  });
+}
+
+// Of those that have had their time. Returns when the next of the others will have had it. Launches
+// begin one behind the other: where the device has just ended one in front of this, it works.
+absl::Time Gangs::KillDevicesOf(const RunState& run, absl::Time now) {
+  const absl::Duration patience = options_->sequencer.exec_timeout + options_->kill_timeout;
+  absl::Time next = absl::InfiniteFuture();
+  for (const LaunchMessage& message : run.launches) {
+    const Launched& launched = launches_[message.launch.value() - first_launch_.value()];
+    if (launched.complete) continue;
+    const auto device = static_cast<size_t>(launched.device.value());
+    const Ended last = device < ended_.size() ? ended_[device] : Ended();
+    if (last.launch < message.launch && last.at + patience > now) {
+      next = std::min(next, last.at + patience);
+      continue;
+    }
+    launcher_->executor(launched.device)
+        ->Kill(absl::StrCat("aborted work has not ended within ", absl::FormatDuration(patience),
+                            " of its turn"));
   }
+  return next;
 }
 
 }  // namespace chorus::node

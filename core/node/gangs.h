@@ -37,7 +37,9 @@ struct Gang {
   std::shared_ptr<World> world;  // null: one local run
   Ticket ticket;
   std::vector<RunHandle> runs;
+  absl::Time launched;
   int32_t launches_left = 0;
+  TimerQueue::Id watch;  // of one that was aborted (Gangs::Abort)
   absl::Status status;
   bool knows_origin = false;  // of its failure
   // Its world's, or its session's; and which of them it uses. Null: a run on one device.
@@ -50,7 +52,9 @@ struct Gang {
     world.reset();
     ticket = Ticket();
     runs.clear();
+    launched = absl::Time();
     launches_left = 0;
+    watch = TimerQueue::Id();
     status = absl::OkStatus();
     knows_origin = false;
     lease.reset();
@@ -78,10 +82,11 @@ class Gangs {
 
   // Launches the runs of `action`, or one that takes part in no collective. Returns the gang's
   // index. If its status is not OK nothing was launched; it is to be finished at once.
-  int32_t Launch(const std::shared_ptr<World>& world, const SequencerAction& action);
-  int32_t LaunchLocal(RunState* run);
+  int32_t Launch(const std::shared_ptr<World>& world, const SequencerAction& action,
+                 absl::Time now);
+  int32_t LaunchLocal(RunState* run, absl::Time now);
   // The index of the gang that is complete with this, if one is.
-  absl::optional<int32_t> Complete(const CompletionMessage& completion);
+  absl::optional<int32_t> Complete(const CompletionMessage& completion, absl::Time now);
 
   // Until Recycle(), when its runs have ended. References stay valid.
   Gang& at(int32_t index) { return gangs_[static_cast<size_t>(index)]; }
@@ -89,8 +94,10 @@ class Gangs {
   // Something of this launched run has failed by itself; the first such failure is its gang's.
   void Fail(const RunState& run, const absl::Status& why);
   // Its devices have failed, or not finished in time, and those that wait for each other would do
-  // so for ever: ends their waits. The gang keeps its memory until its last completion; devices
-  // that have not come to it by kill_timeout are ended by force, where that can be done.
+  // so for ever: ends their waits. The gang keeps its memory until its last completion. A device
+  // that has had the node's own exec_timeout and kill_timeout for its part alone, and has not
+  // ended it, is ended by force where that can be done. (Others' memory goes with it: so it is not
+  // for a world's exec_timeout to say when, nor for the length of the queue.)
   void Abort(int32_t index, const absl::Status& why, absl::Time now);
 
  private:
@@ -111,7 +118,8 @@ class Gangs {
                                        CommunicatorLease* lease,
                                        LaunchMessage::CollectiveBinding* binding);
   void LaunchRun(RunState* run);
-  void KillDevicesOf(absl::Span<const RunHandle> runs);
+  void Watch(int32_t index, absl::Time due);
+  absl::Time KillDevicesOf(const RunState& run, absl::Time now);
 
   const NodeOptions* const options_;
   const Domains* const domains_;
@@ -128,10 +136,17 @@ class Gangs {
   // Launches of gangs under way: launch `first_launch_` + i.
   struct Launched {
     RunHandle run;
+    DeviceIndex device;
     bool complete = false;
   };
   std::deque<Launched> launches_;
   LaunchId first_launch_{1};
+  // By device: the launch that it has ended last.
+  struct Ended {
+    LaunchId launch;
+    absl::Time at = absl::InfinitePast();
+  };
+  std::vector<Ended> ended_;
 };
 
 }  // namespace chorus::node

@@ -49,7 +49,8 @@ struct NodeOptions {
   absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand
   absl::Duration join_timeout = absl::Seconds(300);
   absl::Duration gap_timeout = absl::Seconds(10);  // for a missing predecessor in a log
-  // For devices to end what is aborted, if they are a worker's (core/worker/worker_devices.h).
+  // For devices to end what is aborted, beyond sequencer.exec_timeout, if they are a worker's
+  // (core/worker/worker_devices.h).
   absl::Duration kill_timeout = absl::Seconds(10);
   SequencerOptions sequencer;  // a world's own options override it
   // Work that is the same on several ranks (a data-parallel optimiser's update) is done once and

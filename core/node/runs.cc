@@ -210,7 +210,7 @@ void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& 
     stats_->gradients_given_up += static_cast<int64_t>(instance.given_up.size());
     failures_->NoteGivenUp(world.get(), instance, action.ticket, now);
   }
-  const int32_t index = gangs_->Launch(world, action);
+  const int32_t index = gangs_->Launch(world, action, now);
   for (RunHandle handle : action.runs) {
     const RunState& run = *Find(handle);
     failures_->Note(FlightKind::kLaunched, now, run.session.get(), world.get(), run.sequence,
@@ -223,7 +223,7 @@ void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& 
 }
 
 void Runs::LaunchLocal(RunState* run, absl::Time now) {
-  const int32_t index = gangs_->LaunchLocal(run);
+  const int32_t index = gangs_->LaunchLocal(run, now);
   failures_->Note(FlightKind::kLaunched, now, run->session.get(), nullptr, run->sequence);
   if (!gangs_->at(index).status.ok()) return FinishGang(index, now);
   ReleaseConsumers(run, now);
@@ -297,7 +297,7 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
 // --- The end ------------------------------------------------------------------------------------
 
 void Runs::Complete(const CompletionMessage& completion, absl::Time now) {
-  const absl::optional<int32_t> gang = gangs_->Complete(completion);
+  const absl::optional<int32_t> gang = gangs_->Complete(completion, now);
   if (gang.has_value()) FinishGang(*gang, now);
 }
 

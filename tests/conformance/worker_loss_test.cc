@@ -167,6 +167,35 @@ TEST_P(WorkerLoss, WorkThatDoesNotEndIsEndedByForce) {
   EXPECT_THAT(next, Each(Reason::kDeviceLost));
 }
 
+// A client may have a gang of its own time out at once, and its work go on for long: it is told so,
+// and the worker stays, with all that others have there.
+TEST_P(WorkerLoss, AClientsTimeoutTakesNothingFromOthers) {
+  JobOptions options;
+  options.ranks = 2;  // of the bystander's world; the other client has rank 1's device, too
+  options.cluster.fault_script = "launch delay device=1 skip=1 for=2s";
+  options.cluster.kill_timeout = absl::Milliseconds(200);
+  Job job(GetParam(), options);
+  const pid_t worker = job.cluster().worker_pid();
+  const Tensor kept = Upload<double>(job.world(1), {5.0, 7.0});
+  const Tensor doubled = kept + kept;
+  ASSERT_TRUE(doubled.Wait().ok());
+  absl::StatusOr<Session> other = job.cluster().Open({1});
+  ASSERT_TRUE(other.ok()) << other.status();
+  WorldOptions alone;
+  alone.name = "alone";
+  alone.rank = 0;
+  alone.size = 1;
+  alone.exec_timeout = std::chrono::milliseconds(1);
+  absl::StatusOr<World> world = other->Join(alone);
+  ASSERT_TRUE(world.ok()) << world.status();
+  const Tensor x = Upload<double>(*world, {2.0});
+  const absl::Status late = AllReduce(x * x, *world).Read<double>().status();
+  EXPECT_EQ(ErrorOf(late).reason, Reason::kExecTimeout) << late;
+  // It waits behind that work on the device, and meets no loss.
+  EXPECT_THAT(Values<double>(doubled * kept), ElementsAre(50, 98));
+  EXPECT_EQ(job.cluster().worker_pid(), worker);
+}
+
 std::vector<ConformanceParam> Params() {
   std::vector<ConformanceParam> params;
   for (const TestBackend& test : TestBackends()) {

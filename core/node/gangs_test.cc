@@ -1,0 +1,259 @@
+// When the devices of aborted work are ended by force: a world says when its ranks are told, and
+// the node when a device has had its time, for others' memory goes with it.
+#include "core/node/gangs.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/graph/encoding.h"
+#include "core/node/node.h"
+#include "core/node/node_rig.h"
+#include "core/runtime/devices.h"
+#include "core/runtime/executor.h"
+#include "core/runtime/messages.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr int kDevices = 2;
+constexpr absl::Duration kMoment = absl::Milliseconds(1);
+
+// What devices were told, and what they say: nothing ends before the test says so.
+struct Told {
+  std::vector<Executor::OnEvent> on_event{kDevices};
+  std::vector<std::pair<int, LaunchId>> launches;  // each with its device
+  std::vector<int> killed;                         // devices
+};
+
+class ToldExecutor : public Executor {
+ public:
+  ToldExecutor(Told* told, int device) : told_(told), device_(device) {}
+  void LoadPlan(PlanId id, absl::string_view) override { Say(LoadedMessage{id, {}}); }
+  void UnloadPlan(PlanId) override {}
+  void OpenCommunicator(CommunicatorId id, absl::Span<const int>, int) override {
+    Say(OpenedMessage{id, {}});
+  }
+  void AbortCommunicator(CommunicatorId, absl::Status) override {}
+  void CloseCommunicator(CommunicatorId) override {}
+  bool Launch(absl::string_view launch) override {
+    told_->launches.emplace_back(device_, LaunchOf(launch));
+    return false;
+  }
+  bool Continue() override { return false; }
+  void Settled(LaunchId, TransferId) override {}
+  void Upload(TransferId id, DeviceAddress, const void*, int64_t) override {
+    Say(TransferredMessage{id, {}});
+  }
+  void Download(TransferId id, void*, DeviceAddress, int64_t, LaunchId) override {
+    Say(TransferredMessage{id, {}});
+  }
+  void Kill(absl::string_view) override { told_->killed.push_back(device_); }
+
+  void Say(const EventMessage& event) {
+    ByteWriter bytes;
+    EncodeEvent(event, &bytes);
+    told_->on_event[static_cast<size_t>(device_)](bytes.bytes());
+  }
+
+ private:
+  Told* const told_;
+  const int device_;
+};
+
+class ToldDevices : public Devices {
+ public:
+  explicit ToldDevices(Told* told) : told_(told) {
+    info_.backend = "told";
+    info_.domains.assign(kDevices, 0);
+    info_.host_addressable = true;
+  }
+  const DevicesInfo& info() const override { return info_; }
+  absl::StatusOr<int64_t> WorkspaceBytes(const NodeView&,
+                                         absl::Span<const TensorType>) const override {
+    return 0;
+  }
+  absl::StatusOr<DeviceAddress> Allocate(int, int64_t) override {
+    return absl::InternalError("the host has the memory");
+  }
+  void Free(int, DeviceAddress) override {}
+  std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
+                                         DeviceExecutorOptions) override {
+    told_->on_event[static_cast<size_t>(device)] = std::move(on_event);
+    return std::make_unique<ToldExecutor>(told_, device);
+  }
+
+ private:
+  Told* const told_;
+  DevicesInfo info_;
+};
+
+class AbortedGangTest : public ::testing::Test {
+ protected:
+  // A session on device 0, and what it was told of its commands.
+  struct Client {
+    SessionId session;
+    WorldId world;
+    int64_t sequence = 0;
+    std::vector<Reason> told;
+  };
+
+  AbortedGangTest() : node_(Options(), std::make_unique<ToldDevices>(&told_), [] {}) {}
+  // Its devices' executors end once nothing is under way.
+  ~AbortedGangTest() override {
+    for (size_t i = 0; i < told_.launches.size(); ++i) End(i);
+  }
+
+  static NodeOptions Options() {
+    NodeOptions options;
+    options.sequencer.exec_timeout = absl::Seconds(300);
+    options.kill_timeout = absl::Seconds(10);
+    options.max_inline_graph_bytes = int64_t{1} << 20;
+    return options;
+  }
+
+  // With a world of its own and a graph, 0.
+  std::unique_ptr<Client> Open(const std::string& tenant, absl::Duration exec_timeout) {
+    auto client = std::make_unique<Client>();
+    OpenSessionRequest open;
+    open.tenant = tenant;
+    open.devices = {DeviceIndex(0)};
+    open.lease = absl::Hours(1);
+    client->session = node_.OpenSession(open, now_)->id;
+    JoinRequest join;
+    join.name = "job";
+    join.size = 1;
+    join.rank = Rank(0);
+    join.exec_timeout = exec_timeout;
+    node_.JoinWorld(client->session, join, now_,
+                    [&](const absl::StatusOr<WorldInfo>& info) { client->world = info->id; });
+    RegisterGraph graph;
+    graph.graph = {0, 1};
+    graph.encoded = EncodeGraph(AllReduceGraph(0, 1, TensorType(DType::kF32, {1}), "a.cc:1"));
+    Submit(client.get(), std::move(graph));
+    EXPECT_THAT(client->told, ElementsAre(Reason::kUnspecified));
+    return client;
+  }
+  void Submit(Client* client, CommandBody body) {
+    const Command command{Sequence(++client->sequence), std::move(body)};
+    ByteWriter frame;
+    EncodeFrame(command, &frame);
+    node_.Submit(client->session, std::string(frame.bytes()), now_, [client](const Outcome& o) {
+      client->told.push_back(o.status.ok() ? Reason::kUnspecified : ErrorOf(o.status).reason);
+    });
+    Poll();
+  }
+  // Launches a gang of the client's, alone in its world.
+  void Run(Client* client) {
+    chorus::Run run = DirectRank::LocalRun(0, {DirectRank::Inline({1})}, {{0, 1}});
+    RunGroup group;
+    group.world = client->world;
+    group.epoch = Epoch(1);
+    group.base.push_back({0, 0, 0});
+    run.groups.push_back(group);
+    const size_t before = told_.launches.size();
+    Submit(client, std::move(run));
+    ASSERT_EQ(told_.launches.size(), before + 1);
+  }
+  // The device has done what it was told as the `launch`-th.
+  void End(size_t launch) {
+    const auto [device, id] = told_.launches[launch];
+    ToldExecutor(&told_, device).Say(CompletionMessage{id, {}});
+    Poll();
+  }
+  void Poll() {
+    while (node_.Poll(now_)) {
+    }
+  }
+  void At(absl::Duration after) {
+    now_ = start_ + after;
+    Poll();
+  }
+
+  const absl::Time start_ = absl::FromUnixSeconds(1'000'000'000);
+  absl::Time now_ = start_;
+  Told told_;
+  LocalNode node_;
+};
+
+TEST_F(AbortedGangTest, AClientsTimeoutTellsItsRanksAndKillsNoDevice) {
+  const auto client = Open("uid:1", kMoment);
+  Run(client.get());
+  At(kMoment);
+  EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
+  for (const auto later : {absl::Seconds(10) + kMoment, absl::Seconds(310) - kMoment}) {
+    At(later);
+    EXPECT_THAT(told_.killed, IsEmpty()) << absl::FormatDuration(later);
+  }
+  At(absl::Seconds(310));
+  EXPECT_THAT(told_.killed, ElementsAre(0)) << "by the node's own it hangs";
+  At(absl::Seconds(1000));
+  EXPECT_THAT(told_.killed, ElementsAre(0)) << "once";
+}
+
+TEST_F(AbortedGangTest, ALongerTimeoutOfTheWorldCountsForTheDevice) {
+  const auto client = Open("uid:1", absl::Seconds(1000));
+  Run(client.get());
+  At(absl::Seconds(1000));
+  EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
+  At(absl::Seconds(1010) - kMoment);
+  EXPECT_THAT(told_.killed, IsEmpty());
+  At(absl::Seconds(1010));
+  EXPECT_THAT(told_.killed, ElementsAre(0));
+}
+
+TEST_F(AbortedGangTest, ADeviceThatGetsOnWithOthersWorkIsNotKilled) {
+  const auto other = Open("uid:2", absl::Seconds(5000));
+  const auto another = Open("uid:3", absl::Seconds(5000));
+  const auto client = Open("uid:1", kMoment);
+  Run(other.get());
+  Run(another.get());
+  Run(client.get());
+  At(kMoment);
+  EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
+  At(absl::Seconds(300));
+  End(0);
+  EXPECT_EQ(other->told.back(), Reason::kUnspecified);
+  At(absl::Seconds(600));
+  End(1);
+  EXPECT_EQ(another->told.back(), Reason::kUnspecified);
+  At(absl::Seconds(910) - kMoment);
+  EXPECT_THAT(told_.killed, IsEmpty()) << "its turn came at 600 s at the earliest";
+  At(absl::Seconds(910));
+  EXPECT_THAT(told_.killed, ElementsAre(0));
+}
+
+// What comes behind does not tell that the device works on this: a stream may hang by itself.
+TEST_F(AbortedGangTest, WorkBehindItGivesItNoMoreTime) {
+  const auto client = Open("uid:1", kMoment);
+  const auto other = Open("uid:2", absl::Seconds(5000));
+  Run(client.get());
+  Run(other.get());
+  At(absl::Seconds(300));
+  End(1);
+  At(absl::Seconds(310));
+  EXPECT_THAT(told_.killed, ElementsAre(0));
+}
+
+TEST_F(AbortedGangTest, WorkThatEndsAfterAllKillsNoDevice) {
+  const auto client = Open("uid:1", kMoment);
+  Run(client.get());
+  At(absl::Seconds(299));
+  EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
+  End(0);
+  EXPECT_TRUE(node_.Idle());
+  At(absl::Seconds(1000));
+  EXPECT_THAT(told_.killed, IsEmpty());
+}
+
+}  // namespace
+}  // namespace chorus::node
