@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <thread>
 #include <utility>
@@ -20,27 +19,15 @@
 #include "core/runtime/budget.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpc/support/log.h"
+#include "server/line_budget.h"
 
 namespace chorus {
 namespace {
 
 constexpr absl::Duration kLastWords = absl::Seconds(1);
 
-// The one that gRPC's lines go to; its log function has no argument for it.
-std::atomic<LogWriter*> grpc_writer{nullptr};
-
-void LogOfGrpc(gpr_log_func_args* args) {
-  const google::LogSeverity severity = args->severity == GPR_LOG_SEVERITY_ERROR ? google::GLOG_ERROR
-                                       : args->severity == GPR_LOG_SEVERITY_INFO
-                                           ? google::GLOG_WARNING
-                                           : google::GLOG_INFO;
-  google::LogMessage(args->file, args->line, severity).stream() << args->message;
-  // gRPC ends the process next.
-  LogWriter* const writer = grpc_writer.load();
-  if (writer != nullptr && absl::StrContains(args->message, "assertion failed")) {
-    writer->Flush(kLastWords);
-  }
-}
+// Whose lines gRPC's are: no tenant has such a name.
+constexpr absl::string_view kGrpc = "gRPC";
 
 // Protobuf has a line for each message of a client's that is wrong (a string that is no UTF-8): the
 // client is told itself, as often as it likes.
@@ -48,12 +35,6 @@ void LogOfProtobuf(google::protobuf::LogLevel level, const char* file, int line,
                    const std::string& message) {
   if (level != google::protobuf::LOGLEVEL_FATAL) return;
   google::LogMessage(file, line, google::GLOG_ERROR).stream() << message;
-}
-
-std::string Formatted(google::LogSeverity severity, const char* file, int line,
-                      const google::LogMessageTime& time, absl::string_view message) {
-  const std::string text = OneLine(message);
-  return google::LogSink::ToString(severity, file, line, time, text.data(), text.size()) + "\n";
 }
 
 // False: nobody will ever read it.
@@ -86,9 +67,26 @@ size_t ControlBytes(absl::string_view text) {
 
 struct LogWriter::State {
   explicit State(int fd) : fd(fd) {}
-  // `tenant`: empty: the daemon's own.
-  void Say(absl::string_view tenant, std::string line);
+  // As glog formats it. `tenant`: empty: the daemon's own.
+  void Take(absl::string_view tenant, google::LogSeverity severity, const char* file, int number,
+            const google::LogMessageTime& time, absl::string_view message);
+  // The same of a line that glog has not seen yet: it puts time and thread before it.
+  void Say(absl::string_view tenant, google::LogSeverity severity, const char* file, int number,
+           absl::string_view line);
+  void Flush(absl::Duration patience);
   void Loop();
+
+  // gRPC's log function has no argument for where its lines go.
+  struct Grpc {
+    Mutex mutex;
+    std::shared_ptr<State> state ABSL_GUARDED_BY(mutex);
+  };
+  static Grpc& grpc() {
+    static auto* const grpc = new Grpc;
+    return *grpc;
+  }
+  static void SetGrpc(std::shared_ptr<State> state);
+  static void LogOfGrpc(gpr_log_func_args* args);
 
   const int fd;
   Mutex mutex;
@@ -96,11 +94,17 @@ struct LogWriter::State {
   std::string lines ABSL_GUARDED_BY(mutex);
   absl::flat_hash_map<std::string, int64_t> bytes_of ABSL_GUARDED_BY(mutex);  // tenants in `lines`
   int64_t left_out ABSL_GUARDED_BY(mutex) = 0;
+  LineBudget grpc_lines ABSL_GUARDED_BY(mutex);
   bool writing ABSL_GUARDED_BY(mutex) = false;
   bool stop ABSL_GUARDED_BY(mutex) = false;
 };
 
-void LogWriter::State::Say(absl::string_view tenant, std::string line) {
+void LogWriter::State::Take(absl::string_view tenant, google::LogSeverity severity,
+                            const char* file, int number, const google::LogMessageTime& time,
+                            absl::string_view message) {
+  const std::string text = OneLine(message, tenant.empty() ? message.npos : kMaxClientLineBytes);
+  const std::string line =
+      google::LogSink::ToString(severity, file, number, time, text.data(), text.size()) + "\n";
   const int64_t size = static_cast<int64_t>(line.size());
   MutexLock lock(&mutex);
   const auto bytes = bytes_of.find(tenant);
@@ -113,6 +117,65 @@ void LogWriter::State::Say(absl::string_view tenant, std::string line) {
   if (!tenant.empty()) bytes_of[tenant] = of_tenant;
   lines += line;
   changed.SignalAll();
+}
+
+void LogWriter::State::Say(absl::string_view tenant, google::LogSeverity severity, const char* file,
+                           int number, absl::string_view line) {
+  struct Sink : google::LogSink {
+    Sink(State* to, absl::string_view whose) : state(to), tenant(whose) {}
+    void send(google::LogSeverity how, const char*, const char* base_filename, int at,
+              const google::LogMessageTime& time, const char* message, size_t size) override {
+      state->Take(tenant, how, base_filename, at, time, absl::string_view(message, size));
+    }
+    State* const state;
+    const absl::string_view tenant;
+  };
+  Sink sink(this, tenant);
+  google::LogMessage(file, number, severity, &sink, /*also_send_to_log=*/false).stream() << line;
+}
+
+void LogWriter::State::LogOfGrpc(gpr_log_func_args* args) {
+  std::shared_ptr<State> state;
+  {
+    MutexLock lock(&grpc().mutex);
+    state = grpc().state;
+  }
+  if (state == nullptr) return;
+  const google::LogSeverity severity = args->severity == GPR_LOG_SEVERITY_ERROR ? google::GLOG_ERROR
+                                       : args->severity == GPR_LOG_SEVERITY_INFO
+                                           ? google::GLOG_WARNING
+                                           : google::GLOG_INFO;
+  // gRPC ends the process next. (What clients have sent stands at no line's beginning.)
+  if (absl::StartsWith(args->message, "assertion failed")) {
+    state->Say(/*tenant=*/"", severity, args->file, args->line, args->message);
+    return state->Flush(kLastWords);
+  }
+  int64_t left_out = 0;
+  {
+    MutexLock lock(&state->mutex);
+    if (!state->grpc_lines.Take(SteadyNow(), &left_out)) return;
+  }
+  if (left_out > 0) {
+    state->Say(kGrpc, google::GLOG_WARNING, __FILE__, __LINE__,
+               absl::StrCat(left_out, " more lines of gRPC were too many for the log"));
+  }
+  state->Say(kGrpc, severity, args->file, args->line, args->message);
+}
+
+void LogWriter::State::SetGrpc(std::shared_ptr<State> state) {
+  gpr_set_log_function(state == nullptr ? nullptr : &LogOfGrpc);
+  MutexLock lock(&grpc().mutex);
+  grpc().state = std::move(state);
+}
+
+void LogWriter::State::Flush(absl::Duration patience) {
+  const absl::Time deadline = SteadyNow() + patience;
+  MutexLock lock(&mutex);
+  while (!lines.empty() || left_out > 0 || writing) {
+    const absl::Duration left = deadline - SteadyNow();
+    if (left <= absl::ZeroDuration()) return;
+    changed.WaitFor(&mutex, left);
+  }
 }
 
 void LogWriter::State::Loop() {
@@ -148,15 +211,13 @@ LogWriter::LogWriter(int fd) : state_(std::make_shared<State>(fd)) {
   FLAGS_logtostderr = false;
   FLAGS_stderrthreshold = google::NUM_SEVERITIES;
   google::AddLogSink(this);
-  grpc_writer = this;
-  gpr_set_log_function(&LogOfGrpc);
+  State::SetGrpc(state_);
   google::protobuf::SetLogHandler(&LogOfProtobuf);
 }
 
 LogWriter::~LogWriter() {
   google::protobuf::SetLogHandler(nullptr);
-  gpr_set_log_function(nullptr);
-  grpc_writer = nullptr;
+  State::SetGrpc(nullptr);
   google::RemoveLogSink(this);
   Flush(kLastWords);
   MutexLock lock(&state_->mutex);
@@ -164,46 +225,27 @@ LogWriter::~LogWriter() {
   state_->changed.SignalAll();
 }
 
-void LogWriter::Flush(absl::Duration patience) {
-  const absl::Time deadline = SteadyNow() + patience;
-  MutexLock lock(&state_->mutex);
-  while (!state_->lines.empty() || state_->left_out > 0 || state_->writing) {
-    const absl::Duration left = deadline - SteadyNow();
-    if (left <= absl::ZeroDuration()) return;
-    state_->changed.WaitFor(&state_->mutex, left);
-  }
-}
+void LogWriter::Flush(absl::Duration patience) { state_->Flush(patience); }
 
 void LogWriter::Say(google::LogSeverity severity, absl::string_view tenant,
                     absl::string_view line) {
-  // glog puts time and thread before it, and hands it to this sink alone.
-  struct Sink : google::LogSink {
-    Sink(State* to, absl::string_view whose) : state(to), tenant(whose) {}
-    void send(google::LogSeverity how, const char*, const char* file, int number,
-              const google::LogMessageTime& time, const char* message, size_t size) override {
-      state->Say(tenant, Formatted(how, file, number, time, absl::string_view(message, size)));
-    }
-    State* const state;
-    const absl::string_view tenant;
-  };
-  Sink sink(state_.get(), tenant);
-  google::LogMessage(__FILE__, __LINE__, severity, &sink, /*also_send_to_log=*/false).stream()
-      << line;
+  state_->Say(tenant, severity, __FILE__, __LINE__, line);
 }
 
 void LogWriter::send(google::LogSeverity severity, const char*, const char* base_filename, int line,
                      const google::LogMessageTime& time, const char* message, size_t size) {
-  state_->Say(/*tenant=*/"",
-              Formatted(severity, base_filename, line, time, absl::string_view(message, size)));
+  state_->Take(/*tenant=*/"", severity, base_filename, line, time,
+               absl::string_view(message, size));
   if (severity != google::GLOG_FATAL) return;
   // glog ends the process next; a full standard error must not keep it from that.
   alarm(5);
   Flush(kLastWords);
 }
 
-std::string OneLine(absl::string_view text) {
+std::string OneLine(absl::string_view text, size_t most) {
   std::string line;
-  line.reserve(text.size());
+  line.reserve(std::min(text.size(), most));
+  size_t whole = 0;  // of the line, before what would be cut off if it came to that
   while (!text.empty()) {
     const size_t control = ControlBytes(text);
     for (size_t i = 0; i < control; ++i) {
@@ -211,6 +253,13 @@ std::string OneLine(absl::string_view text) {
     }
     if (control == 0) line.push_back(text[0]);
     text.remove_prefix(std::max<size_t>(control, 1));
+    if (line.size() > most) {
+      line.resize(whole);
+      return line + "...";
+    }
+    // Not between the bytes of one character.
+    const bool ends = text.empty() || (static_cast<unsigned char>(text[0]) & 0xc0) != 0x80;
+    if (ends && line.size() + 3 <= most) whole = line.size();
   }
   return line;
 }

@@ -6,7 +6,12 @@
 // does not fit is left out, and counted in a line of its own. (O_NONBLOCK instead would be for
 // everybody who shares the pipe, and cut lines.) Where nobody reads, one tenant's lines leave room
 // for others'. A line is one line: what cannot be printed is escaped, so that no text of a client's
-// (a label, a job's name) can look like a line of the daemon's.
+// (a label, a job's name) can look like a line of the daemon's; and what a client may have chosen
+// is cut where it is long.
+//
+// gRPC has a line for what it cannot parse, before anybody knows whose it is. What it says is held
+// to a tenant's bounds (line_budget.h, kMaxClientLineBytes, a share of what waits), but for why it
+// ends the process.
 //
 // Threads: one of its own writes. The rest is thread-safe. Ownership: the descriptor is the
 // caller's; lines are copied. Errors: none; what cannot be written is left out.
@@ -35,6 +40,8 @@ class LogWriter : public google::LogSink {
 
   // Of lines that wait to be written; those of one tenant may have ShareOf of them.
   static constexpr int64_t kMaxBytes = 1 << 20;
+  // Of one that a client may have caused, escaped; longer ones end in "...".
+  static constexpr size_t kMaxClientLineBytes = 2 << 10;
 
   // A line that `tenant` has caused.
   void Say(google::LogSeverity severity, absl::string_view tenant, absl::string_view line);
@@ -52,8 +59,9 @@ class LogWriter : public google::LogSink {
   const std::shared_ptr<State> state_;
 };
 
-// `text` with control characters, line separators among them, as escapes; UTF-8 stays.
-std::string OneLine(absl::string_view text);
+// `text` with control characters, line separators among them, as escapes; UTF-8 stays. Of more than
+// `most` bytes as many as fit whole before "...".
+std::string OneLine(absl::string_view text, size_t most = std::string::npos);
 
 }  // namespace chorus
 

@@ -18,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "grpc/support/log.h"
 #include "gtest/gtest.h"
+#include "server/line_budget.h"
 
 namespace chorus {
 namespace {
@@ -84,6 +85,12 @@ class LogWriterTest : public testing::Test {
     }
   }
 
+  // Without waiting for one.
+  bool HasLine() {
+    pollfd entry = {read_.get(), POLLIN, 0};
+    return unread_.find('\n') != std::string::npos || poll(&entry, 1, 0) > 0;
+  }
+
   std::string unread_;  // what ReadLine has read of the next lines
   UniqueFd read_;
   UniqueFd write_;
@@ -107,6 +114,57 @@ TEST_F(LogWriterTest, ALineOfGrpcsGoesTheSameWay) {
   gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);  // as grpc_init does
   gpr_log(GPR_ERROR, "%s", "of gRPC");
   EXPECT_THAT(ReadLine(), EndsWith("] of gRPC"));
+}
+
+// Whoever connects makes gRPC say as much as it likes.
+TEST_F(LogWriterTest, GrpcsLinesHaveARateAndALength) {
+  LogWriter log(write_.get());
+  gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);
+  const std::string longer(LogWriter::kMaxClientLineBytes, 'x');
+  gpr_log(GPR_ERROR, "value=%s", longer.c_str());
+  std::string line = ReadLine();
+  EXPECT_THAT(line, EndsWith("xxx..."));
+  EXPECT_LT(line.size(), longer.size() + 100);
+  constexpr int kLines = 2000;  // all of which have room in the queue
+  const std::string value(400, 'y');
+  for (int i = 0; i < kLines; ++i) {
+    gpr_log(GPR_ERROR, "value=%s: no assertion failed", value.c_str());
+  }
+  LOG(INFO) << "of the daemon";
+  gpr_log(GPR_ERROR, "assertion failed: %s", longer.c_str());
+  int lines = 0;
+  for (line = ReadLine(); absl::EndsWith(line, ": no assertion failed"); line = ReadLine()) ++lines;
+  EXPECT_GE(lines, LineBudget::kLinesPerSecond - 1);
+  EXPECT_LT(lines, kLines);
+  EXPECT_THAT(line, EndsWith("] of the daemon"));
+  EXPECT_THAT(ReadLine(), EndsWith("assertion failed: " + longer)) << "why it ends is said whole";
+}
+
+TEST_F(LogWriterTest, WhatGrpcCouldNotSayIsCounted) {
+  LogWriter log(write_.get());
+  gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);
+  const std::string counted = "more lines of gRPC were too many for the log";
+  std::string line;
+  // The count comes before the first line of the next second.
+  for (int written = 0; written < 1000 && !absl::EndsWith(line, counted);) {
+    gpr_log(GPR_ERROR, "%s", "again");
+    if (!HasLine()) continue;
+    line = ReadLine();
+    ++written;
+  }
+  EXPECT_THAT(line, EndsWith(counted));
+  EXPECT_THAT(ReadLine(), EndsWith("] again"));
+}
+
+TEST_F(LogWriterTest, WhatAClientHasChosenIsCutWhereItIsLong) {
+  LogWriter log(write_.get());
+  const std::string longest(LogWriter::kMaxClientLineBytes, 'x');
+  log.Say(google::GLOG_WARNING, "uid:1", longest);
+  EXPECT_THAT(ReadLine(), EndsWith("] " + longest));
+  log.Say(google::GLOG_WARNING, "uid:1", longest + "y");
+  EXPECT_THAT(ReadLine(), EndsWith("] " + longest.substr(3) + "..."));
+  LOG(INFO) << longest << "y";
+  EXPECT_THAT(ReadLine(), EndsWith("] " + longest + "y")) << "of the daemon's own";
 }
 
 TEST_F(LogWriterTest, WhatDoesNotFitIsLeftOutAndCounted) {
@@ -144,7 +202,7 @@ TEST_F(LogWriterTest, ALineOfAnotherTenantStillFits) {
   LogWriter log(write_.get());
   const std::string loud(1000, 'x');
   for (int i = 0; i < 4000; ++i) log.Say(google::GLOG_WARNING, "uid:1", loud);
-  const std::string other(10000, 'y');  // no gap that is left over
+  const std::string other(LogWriter::kMaxClientLineBytes, 'y');  // no gap that is left over
   log.Say(google::GLOG_WARNING, "uid:2", other);
   LOG(INFO) << "of the daemon";
   EXPECT_EQ(Read(filled), std::string(filled, '-'));
@@ -204,6 +262,15 @@ TEST(OneLineTest, EscapesWhatIsNoTextAndLeavesTheRest) {
   EXPECT_EQ(OneLine("a\u2028b\u2029c\u2027"), "a\\xe2\\x80\\xa8b\\xe2\\x80\\xa9c\u2027");
   EXPECT_EQ(OneLine("\xc2"), "\xc2");
   EXPECT_EQ(OneLine(""), "");
+}
+
+TEST(OneLineTest, CutsBetweenCharactersAndEscapes) {
+  EXPECT_EQ(OneLine("abcdefgh", 8), "abcdefgh");
+  EXPECT_EQ(OneLine("abcdefghi", 8), "abcde...");
+  EXPECT_EQ(OneLine("abc\n\n\n", 8), "abc...") << "no part of an escape";
+  EXPECT_EQ(OneLine("ab\n\n", 10), "ab\\x0a\\x0a") << "it fits";
+  EXPECT_EQ(OneLine("abcd\u00fc\u00fcgh", 8), "abcd...") << "no part of a character";
+  EXPECT_EQ(OneLine("abc\u00fc\u00fcgh", 8), "abc\u00fc...");
 }
 
 }  // namespace

@@ -16,21 +16,6 @@ void WriteByGlog(google::LogSeverity severity, absl::string_view, absl::string_v
 
 std::string TenantOf(uid_t uid) { return absl::StrCat("uid:", uid); }
 
-bool LineBudget::Take(absl::Time now, int64_t* left_out) {
-  if (now - since_ >= absl::Seconds(1)) {
-    since_ = now;
-    lines_ = 0;
-  }
-  if (lines_ >= kLinesPerSecond) {
-    ++left_out_;
-    return false;
-  }
-  ++lines_;
-  *left_out = left_out_;
-  left_out_ = 0;
-  return true;
-}
-
 TenantLog::TenantLog(Write write) : write_(write != nullptr ? std::move(write) : &WriteByGlog) {}
 
 void TenantLog::Say(google::LogSeverity severity, absl::string_view tenant,

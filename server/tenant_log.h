@@ -11,34 +11,20 @@
 
 #include <sys/types.h>
 
-#include <cstdint>
 #include <functional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "core/base/mutex.h"
 #include "glog/logging.h"
+#include "server/line_budget.h"
 
 namespace chorus {
 
 // The tenant that processes of a user act for: "uid:1000".
 std::string TenantOf(uid_t uid);
-
-// Bounds the lines of one tenant. Threads: one at a time.
-class LineBudget {
- public:
-  static constexpr int kLinesPerSecond = 100;
-  // Whether a line may be written now; then *left_out says how many were not since the last one.
-  bool Take(absl::Time now, int64_t* left_out);
-
- private:
-  absl::Time since_ = absl::InfinitePast();
-  int lines_ = 0;
-  int64_t left_out_ = 0;
-};
 
 class TenantLog {
  public:
