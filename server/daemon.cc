@@ -66,7 +66,7 @@ int64_t NewIncarnation() {
   uint32_t number = 0;
   const ssize_t size = getrandom(&number, sizeof(number), 0);
   CHECK_EQ(size, static_cast<ssize_t>(sizeof(number))) << "getrandom: " << strerror(errno);
-  return std::max<int64_t>(number & 0x7fffffff, 1);
+  return std::max<int64_t>(number & kMaxIncarnation, 1);
 }
 
 // A lease that is half used up is renewed while a call of its session is under way.

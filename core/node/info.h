@@ -17,6 +17,11 @@ namespace chorus::node {
 
 enum class SessionState { kActive, kDetached, kDead };
 
+// Sessions are counted from 1, in a node's life; what stands for one outside has so many bits for
+// that. (At ten thousand a second they are used up after fourteen years.)
+inline constexpr int kSessionIdBits = 42;
+inline constexpr int64_t kMaxSessionId = (int64_t{1} << kSessionIdBits) - 1;
+
 struct SessionInfo {
   SessionId id;
   std::string tenant;

@@ -23,10 +23,11 @@ absl::Status SessionLost(absl::string_view how) {
 }
 
 SessionTable::SessionTable(const NodeOptions* options, int device_count, TimerQueue* timers,
-                           Expire expire)
+                           Expire expire, int64_t opened)
     : options_(options),
       timers_(timers),
       expire_(std::move(expire)),
+      last_session_(opened),
       on_device_(static_cast<size_t>(device_count)) {}
 
 SessionTable::~SessionTable() {
@@ -75,6 +76,11 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenSessionReq
     return Malformed(absl::StrCat("lease: expected at most ",
                                   absl::FormatDuration(options_->max_lease), ", got ",
                                   absl::FormatDuration(request.lease)));
+  }
+  if (last_session_ >= kMaxSessionId) {
+    return MakeError(Reason::kQuota, absl::StrCat("this daemon has had ", kMaxSessionId,
+                                                  " sessions, all that it has names for: it has "
+                                                  "to be started again"));
   }
   std::shared_ptr<Tenant> tenant = tenant_named(request.tenant);
   CHORUS_ASSIGN_OR_RETURN(Charge counted,

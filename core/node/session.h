@@ -111,13 +111,15 @@ class SessionTable {
   // Ends a session whose lease or grace is over: `how`, in words for its peers.
   using Expire = std::function<void(const std::shared_ptr<Session>& session, const std::string& how,
                                     absl::Time now)>;
-  // `options` and `timers` outlive it.
-  SessionTable(const NodeOptions* options, int device_count, TimerQueue* timers, Expire expire);
+  // `options` and `timers` outlive it. `opened`: so many sessions as if there had been.
+  SessionTable(const NodeOptions* options, int device_count, TimerQueue* timers, Expire expire,
+               int64_t opened = 0);
   // Sessions and worlds hold each other; so do sessions and what waits for their tensors.
   ~SessionTable();
 
   using TenantNamed = std::function<std::shared_ptr<Tenant>(const std::string& name)>;
-  // INVALID_ARGUMENT, NOT_FOUND: the devices that are asked for; RESOURCE_EXHAUSTED kQuota.
+  // INVALID_ARGUMENT, NOT_FOUND: the devices that are asked for; RESOURCE_EXHAUSTED kQuota: as the
+  // budget says, or there were kMaxSessionId.
   absl::StatusOr<std::shared_ptr<Session>> Open(const OpenSessionRequest& request,
                                                 const TenantNamed& tenant_named,
                                                 const CommandLog::Shared& logs, News* news,
@@ -146,7 +148,7 @@ class SessionTable {
   const NodeOptions* const options_;
   TimerQueue* const timers_;
   const Expire expire_;
-  int64_t last_session_ = 0;
+  int64_t last_session_;
   absl::flat_hash_map<SessionId, std::shared_ptr<Session>> sessions_;
   std::vector<int32_t> on_device_;  // how many of them, by device
   // The last of those that died, for owners that ask again.

@@ -6,7 +6,7 @@
 namespace chorus {
 
 int64_t WireSession(int64_t incarnation, SessionId session) {
-  return (incarnation << 32) | session.value();
+  return (incarnation << node::kSessionIdBits) | session.value();
 }
 
 int64_t WireSessionOrZero(int64_t incarnation, SessionId session) {
@@ -18,12 +18,13 @@ absl::StatusOr<SessionId> ParseSession(int64_t incarnation, int64_t name) {
     return Malformed(
         absl::StrCat("session: expected the number that Sessions.Open gave, got ", name));
   }
-  if ((name >> 32) != incarnation) {
+  const int64_t of = name >> node::kSessionIdBits;
+  if (of != incarnation) {
     return MakeError(Reason::kSessionLost,
-                     absl::StrCat("session ", name, " is of another start of the daemon (",
-                                  name >> 32, ", this one is ", incarnation, "); open a new one"));
+                     absl::StrCat("session ", name, " is of another start of the daemon (", of,
+                                  ", this one is ", incarnation, "); open a new one"));
   }
-  return SessionId(name & 0xffffffff);
+  return SessionId(name & node::kMaxSessionId);
 }
 
 absl::Status SessionLost(int64_t name) {

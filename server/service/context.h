@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/base/ids.h"
+#include "core/node/info.h"
 #include "core/node/node_loop.h"
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
@@ -23,6 +24,8 @@
 namespace chorus {
 
 inline constexpr char kDaemonVersion[] = "chorusd 0.1.0";
+
+inline constexpr int64_t kMaxIncarnation = (int64_t{1} << (63 - node::kSessionIdBits)) - 1;
 
 struct ServiceContext {
   node::NodeLoop* loop = nullptr;
@@ -37,7 +40,7 @@ struct ServiceContext {
   CallTurns* reads = nullptr;                       // of requests, until the node has them
   CallTurns* answering = nullptr;                   // of answers, until gRPC has done with them
   AttachServer* attach = nullptr;                   // null: the daemon listens on TCP alone
-  int64_t incarnation = 0;                          // 1 .. 2^31 - 1, other after each start
+  int64_t incarnation = 0;                          // 1 .. kMaxIncarnation, other after each start
   absl::Duration max_wait = absl::Minutes(10);      // of one call, whatever deadline its client set
   absl::Duration read_timeout = absl::Seconds(10);  // for a request to come, once it is read
   absl::Duration download_timeout = absl::Seconds(60);  // for a client to take one part
@@ -48,7 +51,7 @@ struct ServiceContext {
 };
 
 // Sessions' names on the wire carry the daemon's incarnation, so that a name from before a restart
-// is told from an unknown one.
+// is told from an unknown one. They are positive, whatever their bits say.
 int64_t WireSession(int64_t incarnation, SessionId session);
 // NOT_FOUND (SESSION_LOST): of another start of the daemon. INVALID_ARGUMENT: no session's name.
 absl::StatusOr<SessionId> ParseSession(int64_t incarnation, int64_t name);
