@@ -27,21 +27,6 @@ void AddressRanges::Add(uint64_t begin, int64_t bytes) {
   holes_by_size_.emplace(bytes, begin);
 }
 
-void AddressRanges::Retire(uint64_t begin, int64_t bytes) {
-  retired_[begin] = bytes;
-  const uint64_t end = begin + static_cast<uint64_t>(bytes);
-  for (auto hole = holes_.lower_bound(begin); hole != holes_.end() && hole->first < end;) {
-    RemoveHole(hole++);
-  }
-}
-
-bool AddressRanges::IsRetired(uint64_t address) const {
-  auto it = retired_.upper_bound(address);
-  if (it == retired_.begin()) return false;
-  --it;
-  return address - it->first < static_cast<uint64_t>(it->second);
-}
-
 void AddressRanges::RemoveHole(std::map<uint64_t, int64_t>::iterator hole) {
   holes_by_size_.erase({hole->second, hole->first});
   holes_.erase(hole);
@@ -64,7 +49,7 @@ int64_t AddressRanges::GiveBack(uint64_t address) {
   if (it == pieces_.end()) return 0;
   const int64_t bytes = it->second;
   taken_bytes_ -= bytes;
-  if (!IsRetired(address)) Add(address, Rounded(bytes));
+  Add(address, Rounded(bytes));
   pieces_.erase(it);
   return bytes;
 }

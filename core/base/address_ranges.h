@@ -27,9 +27,6 @@ class AddressRanges {
   // The bytes that were asked for as it was taken; 0: no piece begins there, and nothing has
   // changed.
   int64_t GiveBack(uint64_t address);
-  // [begin, begin + bytes), which was added apart from others, is not given out any more; nor is
-  // what is given back there.
-  void Retire(uint64_t begin, int64_t bytes);
   // Whether [address, address + bytes) lies inside one piece, or is its end and empty.
   bool InOnePiece(uint64_t address, int64_t bytes) const;
   // Of the hole that ends there: what a range that is added behind it becomes one with. 0: none.
@@ -39,7 +36,6 @@ class AddressRanges {
   int64_t Rounded(int64_t bytes) const;                 // what a piece of so many takes
 
  private:
-  bool IsRetired(uint64_t address) const;
   void RemoveHole(std::map<uint64_t, int64_t>::iterator hole);
 
   int64_t alignment_;
@@ -47,7 +43,6 @@ class AddressRanges {
   std::map<uint64_t, int64_t> pieces_;
   std::map<uint64_t, int64_t> holes_;
   std::set<std::pair<int64_t, uint64_t>> holes_by_size_;
-  std::map<uint64_t, int64_t> retired_;
 };
 
 }  // namespace chorus

@@ -47,22 +47,6 @@ TEST(AddressRangesTest, KnowsWhatLiesInOnePiece) {
   EXPECT_FALSE(ranges.InOnePiece(piece + 21, 0));
 }
 
-TEST(AddressRangesTest, WhatIsRetiredIsNotGivenOutAgain) {
-  AddressRanges ranges(16);
-  ranges.Add(0x1000, 128);
-  ranges.Add(0x8000, 128);
-  const uint64_t first = *ranges.Take(100);
-  const uint64_t second = *ranges.Take(100);
-  ASSERT_EQ(first, uint64_t{0x1000});
-  ranges.Retire(0x1000, 128);
-  EXPECT_EQ(ranges.Take(16), second + 112) << "the other range's rest alone";
-  EXPECT_FALSE(ranges.Take(1).has_value());
-  EXPECT_EQ(ranges.GiveBack(first), 100);
-  EXPECT_FALSE(ranges.Take(1).has_value());
-  EXPECT_EQ(ranges.GiveBack(second), 100);
-  EXPECT_EQ(ranges.Take(100), second);
-}
-
 // Beside a map of every byte.
 TEST(AddressRangesTest, PiecesNeverOverlap) {
   constexpr uint64_t kSeed = 20261126;

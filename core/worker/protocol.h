@@ -1,8 +1,10 @@
 // What a daemon asks of a worker, and what a worker tells, as bytes.
 //
 // A worker has devices of one backend and an executor for each. Addresses are the daemon's: each
-// domain (Backend::domain) has its own (DomainOf), in ranges that are never used again, and the
-// worker is told of each (MapMemory) before a message names a part of it.
+// domain (Backend::domain) has its own (DomainOf), and the worker is told of each piece of memory
+// (MapMemory) before a message names a part of it, and when none does any more (UnmapMemory). Not
+// before has its address another meaning: one that a worker does not know is of an earlier worker's
+// memory, which is lost.
 //
 // Bytes of tensors go through the window, memory that both map, in slots: the first half goes to
 // the worker, whose the slot of an Upload is until Uploaded; the second half comes from there, a
@@ -33,6 +35,7 @@ inline constexpr int kDomainShift = 44;
 constexpr DeviceAddress FirstAddressOf(int domain) {
   return static_cast<DeviceAddress>(domain + 1) << kDomainShift;
 }
+inline constexpr int64_t kDomainBytes = int64_t{1} << kDomainShift;
 constexpr int DomainOf(DeviceAddress address) {
   return static_cast<int>(address >> kDomainShift) - 1;
 }
@@ -54,12 +57,19 @@ inline constexpr size_t kLongestToDaemon = size_t{64} << 10;
 
 // --- To the worker ---
 
-// The addresses from `begin` on are now `bytes` of memory of that domain.
+// The addresses from `begin` on are now a piece of `bytes` of that domain's memory. Whether there
+// was so much is told to those who use it.
 struct MapMemory {
   int32_t domain = 0;
   DeviceAddress begin = 0;
   int64_t bytes = 0;
   CHORUS_FIELDS(m.domain, m.begin, m.bytes)
+};
+// The piece that begins there is free. One that the worker does not know is ignored.
+struct UnmapMemory {
+  int32_t domain = 0;
+  DeviceAddress begin = 0;
+  CHORUS_FIELDS(m.domain, m.begin)
 };
 struct LoadPlan {
   int32_t device = 0;
@@ -136,9 +146,9 @@ struct Stop {  // after what has been launched
   CHORUS_FIELDS()
 };
 
-using ToWorker = absl::variant<MapMemory, LoadPlan, UnloadPlan, OpenCommunicator, AbortCommunicator,
-                               CloseCommunicator, Launch, Settled, Upload, Download, FreeSlot,
-                               AskWorkspace, Ping, Stop>;
+using ToWorker = absl::variant<MapMemory, UnmapMemory, LoadPlan, UnloadPlan, OpenCommunicator,
+                               AbortCommunicator, CloseCommunicator, Launch, Settled, Upload,
+                               Download, FreeSlot, AskWorkspace, Ping, Stop>;
 void Encode(const ToWorker& message, ByteWriter* out);
 absl::StatusOr<ToWorker> DecodeToWorker(absl::string_view bytes);
 
@@ -158,12 +168,6 @@ struct Event {
   int32_t device = 0;
   absl::string_view bytes;  // EncodeEvent; refers
   CHORUS_FIELDS(m.device, m.bytes)
-};
-// The range that begins there has no memory.
-struct MemoryRefused {
-  int32_t domain = 0;
-  DeviceAddress begin = 0;
-  CHORUS_FIELDS(m.domain, m.begin)
 };
 struct Uploaded {
   int32_t slot = 0;
@@ -187,8 +191,7 @@ struct Pong {
   CHORUS_FIELDS()
 };
 
-using ToDaemon =
-    absl::variant<Ready, NotReady, Event, MemoryRefused, Uploaded, Downloaded, Workspace, Pong>;
+using ToDaemon = absl::variant<Ready, NotReady, Event, Uploaded, Downloaded, Workspace, Pong>;
 void Encode(const ToDaemon& message, ByteWriter* out);
 absl::StatusOr<ToDaemon> DecodeToDaemon(absl::string_view bytes);
 

@@ -23,6 +23,7 @@ std::vector<ToWorker> EachToWorker() {
   open.member = 2;
   open.devices = {3, 1, 2};
   return {MapMemory{1, DeviceAddress{1} << 44, int64_t{1} << 33},
+          UnmapMemory{1, DeviceAddress{1} << 44},
           LoadPlan{2, PlanId(7), "plan"},
           UnloadPlan{2, PlanId(7)},
           open,
@@ -46,7 +47,6 @@ std::vector<ToDaemon> EachToDaemon() {
   return {ready,
           NotReady{MakeError(Reason::kWrongState, "no GPU")},
           Event{2, "event"},
-          MemoryRefused{1, DeviceAddress{1} << 44},
           Uploaded{3},
           Downloaded{1, TransferId(4), 5, 6, 7},
           Workspace{11, absl::OkStatus(), 4096},

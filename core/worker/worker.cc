@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
-#include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
@@ -36,18 +36,27 @@ class Memory {
   }
   ~Memory() {
     for (const Domain& domain : domains_) {
-      for (const auto& range : domain.ranges) domain.device->Free(range.second.address);
+      for (const auto& piece : domain.pieces) domain.device->Free(piece.second.address);
     }
   }
 
+  // INVALID_ARGUMENT kMalformed: what no daemon asks for.
   absl::Status Map(const MapMemory& asked) {
-    if (asked.domain < 0 || static_cast<size_t>(asked.domain) >= domains_.size()) {
-      return Malformed(absl::StrCat("memory of domain ", asked.domain));
-    }
+    CHORUS_RETURN_IF_ERROR(Check(asked.domain));
     Domain& domain = domains_[static_cast<size_t>(asked.domain)];
-    domain.first = std::min(domain.first, asked.begin);
-    CHORUS_ASSIGN_OR_RETURN(const DeviceAddress address, domain.device->Allocate(asked.bytes));
-    domain.ranges[asked.begin] = {asked.bytes, address};
+    const auto [at, added] = domain.pieces.try_emplace(asked.begin);
+    if (!added) return Malformed(absl::StrCat("memory at ", absl::Hex(asked.begin), " twice"));
+    const absl::StatusOr<DeviceAddress> address = domain.device->Allocate(asked.bytes);
+    at->second = {asked.bytes, address.value_or(0), address.status()};
+    return absl::OkStatus();
+  }
+  absl::Status Unmap(const UnmapMemory& asked) {
+    CHORUS_RETURN_IF_ERROR(Check(asked.domain));
+    Domain& domain = domains_[static_cast<size_t>(asked.domain)];
+    const auto piece = domain.pieces.find(asked.begin);
+    if (piece == domain.pieces.end()) return absl::OkStatus();  // an earlier worker had it
+    domain.device->Free(piece->second.address);
+    domain.pieces.erase(piece);
     return absl::OkStatus();
   }
 
@@ -56,38 +65,37 @@ class Memory {
   absl::StatusOr<DeviceAddress> Find(int device, DeviceAddress address) const {
     if (address == 0) return address;
     const int index = DomainOf(address);
-    if (index < 0 || static_cast<size_t>(index) >= domains_.size()) {
-      return Malformed(absl::StrCat("no domain has address ", absl::Hex(address)));
-    }
+    CHORUS_RETURN_IF_ERROR(Check(index));
     const Domain& domain = domains_[static_cast<size_t>(index)];
-    auto range = domain.ranges.upper_bound(address);
-    if (range != domain.ranges.begin()) {
-      --range;
-      const DeviceAddress offset = address - range->first;
-      if (offset <= static_cast<DeviceAddress>(range->second.bytes)) {
-        return range->second.address + offset;
+    auto piece = domain.pieces.upper_bound(address);
+    if (piece != domain.pieces.begin()) {
+      --piece;
+      const DeviceAddress offset = address - piece->first;
+      if (offset <= static_cast<DeviceAddress>(piece->second.bytes)) {
+        if (!piece->second.refused.ok()) return Detached(piece->second.refused);
+        return piece->second.address + offset;
       }
     }
-    const std::string name = absl::StrCat(backend_->name(), ":", device);
-    if (address < domain.first) {
-      return MakeError(
-          Reason::kDeviceLost,
-          absl::StrCat("device ", name, ": what stood in its memory was lost with its worker"));
-    }
-    return MakeError(Reason::kOutOfMemory,
-                     absl::StrCat("device ", name, ": there was no more memory"));
+    return MakeError(Reason::kDeviceLost,
+                     absl::StrCat("device ", backend_->name(), ":", device,
+                                  ": what stood in its memory was lost with its worker"));
   }
 
  private:
-  struct Range {
+  struct Piece {
     int64_t bytes = 0;
     DeviceAddress address = 0;
+    absl::Status refused;  // why there is no memory for it
   };
   struct Domain {
     Device* device = nullptr;
-    DeviceAddress first = ~DeviceAddress{0};  // that this worker was told of
-    std::map<DeviceAddress, Range> ranges;
+    absl::btree_map<DeviceAddress, Piece> pieces;
   };
+
+  absl::Status Check(int domain) const {
+    if (domain >= 0 && static_cast<size_t>(domain) < domains_.size()) return absl::OkStatus();
+    return Malformed(absl::StrCat("memory of domain ", domain));
+  }
 
   Backend* const backend_;
   std::vector<Domain> domains_;
@@ -237,10 +245,8 @@ class Server {
     }
   }
 
-  absl::Status Do(const MapMemory& asked) {
-    if (!memory_.Map(asked).ok()) Say(MemoryRefused{asked.domain, asked.begin});
-    return absl::OkStatus();
-  }
+  absl::Status Do(const MapMemory& asked) { return memory_.Map(asked); }
+  absl::Status Do(const UnmapMemory& asked) { return memory_.Unmap(asked); }
   absl::Status Do(const LoadPlan& asked, Executor* executor) {
     loading_.Post([executor, plan = asked.plan, bytes = std::string(asked.bytes)] {
       executor->LoadPlan(plan, bytes);

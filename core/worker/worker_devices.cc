@@ -10,13 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "core/backend/backend_options.h"
+#include "core/base/address_ranges.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/ops/node_spec.h"
 #include "core/runtime/device_plan.h"
 #include "core/worker/channel.h"
-#include "core/worker/domain_addresses.h"
 #include "core/worker/protocol.h"
 #include "core/worker/under_way.h"
 #include "core/worker/window.h"
@@ -24,6 +24,8 @@
 
 namespace chorus::worker {
 namespace {
+
+constexpr int64_t kAlignment = 256;  // of addresses
 
 absl::Status Lost(absl::string_view what) { return MakeError(Reason::kDeviceLost, what); }
 
@@ -92,18 +94,22 @@ class FarDevices final : public WorkerDevices {
     Proxy& proxy = *proxies_[static_cast<size_t>(device)];
     if (proxy.lost) return Detached(proxy.why);
     const int domain = info_.domains[static_cast<size_t>(device)];
-    DomainAddresses& addresses = addresses_[static_cast<size_t>(domain)];
-    absl::optional<DeviceAddress> address = addresses.Take(bytes);
+    // A byte more, so that what is empty at the end of it is not at the beginning of another.
+    const absl::optional<DeviceAddress> address =
+        addresses_[static_cast<size_t>(domain)].Take(bytes + 1);
     if (!address.has_value()) {
-      PostLocked(BytesOf(addresses.Grow(bytes)));
-      address = addresses.Take(bytes);
+      return MakeError(Reason::kOutOfMemory,
+                       absl::StrCat("device ", info_.backend, ":", device, ": need ", bytes,
+                                    " bytes, and all of its addresses are taken"));
     }
+    PostLocked(BytesOf(MapMemory{domain, *address, bytes}));
     return *address;
   }
   void Free(int device, DeviceAddress address) override {
     MutexLock lock(&mutex_);
     const int domain = info_.domains[static_cast<size_t>(device)];
     addresses_[static_cast<size_t>(domain)].GiveBack(address);
+    PostLocked(BytesOf(UnmapMemory{domain, address}));
   }
 
   std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
@@ -394,15 +400,6 @@ class FarDevices final : public WorkerDevices {
     return absl::OkStatus();
   }
 
-  absl::Status Take(const MemoryRefused& message) {
-    MutexLock lock(&mutex_);
-    if (message.domain < 0 || static_cast<size_t>(message.domain) >= addresses_.size()) {
-      return Lost(absl::StrCat("it speaks of domain ", message.domain));
-    }
-    addresses_[static_cast<size_t>(message.domain)].Refuse(message.begin);
-    return absl::OkStatus();
-  }
-
   absl::Status Take(const Uploaded& message) {
     MutexLock lock(&mutex_);
     const bool is_taken =
@@ -526,7 +523,9 @@ class FarDevices final : public WorkerDevices {
       info_ = *std::move(info);
       int domains = 0;
       for (const int domain : info_.domains) domains = std::max(domains, domain + 1);
-      for (int i = 0; i < domains; ++i) addresses_.emplace_back(i);
+      for (int i = 0; i < domains; ++i) {
+        addresses_.emplace_back(kAlignment).Add(FirstAddressOf(i), kDomainBytes);
+      }
       for (int i = 0; i < info_.count(); ++i) proxies_.push_back(std::make_unique<Proxy>());
       MutexLock events_lock(&events_mutex_);
       on_event_.resize(proxies_.size());
@@ -654,9 +653,6 @@ class FarDevices final : public WorkerDevices {
       ++life_;
       up_ = false;
       queue_.clear();
-      if (lost) {
-        for (DomainAddresses& addresses : addresses_) addresses.Lose();
-      }
       for (int device = 0; device < info_.count(); ++device) {
         Proxy& proxy = ProxyOf(device);
         const std::string text =
@@ -743,7 +739,9 @@ class FarDevices final : public WorkerDevices {
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
   TransferId sending_ ABSL_GUARDED_BY(mutex_);
   std::vector<int32_t> free_slots_ ABSL_GUARDED_BY(mutex_);  // to the worker
-  std::vector<DomainAddresses> addresses_ ABSL_GUARDED_BY(mutex_);
+  // By domain: what nobody holds. A loss changes nothing there: what stood at an address is lost as
+  // long as somebody may ask for it.
+  std::vector<AddressRanges> addresses_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Proxy>> proxies_ ABSL_GUARDED_BY(mutex_);  // by device
   absl::flat_hash_map<std::string, int64_t> answers_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, Question> questions_ ABSL_GUARDED_BY(mutex_);

@@ -20,6 +20,7 @@
 #include "core/base/unique_fd.h"
 #include "core/ops/node_spec.h"
 #include "core/runtime/device_plan.h"
+#include "core/worker/protocol.h"
 #include "gtest/gtest.h"
 
 namespace chorus::worker {
@@ -279,13 +280,59 @@ TEST_F(WorkerDevicesTest, WhatIsRefusedThereIsSaid) {
   EXPECT_FALSE(events_[0].Next<OpenedMessage>().status.ok());
 }
 
-TEST_F(WorkerDevicesTest, MemoryThatIsNotThereIsNotGivenOutAgain) {
+TEST_F(WorkerDevicesTest, MemoryThatIsNotThereIsToldToWhoeverUsesIt) {
   Start(OptionsOf());
   constexpr int64_t kTooMuch = int64_t{1} << 40;
   const DeviceAddress none = *devices_->Allocate(0, kTooMuch);
+  CheckThatItComputes(0, 1000);
   const auto read = Get(0, none, 1);
   EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kOutOfMemory) << read.status();
   devices_->Free(0, none);
+  CheckThatItComputes(0, 1000);
+}
+
+// What one device has had and given back, nobody is charged for: then the others have it.
+TEST_F(WorkerDevicesTest, TheWorkerKeepsNoMemoryThatWasFreed) {
+  constexpr int64_t kMemory = int64_t{64} << 20;
+  Start(OptionsOf({absl::StrCat("--memory_bytes=", kMemory)}));
+  const std::vector<float> values = {1, 2, 3};
+  for (int64_t round = 0; round < 8; ++round) {
+    const int device = static_cast<int>(round % kDevices);
+    // Small and large pieces, each time others, of more than half of it together.
+    std::vector<DeviceAddress> pieces;
+    for (int64_t i = 0; i < 9; ++i) {
+      pieces.push_back(*devices_->Allocate(device, (kMemory >> 4) - 4096 * (round + i)));
+      executor(device)->Upload(++last_transfer_, pieces.back(), values.data(), 12);
+      const absl::Status put = events_[device].Next<TransferredMessage>().status;
+      ASSERT_TRUE(put.ok()) << "round " << round << ", piece " << i << ": " << put;
+      EXPECT_EQ(*Get(device, pieces.back(), 3), values);
+    }
+    for (const DeviceAddress piece : pieces) devices_->Free(device, piece);
+  }
+}
+
+// So many that their addresses are several times those of the domain; no other domain's are among
+// them, and no two that are held are one.
+TEST_F(WorkerDevicesTest, AddressesAreGivenOutAgainWhenNobodyHoldsThem) {
+  Start(OptionsOf());
+  constexpr int64_t kLarge =
+      (int64_t{1} << kDomainShift) / 3;  // refused by the worker, which costs no address
+  for (int round = 0; round < 7; ++round) {
+    const DeviceAddress first = *devices_->Allocate(0, kLarge);
+    const DeviceAddress second = *devices_->Allocate(0, kLarge);
+    EXPECT_NE(first, second);
+    for (const DeviceAddress address : {first, second}) {
+      EXPECT_EQ(DomainOf(address), 0);
+      EXPECT_EQ(DomainOf(address + kLarge), 0);
+    }
+    const auto third = devices_->Allocate(0, kLarge);
+    EXPECT_EQ(ErrorOf(third.status()).reason, Reason::kOutOfMemory) << "the rest is too small";
+    const auto read = Get(0, second, 1);
+    EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kOutOfMemory) << read.status();
+    devices_->Free(0, first);
+    devices_->Free(0, second);
+    CheckThatItComputes(1, 1000);
+  }
   CheckThatItComputes(0, 1000);
 }
 
@@ -315,6 +362,8 @@ TEST_F(WorkerDevicesTest, AKilledWorkerIsStartedAgain) {
   const auto read = Get(0, before, 1);
   EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kDeviceLost) << read.status();
   devices_->Free(0, before);
+  // Now its address may be another's.
+  CheckThatItComputes(0, 1000);
   Launch(0, PlanId(1000), *devices_->Allocate(0, 4000), *devices_->Allocate(0, 4000));
   EXPECT_EQ(ErrorOf(Completed(0)).reason, Reason::kUnknownName) << "plans are lost";
   EXPECT_NE(devices_->pid(), pid);

@@ -1,5 +1,6 @@
 // A worker with devices of sim, for tests: sim_worker [--devices=N] [--backend=NAME]
-// [--kernels_wait_for=FIFO], where no kernel is made before somebody has opened that for writing.
+// [--memory_bytes=N] [--kernels_wait_for=FIFO], where no kernel is made before somebody has opened
+// that for writing.
 #include <fcntl.h>
 
 #include <memory>
@@ -7,7 +8,9 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/status/statusor.h"
 #include "core/backend/backends.h"
+#include "core/backend/sim/sim_backend.h"
 #include "core/base/thread_pool.h"
 #include "core/base/unique_fd.h"
 #include "core/ops/host_kernels.h"
@@ -15,12 +18,13 @@
 
 ABSL_FLAG(std::string, backend, "sim", "Of the devices.");
 ABSL_FLAG(int32_t, devices, 1, "How many.");
+ABSL_FLAG(int64_t, memory_bytes, 0, "Of sim, all devices together; 0: its own default.");
 ABSL_FLAG(std::string, kernels_wait_for, "", "A FIFO that kernels wait for; empty: none.");
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   chorus::ThreadPool pool(2);
-  return chorus::worker::WorkerMain([&pool] {
+  return chorus::worker::WorkerMain([&pool]() -> absl::StatusOr<std::unique_ptr<chorus::Backend>> {
     chorus::BackendOptions options;
     options.devices = absl::GetFlag(FLAGS_devices);
     options.pool = &pool;
@@ -32,6 +36,11 @@ int main(int argc, char** argv) {
       }
       return chorus::MakeHostKernel(node, outputs);
     };
-    return chorus::OpenBackend(absl::GetFlag(FLAGS_backend), options);
+    const int64_t memory_bytes = absl::GetFlag(FLAGS_memory_bytes);
+    if (memory_bytes == 0) return chorus::OpenBackend(absl::GetFlag(FLAGS_backend), options);
+    chorus::SimBackendOptions sim;
+    static_cast<chorus::BackendOptions&>(sim) = options;
+    sim.memory_bytes = memory_bytes;
+    return chorus::CreateSimBackend(sim);
   });
 }
