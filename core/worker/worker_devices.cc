@@ -16,6 +16,7 @@
 #include "core/base/mutex.h"
 #include "core/ops/node_spec.h"
 #include "core/runtime/device_plan.h"
+#include "core/worker/answers.h"
 #include "core/worker/channel.h"
 #include "core/worker/protocol.h"
 #include "core/worker/under_way.h"
@@ -342,8 +343,7 @@ class FarDevices final : public WorkerDevices {
   absl::StatusOr<int64_t> Ask(const std::string& node) {
     const absl::Time deadline = SteadyNow() + options_.start_timeout + options_.kill_timeout;
     MutexLock lock(&mutex_);
-    const auto known = answers_.find(node);
-    if (known != answers_.end()) return known->second;
+    if (const absl::optional<int64_t> known = answers_.Find(node)) return *known;
     for (;;) {
       const uint64_t id = ++last_question_;
       questions_[id];
@@ -358,9 +358,7 @@ class FarDevices final : public WorkerDevices {
       questions_.erase(id);
       if (question.answered) {
         if (!question.status.ok()) return question.status;
-        constexpr size_t kMostKept = 4096;
-        if (answers_.size() >= kMostKept) answers_.clear();
-        answers_[node] = question.bytes;
+        answers_.Keep(node, question.bytes);
         return question.bytes;
       }
       if (stopping_ || SteadyNow() >= deadline) return Lost("the worker of the devices is lost");
@@ -743,7 +741,7 @@ class FarDevices final : public WorkerDevices {
   // long as somebody may ask for it.
   std::vector<AddressRanges> addresses_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Proxy>> proxies_ ABSL_GUARDED_BY(mutex_);  // by device
-  absl::flat_hash_map<std::string, int64_t> answers_ ABSL_GUARDED_BY(mutex_);
+  Answers answers_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, Question> questions_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;
   pid_t pid_ ABSL_GUARDED_BY(mutex_) = -1;
