@@ -376,10 +376,12 @@ class Server {
   Backend* const backend_;
   bool stopping_ = false;
   std::atomic<bool> failed_{false};
-  Mutex say_mutex_;  // nothing is taken while it is held
+  // The channel's senders take turns, each until there is room for what it says: so it is held
+  // until the daemon has read. Nothing else is taken meanwhile.
+  Mutex say_mutex_;
   Memory memory_;
   std::deque<Downloading> downloading_;
-  Mutex transfers_mutex_;  // nor this one
+  Mutex transfers_mutex_;  // neither under this one
   absl::flat_hash_map<TransferId, Transfer> transfers_ ABSL_GUARDED_BY(transfers_mutex_);
   std::vector<int32_t> free_slots_ ABSL_GUARDED_BY(transfers_mutex_);
   // Their ends wait for the work that they have, which uses the rest.

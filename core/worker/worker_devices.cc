@@ -516,6 +516,10 @@ class FarDevices final : public WorkerDevices {
       }
       return why;
     }
+    if (is_first) {
+      MutexLock lock(&events_mutex_);
+      on_event_.resize(static_cast<size_t>(info->count()));
+    }
     MutexLock lock(&mutex_);
     if (is_first) {
       info_ = *std::move(info);
@@ -525,8 +529,6 @@ class FarDevices final : public WorkerDevices {
         addresses_.emplace_back(kAlignment).Add(FirstAddressOf(i), kDomainBytes);
       }
       for (int i = 0; i < info_.count(); ++i) proxies_.push_back(std::make_unique<Proxy>());
-      MutexLock events_lock(&events_mutex_);
-      on_event_.resize(proxies_.size());
     } else if (info->domains != info_.domains) {
       return MakeError(Reason::kWrongState, "it has other devices than before");
     }
@@ -722,7 +724,9 @@ class FarDevices final : public WorkerDevices {
   const WorkerOptions options_;
   DevicesInfo info_;  // does not change, once there is a worker
 
-  Mutex events_mutex_;  // before no other
+  // Held while an event is told, so that none is once Close() has ended: before the locks of those
+  // who are told (the launcher's), never together with mutex_.
+  Mutex events_mutex_;
   std::vector<Executor::OnEvent> on_event_ ABSL_GUARDED_BY(events_mutex_);
 
   mutable Mutex mutex_;
