@@ -30,7 +30,8 @@ struct SequencerOptions {
   int kept_causes = 64;   // of ended epochs; older ones are answered with kEpochEnded
   int max_groups = 4096;  // ever, with the world's own: their numbers are not given again
   // Instances that are not launched, which bounds what one event has to look at; and those that may
-  // still be differentiated.
+  // still be differentiated, with what members that are gone, or were refused a gradient, had and
+  // that has not been let go of yet.
   size_t max_pending = 65536;
   size_t max_tapes = 262144;
   // Of tables of what is over that one event lets go of.

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/base/work.h"
 
 namespace chorus {
 namespace {
@@ -19,6 +20,8 @@ constexpr size_t kKnownOrders = 64;
 constexpr size_t kLineBytes = 128;
 // Of the words in which a member that is out of line is spoken of.
 constexpr size_t kWhyBytes = 512;
+// To let go of an entry, and of its tape.
+constexpr int64_t kWorkPerTape = 4;
 
 }  // namespace
 
@@ -576,7 +579,7 @@ std::string Sequencer::PositionText(const InstanceKey& key, int32_t seat, std::s
     const int32_t tape = FindTape(key.Parent());
     if (tape != kNone) {
       const TapeEntry& entry = EntryAt({tape, seat});
-      if (entry.state == TapeEntry::State::kRefused) {
+      if (StateOf({tape, seat}) == TapeEntry::State::kRefused) {
         *position = "no gradient";
         return absl::StrCat(text,
                             " could not take a gradient since, and what it recorded before has "
@@ -1124,6 +1127,7 @@ void Sequencer::Hold(EntryRef at) {
   Member& member = members_[RankAt(tapes_[at.tape].key, at.seat).value()];
   TapeEntry& entry = EntryAt(at);
   entry.state = TapeEntry::State::kLive;
+  entry.refusals = member.refusals;
   entry.newer = EntryRef();
   entry.older = member.newest_entry;
   if (entry.older.tape != kNone) EntryAt(entry.older).newer = at;
@@ -1132,13 +1136,18 @@ void Sequencer::Hold(EntryRef at) {
 }
 
 void Sequencer::LetGo(EntryRef at, TapeEntry::State to) {
+  Member& member = members_[RankAt(tapes_[at.tape].key, at.seat).value()];
   TapeEntry& entry = EntryAt(at);
   entry.state = to;
   if (entry.older.tape != kNone) EntryAt(entry.older).newer = entry.newer;
   if (entry.newer.tape != kNone) {
     EntryAt(entry.newer).older = entry.older;
   } else {
-    members_[RankAt(tapes_[at.tape].key, at.seat).value()].newest_entry = entry.older;
+    member.newest_entry = entry.older;
+  }
+  if (member.newest_refused == at) {
+    member.newest_refused = entry.older;
+    if (entry.older.tape == kNone) --refused_members_;
   }
   --tapes_[at.tape].live;
 }
@@ -1176,7 +1185,8 @@ int32_t Sequencer::FindTape(const InstanceKey& forward) const {
   const auto it = tape_by_key_.find(forward);
   if (it == tape_by_key_.end() || tapes_[it->second].instance == kGone) return kNone;
   const Tape& tape = tapes_[it->second];
-  if (!somebody_gone_ || tape.instance != kNone || !tape.children.empty()) return it->second;
+  if (!somebody_gone_ && refused_members_ == 0) return it->second;
+  if (tape.instance != kNone || !tape.children.empty()) return it->second;
   for (int32_t seat = 0; seat < static_cast<int32_t>(tape.entries.size()); ++seat) {
     if (StateOf({it->second, seat}) == TapeEntry::State::kLive) return it->second;
   }
@@ -1186,9 +1196,17 @@ int32_t Sequencer::FindTape(const InstanceKey& forward) const {
 sequencer_tables::TapeEntry::State Sequencer::StateOf(EntryRef at) const {
   const Tape& tape = tapes_[at.tape];
   const TapeEntry::State state = tape.entries[at.seat].state;
-  if (!somebody_gone_ || state != TapeEntry::State::kLive) return state;
+  if (state != TapeEntry::State::kLive) return state;
+  if (IsRefused(at)) return TapeEntry::State::kRefused;
+  if (!somebody_gone_) return state;
   const Member& member = members_[RankAt(tape.key, at.seat).value()];
   return member.state == Member::State::kHere ? state : TapeEntry::State::kAbandoned;
+}
+
+// Of a live entry.
+bool Sequencer::IsRefused(EntryRef at) const {
+  return refused_members_ > 0 &&
+         EntryAt(at).refusals != members_[RankAt(tapes_[at.tape].key, at.seat).value()].refusals;
 }
 
 void Sequencer::ForgetGone(int32_t t) {
@@ -1201,7 +1219,7 @@ void Sequencer::ForgetGone(int32_t t) {
 }
 
 void Sequencer::ForgetSome() {
-  if (ended_tapes_.empty() && !somebody_gone_) return;
+  if (ended_tapes_.empty() && !somebody_gone_ && refused_members_ == 0) return;
   size_t left = options_.rows_per_event;
   for (; left > 0 && !ended_tapes_.empty(); --left) {
     const int32_t t = ended_tapes_.back();
@@ -1210,13 +1228,15 @@ void Sequencer::ForgetSome() {
     if (tapes_[t].instance == kGone) ForgetGone(t);
   }
   for (Member& member : members_) {
-    if (member.state == Member::State::kHere) continue;
-    for (; left > 0 && member.newest_entry.tape != kNone; --left) {
-      const EntryRef at = member.newest_entry;
-      LetGo(at, TapeEntry::State::kAbandoned);
+    const EntryRef& newest =
+        member.state == Member::State::kHere ? member.newest_refused : member.newest_entry;
+    for (; left > 0 && newest.tape != kNone; --left) {
+      const EntryRef at = newest;
+      LetGo(at, IsRefused(at) ? TapeEntry::State::kRefused : TapeEntry::State::kAbandoned);
       ForgetTapeIfUnused(at.tape);
     }
   }
+  CountWork(kWorkPerTape * static_cast<int64_t>(options_.rows_per_event - left));
 }
 
 absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int32_t a,
@@ -1890,6 +1910,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
   }
   FailPassed(actions);
   LaunchReady(actions);
+  ForgetSome();
 }
 
 void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions) {
@@ -1932,12 +1953,11 @@ int32_t Sequencer::SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv
 
 // Which of its entries the rank would have used is not known: none has a gradient any more.
 void Sequencer::RefuseTapes(Rank rank) {
-  const EntryRef& newest = members_[rank.value()].newest_entry;
-  while (newest.tape != kNone) {
-    const EntryRef at = newest;
-    LetGo(at, TapeEntry::State::kRefused);
-    ForgetTapeIfUnused(at.tape);
-  }
+  Member& member = members_[rank.value()];
+  if (member.newest_refused == member.newest_entry) return;  // it has recorded nothing since
+  if (member.newest_refused.tape == kNone) ++refused_members_;
+  member.newest_refused = member.newest_entry;
+  ++member.refusals;
 }
 
 void Sequencer::Abort(const Error& cause, absl::Time now, Actions* actions) {
@@ -2027,7 +2047,10 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
   for (int32_t p = 0; p < seats; ++p) {
     Tape& tape = tapes_[t];
     TapeEntry& entry = tape.entries[p];
-    if (RankAt(tape.key, p) != rank || entry.state != TapeEntry::State::kLive) continue;
+    if (RankAt(tape.key, p) != rank || entry.state != TapeEntry::State::kLive ||
+        IsRefused({t, p})) {
+      continue;
+    }
     LetGo({t, p}, consumed ? TapeEntry::State::kConsumed : TapeEntry::State::kAbandoned);
     entry.consumed_in = std::min(epoch, epoch_);
     if (consumed && entry.consumed_in < epoch_) {
@@ -2259,6 +2282,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
       std::move(ended->remains), std::exchange(tapes_, {}), std::exchange(tape_by_key_, {})});
   ended_tapes_.clear();
   gone_tapes_ = 0;
+  refused_members_ = 0;
   return new_rank;
 }
 

@@ -233,7 +233,9 @@ class Sequencer {
   void ForgetTapeIfUnused(int32_t tape);
   // kNone: nobody can ask for a gradient of it, or it is not recorded.
   int32_t FindTape(const InstanceKey& forward) const;
+  // As it is for everybody, where the row does not say so yet.
   TapeEntry::State StateOf(EntryRef at) const;
+  bool IsRefused(EntryRef at) const;
   void ForgetGone(int32_t tape);
   void ForgetSome();
   // As the one seat says it and as the other does.
@@ -348,11 +350,12 @@ class Sequencer {
   absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
   Pool<Component> components_;
   // Tapes that nobody can ask anything of any more go a few an event (ForgetSome): those of an
-  // ended epoch, whose instance is kGone, and those whose holders have left or are dead. Until then
-  // FindTape and StateOf hide them.
+  // ended epoch, whose instance is kGone, and those whose holders have left, are dead or were
+  // refused a gradient. Until then FindTape and StateOf hide them.
   Pool<Tape> tapes_;
   std::vector<int32_t> ended_tapes_;  // rows that were kGone once, and may be of something else now
   size_t gone_tapes_ = 0;             // rows that are
+  int32_t refused_members_ = 0;       // that have a newest_refused
   absl::flat_hash_map<InstanceKey, int32_t> tape_by_key_;
   Pool<OpenGang> gangs_;
   Pool<OpenGang>::Chain launched_;  // by ticket

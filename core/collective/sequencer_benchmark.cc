@@ -79,7 +79,7 @@ BENCHMARK(BM_Agree)->Args({2, 1})->Args({4, 1})->Args({8, 1})->Args({64, 1})->Ar
 
 // What one event costs that ends all that a world may have: so many collectives by the first rank
 // of two, alone or with the other, so that they may be differentiated.
-enum class Ends { kEpoch, kLeft, kReform, kWorld };
+enum class Ends { kEpoch, kLeft, kReform, kWorld, kTapes };
 void BM_End(benchmark::State& state) {
   const auto ends = static_cast<Ends>(state.range(0));
   const auto instances = static_cast<int32_t>(state.range(1));
@@ -121,6 +121,15 @@ void BM_End(benchmark::State& state) {
       case Ends::kWorld:
         sequencer = nullptr;
         break;
+      case Ends::kTapes: {
+        RefusedMember member;
+        member.rank = Rank(0);
+        member.drops_tapes = true;
+        Error why(Reason::kBadType);
+        why.alone = true;
+        sequencer->Refuse({member}, Epoch(1), why, absl::UnixEpoch(), &actions);
+        break;
+      }
     }
     state.PauseTiming();
     sequencer = nullptr;
@@ -137,7 +146,8 @@ BENCHMARK(BM_End)
     ->Args({1, 262144, 1, 1})
     ->Args({2, 262144, 1, 1})
     ->Args({3, 65536, 0, 0})
-    ->Args({3, 262144, 1, 1});
+    ->Args({3, 262144, 1, 1})
+    ->Args({4, 262144, 1, 1});
 
 }  // namespace
 }  // namespace chorus

@@ -106,6 +106,9 @@ struct Counter {
 struct EntryRef {
   int32_t tape = kNone;
   int32_t seat = kNone;
+  friend bool operator==(const EntryRef& a, const EntryRef& b) {
+    return a.tape == b.tape && a.seat == b.seat;
+  }
 };
 
 struct Member {
@@ -119,6 +122,10 @@ struct Member {
   int64_t lacking = 0;                          // pending instances that need its vote
   absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
   EntryRef newest_entry;                        // of those that it holds
+  // What it held when it was refused a gradient has none any more: this entry and all older ones.
+  // They go a few an event; until then they are known by a number of refusals that is not this one.
+  EntryRef newest_refused;
+  uint32_t refusals = 0;
 };
 
 struct Group {
@@ -192,6 +199,7 @@ struct TapeEntry {
   bool recorded = false;
   bool leads_to_collective = false;
   bool leads_to_leaf = false;
+  uint32_t refusals = 0;      // of its rank, when it began to be live
   InstanceKey::Request next;  // that the rank has not made
   Epoch consumed_in;
   std::shared_ptr<const PartLabel> label;

@@ -2528,6 +2528,67 @@ TEST(SequencerMemoryTest, EntriesOfAMemberThatHasLeftAreNoneBeforeTheyGo) {
   EXPECT_THAT(alone[0].instances[0].absent, ElementsAre(GroupRank(1)));
 }
 
+// A gradient that `rank` could not take; no epoch ends for it.
+void RefuseGradient(Sequencer* sequencer, int32_t rank) {
+  RefusedMember member;
+  member.rank = Rank(rank);
+  member.drops_tapes = true;
+  Error why(Reason::kBadType, "no");
+  why.alone = true;
+  Actions actions;
+  sequencer->Refuse({member}, sequencer->epoch(), why, At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+}
+
+TEST(SequencerMemoryTest, AnEventLetsGoOfSoManyEntriesOfAMemberThatWasRefusedAGradient) {
+  Sequencer sequencer = World(2, /*rows_per_event=*/2);
+  const size_t before = sequencer.HeldRows();
+  for (int64_t call = 0; call < 5; ++call) {
+    Forward(&sequencer, 1 + 2 * call, call, /*without_tape=*/{0});
+  }
+  RefuseGradient(&sequencer, 1);
+  EXPECT_EQ(sequencer.HeldRows(), before + 3);
+  Actions actions;
+  sequencer.Advance(At(1), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), before + 1);
+  sequencer.Advance(At(1), &actions);
+  EXPECT_EQ(sequencer.HeldRows(), before);
+}
+
+TEST(SequencerMemoryTest, EntriesOfAMemberThatWasRefusedAGradientAreNoneBeforeTheyGo) {
+  Sequencer sequencer = World(2, /*rows_per_event=*/0);
+  const InstanceKey of_both = Forward(&sequencer, 1, 0);
+  const InstanceKey of_refused = Forward(&sequencer, 3, 1, /*without_tape=*/{0});
+  RefuseGradient(&sequencer, 1);
+  RefuseGradient(&sequencer, 1);
+  const size_t held = sequencer.HeldRows();
+  // What it records from there on is as ever.
+  const InstanceKey later = Forward(&sequencer, 5, 2);
+  Cast(&sequencer, Gradient(sequencer, 10, 1, later, 0));
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 11, 0, later, 0))),
+              ElementsAre(10, 11));
+  const absl::Status none = Refused(&sequencer, Gradient(sequencer, 12, 0, of_refused, 0));
+  EXPECT_EQ(ErrorOf(none).reason, Reason::kMismatch) << none;
+  EXPECT_TRUE(ErrorOf(none).alone);
+  const absl::Status own = Refused(&sequencer, Gradient(sequencer, 13, 1, of_both, 0));
+  EXPECT_EQ(own.code(), absl::StatusCode::kInvalidArgument) << own;
+  const auto asks_in_vain = [&](int64_t run, int32_t request) {
+    const Actions actions = Cast(&sequencer, Gradient(sequencer, run, 0, of_both, request));
+    EXPECT_THAT(FailedAlone(actions), ElementsAre(run));
+    EXPECT_THAT(actions[0].error->message, HasSubstr("could not take a gradient since"));
+  };
+  asks_in_vain(14, 0);
+  // It has none to drop; nor does it give zeros when it has left.
+  Actions actions;
+  sequencer.DropTape(Rank(1), of_both, false, Epoch(1), At(0), &actions);
+  asks_in_vain(15, 1);
+  RefuseGradient(&sequencer, 1);
+  sequencer.Left(Rank(1), At(0), &actions);
+  asks_in_vain(16, 2);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_EQ(sequencer.HeldRows(), held + 1);
+}
+
 TEST(SequencerMemoryTest, AnEndedEpochHandsOutItsTables) {
   Sequencer sequencer = World(2);
   for (int64_t call = 0; call < 3; ++call) {
