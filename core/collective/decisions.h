@@ -34,6 +34,9 @@ struct SequencerOptions {
   // that has not been let go of yet.
   size_t max_pending = 65536;
   size_t max_tapes = 262144;
+  // What may have been passed by a member that goes on is found by its place in the members'
+  // programs, but for so many of what is pending that came last.
+  size_t newest_pending = 1024;
   // Of tables of what is over that one event lets go of.
   size_t rows_per_event = 256;
 };

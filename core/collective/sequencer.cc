@@ -22,6 +22,17 @@ constexpr size_t kLineBytes = 128;
 constexpr size_t kWhyBytes = 512;
 // To let go of an entry, and of its tape.
 constexpr int64_t kWorkPerTape = 4;
+// So many pending instances are looked at in one piece of work; to find a place for one.
+constexpr int64_t kLooksOfWork = 4;
+constexpr int64_t kWorkPerPlace = 3;
+// To say who has passed a call, and to fail an instance or a run.
+constexpr int64_t kWorkPerError = 32;
+constexpr int64_t kWorkPerFailed = 4;
+
+// Steps below are over for the member.
+int64_t OverUntil(const sequencer_tables::Member& member) {
+  return member.step + (member.left_rest ? 1 : 0);
+}
 
 }  // namespace
 
@@ -331,12 +342,12 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   const int64_t begun = members_[rank.value()].step;
   const int64_t step = binding.base.empty() ? begun : binding.base[slot].step;
   const auto begun_step = std::find_if(steps_.begin(), steps_.end(),
-                                       [rank](const auto& entry) { return entry.first == rank; });
+                                       [rank](const Stepped& s) { return s.rank == rank; });
   if (begun_step == steps_.end()) {
-    steps_.emplace_back(rank, step);
-  } else if (begun_step->second != step) {
-    return refuse(absl::StrCat(RankText(rank), " makes calls of steps ", begun_step->second,
-                               " and ", step, " in one run"));
+    steps_.push_back({rank, step});
+  } else if (begun_step->step != step) {
+    return refuse(absl::StrCat(RankText(rank), " makes calls of steps ", begun_step->step, " and ",
+                               step, " in one run"));
   }
   if (step < begun) {
     return refuse(absl::StrCat(RankText(rank), " has begun step ", begun,
@@ -481,29 +492,29 @@ CallPosition Sequencer::NextOf(Rank rank, const Counter& counter) const {
 
 bool Sequencer::BeginMoves() {
   bool skipped = false;
-  for (const auto& entry : steps_) {
-    Member& member = members_[entry.first.value()];
-    if (entry.second <= member.step) continue;
-    member.step = entry.second;
+  for (Stepped& stepped : steps_) {
+    Member& member = members_[stepped.rank.value()];
+    stepped.over = OverUntil(member);
+    if (stepped.step <= member.step) continue;
+    member.step = stepped.step;
     member.left_rest = false;
     member.left_rest_text.clear();
     // What is sent in a step is received in it.
     member.pairs.clear();
     skipped |= member.lacking > 0;
   }
-  for (const Move& move : moves_) {
+  for (Move& move : moves_) {
     Counter* const counter = CounterOf(move);
-    const CallPosition next = counter == nullptr
-                                  ? CallPosition{members_[move.rank.value()].step, 0, 0}
-                                  : NextOf(move.rank, *counter);
-    skipped |= next < move.first && members_[move.rank.value()].lacking > 0;
+    move.from = counter == nullptr ? CallPosition{members_[move.rank.value()].step, 0, 0}
+                                   : NextOf(move.rank, *counter);
+    skipped |= move.from < move.first && members_[move.rank.value()].lacking > 0;
     if (counter != nullptr) counter->next = move.first;
   }
-  for (const Asked& request : requests_) {
+  for (Asked& request : requests_) {
     const Tape& tape = tapes_[request.tape];
     const InstanceKey::Request& next = tape.entries[request.seat].next;
-    const int64_t requests_made = next.step < request.next.step ? 0 : next.number;
-    skipped |= request.next.number > requests_made + 1 &&
+    request.from = next.step < request.next.step ? 0 : next.number;
+    skipped |= request.next.number > request.from + 1 &&
                members_[RankAt(tape.key, request.seat).value()].lacking > 0;
   }
   return skipped;
@@ -528,11 +539,14 @@ void Sequencer::EndMoves() {
 }
 
 bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat) const {
+  return HasPassed(key, seat, key.is_gradient() ? FindTape(key.Parent()) : kNone);
+}
+
+bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat, int32_t tape) const {
   const Rank rank = RankAt(key, seat);
   const Member& member = members_[rank.value()];
   const bool over = member.step > key.step() || (member.step == key.step() && member.left_rest);
   if (key.is_gradient()) {
-    const int32_t tape = FindTape(key.Parent());
     if (tape == kNone) return over;
     if (key.path.back() < EntryAt({tape, seat}).next) return true;
     const TapeEntry::State state = StateOf({tape, seat});
@@ -632,61 +646,125 @@ Error Sequencer::PassedError(const InstanceKey& key, const Participation& part, 
   return error;
 }
 
-void Sequencer::FailPassed(Actions* actions) {
-  moved_.clear();
-  for (const auto& step : steps_) {
-    if (members_[step.first.value()].lacking > 0) moved_.push_back(step.first);
+sequencer_tables::Place Sequencer::PlaceOf(const Instance& instance) {
+  const InstanceKey& key = instance.key;
+  Place place;
+  place.step = key.step();
+  if (key.is_gradient()) {
+    place.is_gradient = true;
+    place.tape = instance.parent;
+    place.number = key.path.back().number;
+    return place;
   }
-  if (moved_.empty()) return;
-  std::sort(moved_.begin(), moved_.end());
-  moved_.erase(std::unique(moved_.begin(), moved_.end()), moved_.end());
-  std::vector<std::pair<InstanceKey, int32_t>> passed;  // with the seat of who has passed it
+  place.group = key.group;
+  place.source = key.source;
+  place.destination = key.destination;
+  place.tag = key.tag;
+  place.number = key.at.call;
+  place.part = key.at.part;
+  return place;
+}
+
+void Sequencer::FindPassed() {
+  stretches_.clear();
+  const auto add = [this](Rank rank, const Place& first, const Place& end) {
+    const bool awaited = members_[rank.value()].lacking > 0;
+    if (awaited && first < end) stretches_.push_back({rank, first, end});
+  };
+  for (const Stepped& stepped : steps_) {
+    for (const bool is_gradient : {false, true}) {
+      Place first;
+      first.is_gradient = is_gradient;
+      Place end = first;
+      first.step = stepped.over;
+      end.step = OverUntil(members_[stepped.rank.value()]);
+      if (is_gradient && stepped.drops_tapes) {
+        first.step = 0;
+        end.step = kMaxCallNumber;
+      }
+      add(stepped.rank, first, end);
+    }
+  }
+  for (const Move& move : moves_) {
+    Place first;
+    first.step = move.from.step;
+    first.group = move.group;
+    if (move.is_pair) {
+      first.source = move.end.source;
+      first.destination = move.end.destination;
+      first.tag = move.end.tag;
+    }
+    Place end = first;
+    std::tie(first.number, first.part) = std::tie(move.from.call, move.from.part);
+    std::tie(end.number, end.part) = std::tie(move.next.call, move.next.part);
+    add(move.rank, first, end);
+  }
+  for (const Asked& request : requests_) {
+    Place first;
+    first.is_gradient = true;
+    first.step = request.next.step;
+    first.tape = request.tape;
+    Place end = first;
+    first.number = request.from;
+    end.number = request.next.number;
+    add(RankAt(tapes_[request.tape].key, request.seat), first, end);
+  }
+  passed_.clear();
+  if (stretches_.empty()) return;
+  // What is in several stretches of a rank is looked at once.
+  std::sort(stretches_.begin(), stretches_.end(), [](const Stretch& a, const Stretch& b) {
+    return a.rank != b.rank ? a.rank < b.rank : a.first < b.first;
+  });
+  int64_t looked_at = 0;
+  Rank rank(-1);
   GroupId group(-1);
-  std::vector<int32_t> seats;  // of moved_ in `group`
-  // What lacks a vote is timed.
-  for (int32_t id = timed_.head; id != kNone; id = instances_[id].next) {
+  int32_t seat_in_group = kNone;  // of `rank`
+  const auto look_at = [&](int32_t id) {
+    ++looked_at;
     const Instance& instance = instances_[id];
     const InstanceKey& key = instance.key;
-    if (instance.missing == 0) continue;
-    const auto is_passed_by = [&](int32_t seat) {
-      const Seat& vote = instance.seats[seat];
-      if (vote.run != kNone || vote.absent || !HasPassed(key, seat)) return false;
-      passed.emplace_back(key, seat);
-      return true;
-    };
-    if (key.is_pair()) {
-      for (int32_t seat = 0; seat < 2; ++seat) {
-        if (std::binary_search(moved_.begin(), moved_.end(), RankAt(key, seat)) &&
-            is_passed_by(seat)) {
-          break;
-        }
-      }
-      continue;
-    }
-    if (key.group != group) {
+    if (!key.is_pair() && key.group != group) {
       group = key.group;
-      seats.clear();
       const std::vector<Rank>& members = groups_[group.value()].members;
-      for (size_t m = 0; m < members.size(); ++m) {
-        if (std::binary_search(moved_.begin(), moved_.end(), members[m])) {
-          seats.push_back(static_cast<int32_t>(m));
-        }
-      }
+      const auto at = std::find(members.begin(), members.end(), rank);
+      seat_in_group = at == members.end() ? kNone : static_cast<int32_t>(at - members.begin());
     }
-    for (const int32_t seat : seats) {
-      if (is_passed_by(seat)) break;
+    for (int32_t end = 0; end < (key.is_pair() ? 2 : 1); ++end) {
+      const int32_t seat = key.is_pair() ? end : seat_in_group;
+      if (seat == kNone || RankAt(key, seat) != rank) continue;
+      if (instance.seats[seat].run != kNone || instance.seats[seat].absent) continue;
+      if (!HasPassed(key, seat, instance.parent)) continue;
+      passed_.emplace_back(key, seat);
+      break;
     }
+  };
+  const Place* done = nullptr;  // of this rank: all before has been looked at
+  for (const Stretch& stretch : stretches_) {
+    if (stretch.rank != rank) {
+      rank = stretch.rank;
+      group = GroupId(-1);
+      done = nullptr;
+      for (int32_t id = first_unplaced_; id != kNone; id = instances_[id].next) look_at(id);
+    }
+    auto at = instance_by_place_.lower_bound(
+        done != nullptr && stretch.first < *done ? *done : stretch.first);
+    for (; at != instance_by_place_.end() && at->first < stretch.end; ++at) look_at(at->second);
+    if (done == nullptr || *done < stretch.end) done = &stretch.end;
   }
-  if (passed.empty()) return;
+  CountWork(looked_at / kLooksOfWork);
+}
+
+void Sequencer::FailPassed(Actions* actions) {
+  FindPassed();
   // By name, so that texts do not depend on who voted first.
-  std::sort(passed.begin(), passed.end());
-  const Consumers consumers = FindConsumers();
-  for (const auto& entry : passed) {
+  std::sort(passed_.begin(), passed_.end());
+  for (const auto& entry : passed_) {
     const auto it = instance_by_key_.find(entry.first);
     if (it == instance_by_key_.end()) continue;  // failed with another one
     const Instance& instance = instances_[it->second];
+    CountWork(kWorkPerError);
     FailAlone(
-        instance.component, consumers,
+        instance.component,
         PassedError(entry.first, PartAt(instance, instance.first), instance.first, entry.second),
         actions);
   }
@@ -698,8 +776,8 @@ std::vector<RefusedMember> Sequencer::CallsOf(const Vote& vote) {
   if (vote.what == nullptr || !ResolveKeys(vote, /*late=*/true).ok()) return members;
   for (const auto& step : steps_) {
     members.emplace_back();
-    members.back().rank = step.first;
-    members.back().step = step.second;
+    members.back().rank = step.rank;
+    members.back().step = step.step;
   }
   for (const Move& move : moves_) {
     const auto member =
@@ -791,12 +869,14 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.component = kNone;
   run.instances.clear();
   run.producers.clear();
+  run.consumers.clear();
   run.ranks.clear();
   run.waiters.clear();
   for (const RunHandle producer : vote.producers) {
     const auto it = run_by_handle_.find(producer);
     if (it == run_by_handle_.end()) continue;
     runs_[it->second].has_dependents = true;
+    runs_[it->second].consumers.push_back(r);
     run.producers.push_back(producer);
   }
   for (const Participation& part : vote.what->participations) {
@@ -844,9 +924,10 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     EndEpoch(*fault, actions);
     return absl::OkStatus();
   }
-  if (passed.has_value()) FailAlone(runs_[run].component, FindConsumers(), *passed, actions);
+  if (passed.has_value()) FailAlone(runs_[run].component, *passed, actions);
   if (passed.has_value() || skipped || further_parts_ > 0) FailPassed(actions);
   LaunchReady(actions);
+  PlaceSome();
   ForgetSome();
   return absl::OkStatus();
 }
@@ -873,7 +954,9 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
       const int32_t count = static_cast<int32_t>(instances_[created].seats.size());
       for (int32_t other = 0; other < count && !passed->has_value(); ++other) {
         if (other == seat || instances_[created].seats[other].absent) continue;
-        if (HasPassed(key, other)) *passed = PassedError(key, part, seat, other);
+        if (HasPassed(key, other, instances_[created].parent)) {
+          *passed = PassedError(key, part, seat, other);
+        }
       }
     } else {
       Merge(&component, instances_[inserted.first->second].component);
@@ -987,9 +1070,38 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     if (!instance.seats[p].absent) ++members_[RankAt(key, p).value()].lacking;
   }
   if (key.at.part > 0) ++further_parts_;
-  instance.timed = true;
-  instances_.Append(&timed_, id);
+  Enlist(id);
   return id;
+}
+
+void Sequencer::Enlist(int32_t id) {
+  instances_[id].timed = true;
+  instances_[id].placed = false;
+  instances_.Append(&timed_, id);
+  if (unplaced_++ == 0) first_unplaced_ = id;
+}
+
+void Sequencer::Unlist(int32_t id) {
+  Instance& instance = instances_[id];
+  if (!instance.timed) return;
+  instance.timed = false;
+  if (instance.placed) {
+    instance_by_place_.erase(PlaceOf(instance));
+  } else {
+    --unplaced_;
+    if (first_unplaced_ == id) first_unplaced_ = instance.next;
+  }
+  instances_.Remove(&timed_, id);
+}
+
+void Sequencer::PlaceSome() {
+  for (; unplaced_ > options_.newest_pending; --unplaced_) {
+    CountWork(kWorkPerPlace);
+    Instance& instance = instances_[first_unplaced_];
+    instance.placed = true;
+    instance_by_place_.emplace(PlaceOf(instance), first_unplaced_);
+    first_unplaced_ = instance.next;
+  }
 }
 
 // Joins `other` into `*into`; kNone is the empty component.
@@ -1780,7 +1892,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       tapes_[instance.tape].instance = kNone;
       ForgetTapeIfUnused(instance.tape);
     }
-    if (instance.timed) instances_.Remove(&timed_, id);
+    Unlist(id);
     if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.erase(instance.key);
     instance.seats.clear();
@@ -1839,7 +1951,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
   bool passed = false;
   for (const RefusedMember& refused : members) {
     if (!IsRank(refused.rank) || refused.step < members_[refused.rank.value()].step) continue;
-    steps_.emplace_back(refused.rank, refused.step);
+    steps_.push_back({refused.rank, refused.step});
     for (const RefusedCalls& calls : refused.calls) {
       InstanceKey key;
       key.group = calls.group;
@@ -1868,7 +1980,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
       passed |= AnotherHasPassed(key, seat);
     }
     for (const InstanceKey& key : refused.gradients) {
-      if (!key.is_gradient()) continue;
+      if (!key.is_gradient() || key.step() != refused.step) continue;
       const int32_t tape = FindTape(key.Parent());
       if (tape == kNone) continue;  // it has no gradient any more, for anybody
       const InstanceKey::Request asked = key.path.back();
@@ -1890,8 +2002,8 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
       member.left_rest_text = why.message.substr(0, kWhyBytes);
     }
     if (!refused.drops_tapes) continue;
-    RefuseTapes(refused.rank);
-    steps_.emplace_back(refused.rank, member.step);
+    if (!RefuseTapes(refused.rank)) continue;
+    steps_.push_back({refused.rank, member.step, OverUntil(member), /*drops_tapes=*/true});
   }
   if (epoch == epoch_ && !passed && !why.alone && !members.empty()) {
     const Rank rank = members[0].rank;
@@ -1917,7 +2029,7 @@ void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Action
   BeginEvent(now);
   const auto it = run_by_handle_.find(run);
   if (it == run_by_handle_.end()) return;
-  FailAlone(runs_[it->second].component, FindConsumers(), why, actions);
+  FailAlone(runs_[it->second].component, why, actions);
 }
 
 size_t Sequencer::NewPairs(absl::Span<const RefusedMember> members) const {
@@ -1952,12 +2064,14 @@ int32_t Sequencer::SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv
 }
 
 // Which of its entries the rank would have used is not known: none has a gradient any more.
-void Sequencer::RefuseTapes(Rank rank) {
+// False: it has recorded nothing since the last time.
+bool Sequencer::RefuseTapes(Rank rank) {
   Member& member = members_[rank.value()];
-  if (member.newest_refused == member.newest_entry) return;  // it has recorded nothing since
+  if (member.newest_refused == member.newest_entry) return false;
   if (member.newest_refused.tape == kNone) ++refused_members_;
   member.newest_refused = member.newest_entry;
   ++member.refusals;
+  return true;
 }
 
 void Sequencer::Abort(const Error& cause, absl::Time now, Actions* actions) {
@@ -2136,8 +2250,7 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
     }
     if (lacking == kNone) {
       // Everybody has asked, and another world is what holds it up: that run's deadline counts.
-      instances_.Remove(&timed_, late);
-      instances_[late].timed = false;
+      Unlist(late);
       continue;
     }
     EndEpoch(AgreeTimeout(late, lacking), actions);
@@ -2300,25 +2413,13 @@ SequencerAction& Sequencer::FailRun(RunHandle run, Epoch epoch, Epoch opened,
   return action;
 }
 
-Sequencer::Consumers Sequencer::FindConsumers() const {
-  Consumers consumers;
-  for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
-    for (const RunHandle producer : runs_[r].producers) {
-      consumers[producer].push_back(runs_[r].component);
-    }
-  }
-  return consumers;
-}
-
-void Sequencer::FailAlone(int32_t component, const Consumers& consumers, const Error& error,
-                          Actions* actions) {
+void Sequencer::FailAlone(int32_t component, const Error& error, Actions* actions) {
   auto shared_error = std::make_shared<Error>(error);
   shared_error->alone = true;
   ++search_;
   std::vector<int32_t> failed;
   const auto add = [&](int32_t c) {
-    // One that has failed since `consumers` was made is a free row.
-    if (components_[c].mark == search_ || components_[c].runs.empty()) return;
+    if (components_[c].mark == search_) return;
     components_[c].mark = search_;
     failed.push_back(c);
   };
@@ -2328,9 +2429,7 @@ void Sequencer::FailAlone(int32_t component, const Consumers& consumers, const E
   for (size_t at = 0; at < failed.size(); ++at) {
     for (const int32_t r : components_[failed[at]].runs) {
       runs.push_back(r);
-      const auto it = consumers.find(runs_[r].handle);
-      if (it == consumers.end()) continue;
-      for (const int32_t consumer : it->second) add(consumer);
+      for (const int32_t consumer : runs_[r].consumers) add(runs_[consumer].component);
     }
     for (const int32_t id : components_[failed[at]].instances) {
       instances.push_back(id);
@@ -2340,6 +2439,7 @@ void Sequencer::FailAlone(int32_t component, const Consumers& consumers, const E
       }
     }
   }
+  CountWork(kWorkPerFailed * static_cast<int64_t>(runs.size() + instances.size()));
   std::sort(runs.begin(), runs.end(),
             [this](int32_t a, int32_t b) { return runs_[a].order < runs_[b].order; });
   for (const int32_t r : runs) {
@@ -2348,6 +2448,15 @@ void Sequencer::FailAlone(int32_t component, const Consumers& consumers, const E
     for (const int32_t id : run.instances) action.dropped.push_back(instances_[id].key);
     if (run.externally_blocked) externally_blocked_.erase(run.order);
     run_by_handle_.erase(run.handle);
+  }
+  for (const int32_t r : runs) {
+    PendingRun& run = runs_[r];
+    for (const RunHandle producer : run.producers) {
+      const auto it = run_by_handle_.find(producer);
+      if (it == run_by_handle_.end()) continue;
+      auto& consumers = runs_[it->second].consumers;
+      consumers.erase(std::remove(consumers.begin(), consumers.end(), r), consumers.end());
+    }
     run.what.reset();
     runs_.Remove(&pending_, r);
     runs_.Free(r);
@@ -2367,7 +2476,7 @@ void Sequencer::FailAlone(int32_t component, const Consumers& consumers, const E
       tapes_[instance.tape].instance = kNone;
       ForgetTapeIfUnused(instance.tape);
     }
-    if (instance.timed) instances_.Remove(&timed_, id);
+    Unlist(id);
     if (instance.differs) {
       differing_.erase(std::find(differing_.begin(), differing_.end(), id));
     }
@@ -2408,18 +2517,22 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
     Pool<PendingRun> runs;
     Pool<Instance> instances;
     absl::flat_hash_map<InstanceKey, int32_t> instance_by_key;
+    absl::btree_map<Place, int32_t> instance_by_place;
     Pool<Component> components;
   };
   auto remains = std::make_shared<Remains>();
   remains->runs = std::exchange(runs_, {});
   remains->instances = std::exchange(instances_, {});
   remains->instance_by_key = std::exchange(instance_by_key_, {});
+  remains->instance_by_place = std::exchange(instance_by_place_, {});
   remains->components = std::exchange(components_, {});
   action.remaining_rows = static_cast<int64_t>(remains->instances.size());
   action.remains = std::move(remains);
   pending_ = {};
   run_by_handle_.clear();
   timed_ = {};
+  first_unplaced_ = kNone;
+  unplaced_ = 0;
   externally_blocked_.clear();
   ready_.clear();
   differing_.clear();
@@ -2450,16 +2563,11 @@ void Sequencer::ForgetPendingTapes() {
 }
 
 // The runs of a gang that did not finish fail. What is pending may need their results, unless it
-// was asked for in a later epoch and consumes none of them.
+// was asked for in a later epoch: then they were launched before.
 void Sequencer::FailGang(int32_t g, const Error& error, Actions* actions) {
   const std::vector<RunHandle> failed = gangs_[g].runs;
   const Epoch epoch = gangs_[g].epoch;
-  bool ends = epoch == epoch_;
-  for (int32_t r = pending_.head; r != kNone && !ends; r = runs_[r].next) {
-    for (const RunHandle producer : runs_[r].producers) {
-      ends |= std::find(failed.begin(), failed.end(), producer) != failed.end();
-    }
-  }
+  const bool ends = epoch == epoch_;
   ForgetGang(g);
   // Where a later epoch is open already, its ranks have gone on.
   const Epoch opened = ends ? Epoch(epoch_.value() + 1) : epoch_;

@@ -36,6 +36,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -183,6 +184,7 @@ class Sequencer {
   using Member = sequencer_tables::Member;
   using PairEnd = sequencer_tables::PairEnd;
   using PendingRun = sequencer_tables::PendingRun;
+  using Place = sequencer_tables::Place;
   using Seat = sequencer_tables::Seat;
   using Tape = sequencer_tables::Tape;
   using TapeEntry = sequencer_tables::TapeEntry;
@@ -194,6 +196,7 @@ class Sequencer {
     GroupRank member;
     bool is_pair = false;
     PairEnd end;
+    CallPosition from;                    // where the member stands in its step before them
     CallPosition first;                   // of the first of these calls
     CallPosition next;                    // behind them
     const std::string* source = nullptr;  // line of the last of them
@@ -259,11 +262,21 @@ class Sequencer {
   // Counts the calls of moves_.
   void EndMoves();
   // Whether the member of that seat has passed `key`, given that it has no vote pending for it.
+  // `parent`: FindTape() of what it is a gradient of.
   bool HasPassed(const InstanceKey& key, int32_t seat) const;
+  bool HasPassed(const InstanceKey& key, int32_t seat, int32_t parent) const;
   bool AnotherHasPassed(const InstanceKey& key, int32_t seat) const;
-  // Fails what is pending and has been passed by a member of steps_ that it needs: where somebody
-  // waits nobody had passed, and no others have moved.
+  // Fails what is pending and has been passed by a member that it needs. Looked at is only what
+  // lies between where members stood before this event, by steps_, moves_ and requests_, and where
+  // they stand now: where somebody waits nobody had passed.
   void FailPassed(Actions* actions);
+  void FindPassed();
+  static Place PlaceOf(const Instance& instance);
+  // What is pending is in timed_ until it lacks nothing.
+  void Enlist(int32_t instance);
+  void Unlist(int32_t instance);
+  // All but the newest of what is pending get their places.
+  void PlaceSome();
   Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
                     int32_t passed_by) const;
   // Where the member of that seat stands, and its last line there, in words; the position alone.
@@ -291,16 +304,12 @@ class Sequencer {
   int32_t FindUnready(const std::vector<int32_t>& components) const;
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
   int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
-  void RefuseTapes(Rank rank);
+  bool RefuseTapes(Rank rank);
   // Returns its last action, which has the remains.
   SequencerAction* EndEpoch(const Error& why, Actions* actions);
   void ForgetPendingTapes();
-  // By run: the components that consume its results.
-  using Consumers = absl::flat_hash_map<RunHandle, absl::InlinedVector<int32_t, 2>>;
-  Consumers FindConsumers() const;
   // Fails a component and what waits for it; no epoch ends.
-  void FailAlone(int32_t component, const Consumers& consumers, const Error& error,
-                 Actions* actions);
+  void FailAlone(int32_t component, const Error& error, Actions* actions);
   // `opened`: the open epoch where the run's own has ended; else 0.
   SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch opened,
                            std::shared_ptr<const Error> error, Actions* actions);
@@ -344,6 +353,11 @@ class Sequencer {
   absl::flat_hash_map<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;
+  // Of timed_, but for the newest: most are launched before a place is worth its while, and few can
+  // be looked at one by one.
+  absl::btree_map<Place, int32_t> instance_by_place_;
+  int32_t first_unplaced_ = kNone;
+  size_t unplaced_ = 0;
   std::vector<int32_t> differing_;                              // instances
   std::set<std::pair<std::string, std::string>> warned_sites_;  // lines
   int64_t further_parts_ = 0;  // pending instances with a part that is not 0
@@ -370,15 +384,30 @@ class Sequencer {
   RunHandle resolved_;             // whose keys_ ... requests_ hold until the next event; 0: none
   std::vector<int32_t> seats_;
   std::vector<Move> moves_;
-  absl::InlinedVector<std::pair<Rank, int64_t>, 2> steps_;  // of the ranks that make calls
-  std::vector<int32_t> moves_of_;  // by held member of the vote's slots; -1: none yet
+  struct Stepped {
+    Rank rank;
+    int64_t step = 0;
+    int64_t over = 0;  // steps below were, for this member, before the event
+    bool drops_tapes = false;
+  };
+  absl::InlinedVector<Stepped, 2> steps_;  // of the ranks that make calls
+  std::vector<int32_t> moves_of_;          // by held member of the vote's slots; -1: none yet
   absl::flat_hash_map<PairEnd, int32_t> pair_moves_;
-  std::vector<Rank> moved_;  // of steps_, those that something pending needs
+  // From one place to another, that one left out: what `rank` has passed if it has not voted for
+  // it.
+  struct Stretch {
+    Rank rank;
+    Place first;
+    Place end;
+  };
+  std::vector<Stretch> stretches_;
+  std::vector<std::pair<InstanceKey, int32_t>> passed_;  // with the seat of who has passed it
   std::vector<int32_t> asked_;
   struct Asked {
     int32_t tape;
     int32_t seat;
     InstanceKey::Request next;
+    int64_t from = 0;  // the member's next request in that step, before the event
   };
   std::vector<Asked> requests_;          // of gradients, by the vote at hand
   std::vector<int32_t> ready_;           // components to try

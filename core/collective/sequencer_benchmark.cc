@@ -149,5 +149,37 @@ BENCHMARK(BM_End)
     ->Args({3, 262144, 1, 1})
     ->Args({4, 262144, 1, 1});
 
+// A rank leaves calls out, and makes one of a group of its own, while all that a world may have
+// pending waits for it: nothing of that is passed.
+void BM_Move(benchmark::State& state) {
+  constexpr int32_t kInstances = 1024;  // of a run
+  const auto pending = static_cast<int32_t>(state.range(0));
+  Sequencer sequencer(2, SequencerOptions());
+  Sequencer::Actions actions;
+  for (int32_t run = 0; run * kInstances < pending; ++run) {
+    AllReduces calls(0, 2, kInstances, /*wants_grad=*/false);
+    calls.vote.run = RunHandle(run + 1);
+    calls.vote.groups[0].base[0].call = int64_t{run} * kInstances;
+    if (!sequencer.Submit(calls.vote, absl::UnixEpoch(), &actions).ok()) {
+      state.SkipWithError("refused");
+    }
+  }
+  AllReduces calls(0, 1, 1, /*wants_grad=*/false);
+  calls.vote.groups[0].group = *sequencer.AddGroup(Rank(1), {Rank(1)});
+  int64_t run = 1000;
+  for (auto _ : state) {
+    calls.vote.run = RunHandle(++run);
+    calls.vote.groups[0].base[0].call = 2 * run;
+    actions.clear();
+    if (!sequencer.Submit(calls.vote, absl::UnixEpoch(), &actions).ok() || actions.size() != 1) {
+      state.SkipWithError("not launched alone");
+      break;
+    }
+    const Ticket ticket = actions[0].ticket;
+    sequencer.Finished(ticket, absl::OkStatus(), absl::UnixEpoch(), &actions);
+  }
+}
+BENCHMARK(BM_Move)->Arg(1024)->Arg(64512);
+
 }  // namespace
 }  // namespace chorus

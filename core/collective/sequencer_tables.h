@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -155,9 +156,32 @@ struct Instance {  // pending
   absl::Time differs_until;  // then they are told
   absl::Time first_vote;
   bool timed = false;        // in timed_
+  bool placed = false;       // in instance_by_place_
   int32_t previous = kNone;  // in timed_, by first vote
   int32_t next = kNone;
   absl::InlinedVector<Seat, 4> seats;  // empty: the row is free
+};
+
+// Where a pending instance stands among all: what a member passes in one event stands together, or
+// in few such stretches.
+struct Place {
+  bool is_gradient = false;
+  int64_t step = 0;      // InstanceKey::step()
+  int32_t tape = kNone;  // that it is a gradient of; of a call all of these instead:
+  GroupId group;
+  GroupRank source{-1};
+  GroupRank destination{-1};
+  int64_t tag = 0;
+  int64_t number = 0;  // of the call, or the request
+  int32_t part = 0;
+
+  friend bool operator<(const Place& a, const Place& b) {
+    const auto order = [](const Place& p) {
+      return std::tie(p.is_gradient, p.step, p.tape, p.group, p.source, p.destination, p.tag,
+                      p.number, p.part);
+    };
+    return order(a) < order(b);
+  }
 };
 
 struct PendingRun {
@@ -175,7 +199,8 @@ struct PendingRun {
   int32_t mark = kNone;                       // scratch of the gang's order
   absl::InlinedVector<int32_t, 2> instances;  // by participation
   absl::InlinedVector<RunHandle, 2> producers;
-  absl::InlinedVector<Rank, 2> ranks;  // that it speaks for
+  absl::InlinedVector<int32_t, 2> consumers;  // pending runs of whose producers it is one
+  absl::InlinedVector<Rank, 2> ranks;         // that it speaks for
   // Closed components that are tried when it launches. One that was merged into another since is
   // a free row, or another's, which is then tried for nothing.
   absl::InlinedVector<int32_t, 2> waiters;

@@ -1,6 +1,7 @@
 #include "core/collective/sequencer.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/work.h"
 #include "core/collective/test_run.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -21,6 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
 using Actions = Sequencer::Actions;
 using Kind = SequencerAction::Kind;
 
@@ -28,9 +31,11 @@ const GroupId kWorld(0);
 
 absl::Time At(double seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
 
-Sequencer World(int size, size_t rows_per_event = SequencerOptions().rows_per_event) {
+Sequencer World(int size, size_t rows_per_event = SequencerOptions().rows_per_event,
+                size_t newest_pending = SequencerOptions().newest_pending) {
   SequencerOptions options;
   options.rows_per_event = rows_per_event;
+  options.newest_pending = newest_pending;
   options.agree_timeout = absl::Seconds(60);
   options.exec_timeout = absl::Seconds(300);
   options.mismatch_grace = absl::ZeroDuration();
@@ -1296,6 +1301,37 @@ TEST(SequencerExecutionTest, TheLastPublishedCollectiveOfTheWorldIsKnown) {
   EXPECT_EQ(*sequencer.LastPublished(Rank(1)), WorldKey(1, 1));
 }
 
+TEST(SequencerFailureTest, WhatFailsAloneLooksOnlyAtWhatWaitsForIt) {
+  Sequencer sequencer = World(2);
+  // Many runs wait for results of the first one.
+  constexpr int64_t kRuns = 500;
+  Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+  for (int64_t run = 0; run < kRuns; ++run) {
+    TestRun local(100 + run, Epoch(1));
+    local.producers() = {RunHandle(1)};
+    EXPECT_THAT(Cast(&sequencer, local), IsEmpty());
+  }
+  Cast(&sequencer, Simple(sequencer, 2, 0, 1));
+  TestRun uses(3, Epoch(1));
+  uses.producers() = {RunHandle(1), RunHandle(2)};
+  Cast(&sequencer, uses);
+  const auto withdrawn = [&](int64_t run) {
+    Actions actions;
+    sequencer.Withdraw(RunHandle(run), Error(Reason::kBadType), At(0), &actions);
+    return Failed(actions);
+  };
+  {
+    const WorkSlice slice;
+    EXPECT_THAT(withdrawn(2), ElementsAre(2, 3));
+    EXPECT_LT(SliceWork(), 100);
+  }
+  EXPECT_THAT(withdrawn(100), ElementsAre(100));
+  // Its number goes to another run, which does not wait for the first one.
+  Cast(&sequencer, Simple(sequencer, 4, 0, 2));
+  EXPECT_THAT(withdrawn(1), SizeIs(kRuns));
+  EXPECT_TRUE(sequencer.IsPending(RunHandle(4)));
+}
+
 TEST(SequencerExecutionTest, ExecTimeoutFailsTheGangAndWhatIsPending) {
   Sequencer sequencer = World(2);
   Cast(&sequencer, Simple(sequencer, 1, 0, 0), At(0));
@@ -2094,6 +2130,112 @@ TEST(SequencerPositionTest, ACallMayGoOnInLaterRuns) {
 }
 
 // Two losses: where rank 1 could not take the first gradient, its second one must not meet it.
+// What rank 1 does costs the same however much of rank 0 waits for it.
+TEST(SequencerPositionTest, AMoveLooksOnlyAtWhatItMayHavePassed) {
+  constexpr int64_t kRuns = 8;
+  constexpr int64_t kCalls = 512;  // of a run
+  Sequencer sequencer = World(3, /*rows_per_event=*/256, /*newest_pending=*/4);
+  const GroupId other = AddGroup(&sequencer, {0, 1});
+  for (int64_t run = 0; run < kRuns; ++run) {
+    TestRun ahead(1 + run, Epoch(1));
+    const int32_t slot = ahead.Slot(kWorld, 3, {0}, {run * kCalls});
+    for (int64_t call = 0; call < kCalls; ++call) ahead.AllReduce(slot, 0).wants_grad = true;
+    EXPECT_THAT(Cast(&sequencer, ahead), IsEmpty());
+  }
+  TestRun gradients(20, Epoch(1));
+  const int32_t slot = gradients.Slot(kWorld, 3, {0}, {kRuns * kCalls});
+  for (int64_t call = 0; call < kCalls; ++call) {
+    gradients.GradientOf(WorldKey(1, call), 0, slot, 0);
+  }
+  // One call is in two parts.
+  gradients.AllReduce(slot, 0);
+  gradients.AllReduce(slot, 0).part = 1;
+  EXPECT_THAT(Cast(&sequencer, gradients), IsEmpty());
+  const auto work_of = [](const std::function<Actions()>& event) {
+    const WorkSlice slice;
+    EXPECT_THAT(event(), IsEmpty());
+    return SliceWork();
+  };
+  int64_t at = 0;
+  for (const int64_t calls_left_out : {0, 1, 2}) {
+    at += calls_left_out;
+    EXPECT_LT(
+        work_of([&] { return Cast(&sequencer, OneAllReduce(30 + at, Epoch(1), other, 2, 1, at)); }),
+        16);
+    ++at;
+  }
+  EXPECT_LT(work_of([&] { return Cast(&sequencer, Send(40, Epoch(1), 1, 0)); }), 16);
+  Error why(Reason::kBadType, "no");
+  why.alone = true;
+  Actions actions;
+  RefusedMember member = RefusedAt(1, at, at + 5);
+  member.calls[0].group = other;
+  member.drops_tapes = true;
+  EXPECT_LT(work_of([&] {
+              sequencer.Refuse({member}, Epoch(1), why, At(0), &actions);
+              return actions;
+            }),
+            16);
+  // A call of the world is left out: of all that waits, that one fails, with its run.
+  const Actions passed = Cast(&sequencer, Simple(sequencer, 50, 1, 1));
+  EXPECT_THAT(FailedAlone(passed), ElementsAre(1, 20, 50));
+  member.calls.assign(200, RefusedAt(1, 2, kCalls + 88).calls[0]);
+  const WorkSlice slice;
+  sequencer.Refuse({member}, Epoch(1), why, At(0), &actions);
+  EXPECT_THAT(FailedAlone(actions), ElementsAre(2));
+  EXPECT_LT(SliceWork(), 4000);  // 200 times 88 calls would be 4400 more
+}
+
+// All that waits for a rank and that it passes by going on: its calls, ends of pairs, and requests.
+TEST(SequencerPositionTest, WhoGoesOnPassesWhatItLeavesBehindInEveryWay) {
+  enum class By { kLaterStep, kRestOfStep, kLateVote };
+  for (int i = 0; i < 9; ++i) {
+    SCOPED_TRACE(i);
+    const By by = std::array{By::kLaterStep, By::kRestOfStep, By::kLateVote}[i % 3];
+    // Looked at one by one, by their places, or some each.
+    const size_t newest_pending = i / 3 == 0 ? 1024 : i / 3 == 1 ? 0 : 3;
+    Sequencer sequencer = World(3, /*rows_per_event=*/256, newest_pending);
+    const GroupId other = AddGroup(&sequencer, {1, 0});
+    const InstanceKey forward = Forward(&sequencer, 1, 0);
+    Actions actions;
+    sequencer.Abort(Error(), At(0), &actions);
+    Cast(&sequencer, Simple(sequencer, 10, 0, 1));
+    Cast(&sequencer, OneAllReduce(11, sequencer.epoch(), other, 2, 1, 0));
+    Cast(&sequencer, Gradient(sequencer, 12, 0, forward, 0));
+    Cast(&sequencer, Send(13, sequencer.epoch(), 0, 1));
+    Cast(&sequencer, Recv(14, sequencer.epoch(), 0, 1));
+    Cast(&sequencer, InStep(sequencer, 15, 0, 1, 0));
+    Error why(Reason::kBadType, "no");
+    why.alone = true;
+    actions.clear();
+    switch (by) {
+      case By::kLaterStep:
+        actions = Cast(&sequencer, InStep(sequencer, 20, 1, 1, 1));
+        // Rank 0 is at call 0 of that step, which rank 1 has left out, too.
+        EXPECT_THAT(FailedAlone(actions), UnorderedElementsAre(10, 11, 12, 13, 14, 15));
+        EXPECT_TRUE(sequencer.IsPending(RunHandle(20)));
+        break;
+      case By::kRestOfStep: {
+        RefusedMember member;
+        member.rank = Rank(1);
+        member.rest_of_step = true;
+        sequencer.Refuse({member}, sequencer.epoch(), why, At(0), &actions);
+        EXPECT_THAT(FailedAlone(actions), UnorderedElementsAre(10, 11, 12, 13, 14));
+        EXPECT_TRUE(sequencer.IsPending(RunHandle(15)));
+        break;
+      }
+      case By::kLateVote: {
+        TestRun late(20, Epoch(1), /*step=*/1);
+        late.AllReduce(late.Slot(kWorld, 3, {1}, {0}), 1);
+        actions = Cast(&sequencer, late);
+        // Its own call counts, and is not voted for.
+        EXPECT_THAT(Failed(actions), UnorderedElementsAre(10, 11, 12, 13, 14, 15, 20));
+        break;
+      }
+    }
+  }
+}
+
 TEST(SequencerPositionTest, RequestsOfGradientsAreNamesToo) {
   Sequencer sequencer = World(2);
   const InstanceKey forward = Forward(&sequencer, 1, 0);

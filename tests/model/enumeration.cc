@@ -87,6 +87,7 @@ class Enumerator {
     options.agree_timeout = absl::Seconds(60);
     options.exec_timeout = absl::Hours(1000);
     options.rows_per_event = 0;  // what is over must be hidden, not gone
+    options.newest_pending = 1;  // some one by one, the others by their places
     State start(options);
     for (size_t g = 1; g < config_.groups.size(); ++g) {
       std::vector<Rank> members;

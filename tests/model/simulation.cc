@@ -142,6 +142,7 @@ class Simulation {
     options.agree_timeout = absl::Seconds(kAgreeTimeout);
     options.exec_timeout = absl::Seconds(kExecTimeout);
     options.rows_per_event = seed % 3;  // none: what is over must be hidden, not gone
+    options.newest_pending = seed % 2 == 0 ? seed % 5 : options.newest_pending;
     return options;
   }
 
