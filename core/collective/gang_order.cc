@@ -1,26 +1,30 @@
 #include "core/collective/gang_order.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <numeric>
 #include <utility>
 
+#include "core/base/work.h"
 #include "core/collective/order.h"
 
 namespace chorus {
 namespace {
 
-// The order as a graph: a node for each instance, by its index, then one for each fence.
+// The order as a graph: a node for each instance, by its index, then those at which runs begin and
+// end.
 class OrderGraph {
  public:
   explicit OrderGraph(const GangView& gang)
       : gang_(gang), num_instances_(static_cast<int32_t>(gang.instances.size())) {
     RankByKey();
     AddNeeds();
-    AddLocalRuns();
+    begins_.assign(gang_.runs.size(), -1);
+    ends_.assign(gang_.runs.size(), -1);
     // A run starts when its inputs are there: all of it comes after all of its producers.
     for (int32_t r = 0; r < num_runs(); ++r) {
-      for (const int32_t producer : gang_.runs[r].producers) Fence(producer, r);
+      for (const int32_t producer : gang_.runs[r].producers) PutBehind(producer, r);
     }
   }
 
@@ -34,7 +38,7 @@ class OrderGraph {
       for (const Rank member : gang_.runs[r].ranks) {
         const auto inserted = last_of_rank.emplace(member, r);
         if (inserted.second) continue;
-        Fence(inserted.first->second, r);
+        PutBehind(inserted.first->second, r);
         inserted.first->second = r;
       }
     }
@@ -55,27 +59,25 @@ class OrderGraph {
       const int32_t after = circle[(i + 1) % circle.size()];
       if (IsInstance(before)) conflict.instance = before;
       const bool full = conflict.circle.size() == GangConflict::kMostWaits;
-      if (!IsInstance(after)) {
-        const auto& fence = fences_[after - num_instances_];
-        if (fence.first == fence.second) continue;  // a local run
-        if (full) {
-          ++conflict.more;
-          continue;
-        }
+      // Between a run's instances, and where it begins or ends, nothing waits for another.
+      if (IsInstance(before) != IsInstance(after)) continue;
+      if (full) {
+        ++conflict.more;
+      } else if (IsInstance(after)) {
+        conflict.circle.push_back(WaitOf(after, before));
+      } else {
         GangConflict::Wait wait;
         wait.of_runs = true;
-        wait.after = fence.second;
-        wait.before = fence.first;
+        wait.after = run_of_[after - num_instances_];
+        wait.before = run_of_[before - num_instances_];
         conflict.circle.push_back(wait);
-      } else if (IsInstance(before)) {
-        if (full) {
-          ++conflict.more;
-        } else {
-          conflict.circle.push_back(WaitOf(after, before));
-        }
       }
     }
     return conflict;
+  }
+
+  int64_t work() const {
+    return num_instances_ * 4 + static_cast<int64_t>(edges_.size()) / 4 + needs_looked_at_ / 32;
   }
 
  private:
@@ -88,12 +90,24 @@ class OrderGraph {
       return *gang_.instances[a].key < *gang_.instances[b].key;
     });
     rank_.resize(by_key.size());
-    // 0 is for fences: these are taken as soon as they are free.
+    // 0 is for where runs begin and end: these are taken as soon as they are free.
     for (int32_t i = 0; i < num_instances_; ++i) rank_[by_key[i]] = i + 1;
   }
 
   void AddNeeds() {
-    for (const GangView::Run& run : gang_.runs) {
+    std::vector<size_t> needs(gang_.runs.size(), 0);
+    for (size_t r = 0; r < needs.size(); ++r) {
+      for (const Participation& part : gang_.runs[r].parts) needs[r] += part.after.size();
+    }
+    const bool many = std::accumulate(needs.begin(), needs.end(), size_t{0}) > kMostNeeds;
+    first_use_.assign(many ? gang_.instances.size() : 0, -1);
+    for (size_t r = 0; r < needs.size(); ++r) {
+      const GangView::Run& run = gang_.runs[r];
+      in_program_order_.push_back(many && needs[r] > kMostNeedsPerCall * run.parts.size());
+      if (in_program_order_.back()) {
+        AddProgram(run);
+        continue;
+      }
       for (size_t i = 0; i < run.parts.size(); ++i) {
         for (const int32_t before : run.parts[i].after) {
           edges_.push_back({run.instances[before], run.instances[i]});
@@ -105,27 +119,54 @@ class OrderGraph {
     }
   }
 
-  // A fence is a node of its own: all of `before` stands ahead of it, all of `after` behind. So has
-  // a local run one, through which its consumers come after its producers.
-  int32_t AddFence(int32_t before, int32_t after) {
+  // A run's instances one after the other, by first use. A call needs what its program has come to
+  // before it; so only one whose instance another of the run's calls has used first, for another
+  // member, can need what is behind that. Then there is no such order.
+  void AddProgram(const GangView::Run& run) {
+    int32_t last = -1;
+    for (size_t i = 0; i < run.parts.size(); ++i) {
+      const int32_t instance = run.instances[i];
+      int32_t& first_use = first_use_[instance];
+      if (first_use < 0) {
+        first_use = static_cast<int32_t>(i);
+        if (last >= 0) edges_.push_back({last, instance});
+        last = instance;
+        continue;
+      }
+      needs_looked_at_ += static_cast<int64_t>(run.parts[i].after.size());
+      for (const int32_t before : run.parts[i].after) {
+        if (first_use_[run.instances[before]] < first_use) continue;
+        edges_.push_back({run.instances[before], instance});
+        break;
+      }
+    }
+    for (const int32_t instance : run.instances) first_use_[instance] = -1;
+  }
+
+  // All of a run stands behind the node at which it begins, and ahead of that at which it ends; of
+  // a local run, which has nothing between, both are one.
+  int32_t AddNode(int32_t r) {
     rank_.push_back(0);
-    fences_.emplace_back(before, after);
+    run_of_.push_back(r);
     return static_cast<int32_t>(rank_.size()) - 1;
   }
-  void AddLocalRuns() {
-    local_nodes_.assign(gang_.runs.size(), -1);
-    for (int32_t r = 0; r < num_runs(); ++r) {
-      if (gang_.runs[r].instances.empty()) local_nodes_[r] = AddFence(r, r);
-    }
+  int32_t BeginOf(int32_t r) {
+    if (begins_[r] >= 0) return begins_[r];
+    begins_[r] = AddNode(r);
+    for (const int32_t i : gang_.runs[r].instances) edges_.push_back({begins_[r], i});
+    if (gang_.runs[r].instances.empty()) ends_[r] = begins_[r];
+    return begins_[r];
   }
-  absl::Span<const int32_t> NodesOf(int32_t r) const {
-    const std::vector<int32_t>& instances = gang_.runs[r].instances;
-    return instances.empty() ? absl::MakeConstSpan(&local_nodes_[r], 1) : instances;
+  int32_t EndOf(int32_t r) {
+    if (ends_[r] >= 0) return ends_[r];
+    if (gang_.runs[r].instances.empty()) return BeginOf(r);
+    ends_[r] = AddNode(r);
+    for (const int32_t i : gang_.runs[r].instances) edges_.push_back({i, ends_[r]});
+    return ends_[r];
   }
-  void Fence(int32_t before, int32_t after) {
-    const int32_t node = AddFence(before, after);
-    for (const int32_t ahead : NodesOf(before)) edges_.push_back({ahead, node});
-    for (const int32_t behind : NodesOf(after)) edges_.push_back({node, behind});
+  void PutBehind(int32_t before, int32_t after) {
+    const int32_t end = EndOf(before);
+    edges_.push_back({end, BeginOf(after)});
   }
 
   // Which rank says so?
@@ -137,10 +178,17 @@ class OrderGraph {
       const GangView::Run& run = gang_.runs[r];
       for (size_t p = 0; p < run.parts.size(); ++p) {
         if (run.instances[p] != after) continue;
-        for (const int32_t needed : run.parts[p].after) {
-          if (run.instances[needed] != before) continue;
+        const auto says_so = [&] {
           wait.run = r;
           wait.participation = static_cast<int32_t>(p);
+        };
+        if (in_program_order_[r]) {
+          const auto here = run.instances.begin() + static_cast<std::ptrdiff_t>(p);
+          if (std::find(run.instances.begin(), here, before) != here) says_so();
+          continue;
+        }
+        for (const int32_t needed : run.parts[p].after) {
+          if (run.instances[needed] == before) says_so();
         }
       }
     }
@@ -151,8 +199,13 @@ class OrderGraph {
   const int32_t num_instances_;
   std::vector<int32_t> rank_;  // by node: the least is taken first
   std::vector<OrderEdge> edges_;
-  std::vector<std::pair<int32_t, int32_t>> fences_;  // the runs before and after
-  std::vector<int32_t> local_nodes_;                 // by run: its own fence, where it is local
+  std::vector<bool> in_program_order_;  // by run
+  std::vector<int32_t> first_use_;      // by instance, of the run at hand: which of its calls
+  int64_t needs_looked_at_ = 0;         // for that
+  // By run: the nodes at which it begins and ends. -1: nothing stands ahead, or behind, all of it.
+  std::vector<int32_t> begins_;
+  std::vector<int32_t> ends_;
+  std::vector<int32_t> run_of_;  // by node that is no instance
 };
 
 // Where each run's instances stand.
@@ -227,7 +280,9 @@ absl::optional<GangConflict> FindInterleaved(const GangView& gang, const GangOrd
 absl::optional<GangConflict> FindGangOrder(const GangView& gang, GangOrder* order) {
   OrderGraph graph(gang);
   std::vector<int32_t> sorted;
-  if (!graph.Sort(&sorted)) return graph.Describe(sorted);
+  const bool has_order = graph.Sort(&sorted);
+  CountWork(graph.work());
+  if (!has_order) return graph.Describe(sorted);
   order->instances.clear();
   std::vector<int32_t> position(gang.instances.size());
   for (const int32_t node : sorted) {

@@ -51,7 +51,8 @@ struct GangConflict {
     bool of_runs = false;
     int32_t after = -1;
     int32_t before = -1;
-    // Of instances: the call that needs the other's result. -1: it is its gradient.
+    // Of instances: the call that needs the other's result, or that a run of many needs makes
+    // behind the other. -1: it is its gradient.
     int32_t run = -1;
     int32_t participation = -1;
   };
@@ -71,6 +72,13 @@ struct GangConflict {
 // stand in the order of its log, if the data allows; among those that are free the least key comes
 // first. Runs come in the order of their first instances, local ones right behind their producers.
 // Returns why it cannot be, else fills `order`.
+//
+// What that takes grows with the gang's calls and not with the pairs of which one needs the other,
+// of which a run of 2,048 calls may have a million: where a gang has more than kMostNeeds of them,
+// a run that has more than kMostNeedsPerCall for each of its calls stands in the order in which its
+// program first comes to its instances, which most often is the order that its needs allow.
+inline constexpr size_t kMostNeeds = 32768;
+inline constexpr size_t kMostNeedsPerCall = 16;
 absl::optional<GangConflict> FindGangOrder(const GangView& gang, GangOrder* order);
 
 }  // namespace chorus

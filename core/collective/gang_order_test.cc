@@ -1,17 +1,23 @@
 #include "core/collective/gang_order.h"
 
+#include <algorithm>
+#include <cmath>
 #include <deque>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "core/base/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 // Instances are calls 0, 1, 2 ... of the world group, unless a test says otherwise.
@@ -192,6 +198,97 @@ TEST(GangOrderTest, ALocalRunBetweenTheCollectivesOfAnotherIsAConflictThatNamesT
   EXPECT_EQ(conflict.run, local);
   EXPECT_EQ(conflict.other_run, around);
   EXPECT_EQ(conflict.instance, 0);
+}
+
+// `calls` of which the second half need all of the first.
+std::vector<int32_t> AllNeedAll(Gang* gang, int32_t rank, const std::vector<int32_t>& calls) {
+  const auto half = static_cast<int32_t>(calls.size() / 2);
+  const int32_t run = gang->Run(rank, calls);
+  for (int32_t after = half; after < 2 * half; ++after) {
+    for (int32_t before = 0; before < half; ++before) gang->Needs(run, after, before);
+  }
+  return calls;
+}
+
+std::vector<int32_t> Numbers(int32_t count) {
+  std::vector<int32_t> numbers(static_cast<size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+TEST(GangOrderTest, WhatItTakesDoesNotGrowWithTheNeedsOfACall) {
+  for (const int32_t half : {251, 512}) {
+    Gang gang(2 * half);
+    for (int32_t rank = 0; rank < 2; ++rank) AllNeedAll(&gang, rank, Numbers(2 * half));
+    const WorkSlice slice;
+    const GangOrder order = gang.Order();
+    EXPECT_EQ(order.instances, Numbers(2 * half));
+    EXPECT_THAT(order.reordered, Each(IsEmpty()));
+    EXPECT_LT(SliceWork(), 20 * 2 * half) << half;
+  }
+}
+
+// As many needs as there may be without that, and more.
+TEST(GangOrderTest, ARunOfManyNeedsStandsInTheOrderOfItsProgram) {
+  const auto half = static_cast<int32_t>(std::sqrt(kMostNeeds));
+  for (const bool many : {false, true}) {
+    SCOPED_TRACE(many);
+    const int32_t size = 2 * half + (many ? 2 : 0);
+    // Half of the second rank's calls stand the other way round. The first rank needs few, so that
+    // its own order is any.
+    std::vector<int32_t> calls = Numbers(size);
+    std::reverse(calls.begin(), calls.begin() + size / 2);
+    Gang gang(size);
+    const int32_t first = gang.Run(0, Numbers(size));
+    AllNeedAll(&gang, 1, calls);
+    EXPECT_EQ(gang.Order().instances, many ? calls : Numbers(size));
+    gang.Needs(first, 7, 3);
+    if (!many) {
+      EXPECT_EQ(gang.Order().instances, Numbers(size));
+      continue;
+    }
+    const GangConflict conflict = gang.Conflict();
+    ASSERT_THAT(conflict.circle, Not(IsEmpty()));
+    for (const GangConflict::Wait& wait : conflict.circle) {
+      EXPECT_EQ(wait.run, wait.after == 7 ? first : 1);
+      EXPECT_EQ(wait.participation, wait.after == 7 ? 7 : size / 2 - 1 - wait.after);
+    }
+  }
+}
+
+// A run that speaks for two members, whose calls of an instance stand together or do not.
+TEST(GangOrderTest, ARunOfManyNeedsMayComeToAnInstanceTwice) {
+  const int32_t half = 256;
+  for (const bool one_by_one : {false, true}) {
+    SCOPED_TRACE(one_by_one);
+    Gang gang(2 * half);
+    std::vector<int32_t> calls;
+    for (int32_t i = 0; i < 4 * half; ++i) calls.push_back(one_by_one ? i % (2 * half) : i / 2);
+    const int32_t run = gang.Run(0, calls);
+    const auto phase = [&](int32_t i) { return calls[i] / half; };
+    for (int32_t after = 0; after < 4 * half; ++after) {
+      for (int32_t before = 0; before < after; ++before) {
+        if (phase(before) < phase(after)) gang.Needs(run, after, before);
+      }
+    }
+    EXPECT_EQ(gang.Order().instances, Numbers(2 * half));
+    // The second member's first call needs what the first one has made of the last.
+    if (!one_by_one) continue;
+    gang.Needs(run, 2 * half, 2 * half - 1);
+    const GangConflict conflict = gang.Conflict();
+    EXPECT_THAT(conflict.circle, Not(IsEmpty()));
+  }
+}
+
+TEST(GangOrderTest, ManyConsumersOfALargeRunTakeNoMoreThanOne) {
+  const int32_t size = 1000;
+  Gang gang(size + 1);
+  int32_t last = gang.Run(0, Numbers(size));
+  for (int32_t i = 0; i < size; ++i) last = gang.Run(0, {}, {0, last});
+  gang.Run(0, {size}, {last});
+  const WorkSlice slice;
+  EXPECT_EQ(gang.Order().instances, Numbers(size + 1));
+  EXPECT_LT(SliceWork(), 20 * size);
 }
 
 }  // namespace

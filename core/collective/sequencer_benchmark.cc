@@ -181,5 +181,48 @@ void BM_Move(benchmark::State& state) {
 }
 BENCHMARK(BM_Move)->Arg(1024)->Arg(64512);
 
+// A gang of two ranks' runs whose order is not known: of 2,048 calls the second half need the
+// results of all of the first, or of so many of them.
+void BM_Order(benchmark::State& state) {
+  const auto needs = static_cast<int32_t>(state.range(0));
+  constexpr int32_t kHalf = 1024;
+  Sequencer sequencer(2, SequencerOptions());
+  std::deque<AllReduces> votes;
+  std::vector<std::shared_ptr<VoteTemplate>> templates;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    votes.emplace_back(rank, 2, 2 * kHalf, /*wants_grad=*/false);
+    auto what = std::make_shared<VoteTemplate>(*votes.back().vote.what);
+    for (int32_t i = 0; i < 2 * kHalf; ++i) {
+      std::vector<int32_t>& after = what->participations[static_cast<size_t>(i)].after;
+      after.clear();
+      for (int32_t before = 0; i >= kHalf && before < needs; ++before) after.push_back(before);
+    }
+    templates.push_back(what);
+    votes.back().vote.what = what;
+  }
+  Sequencer::Actions actions;
+  int64_t run = 0;
+  int64_t base = 0;
+  for (auto _ : state) {
+    for (size_t rank = 0; rank < 2; ++rank) {
+      templates[rank]->fingerprint.hi = static_cast<uint64_t>(++run);
+      votes[rank].vote.run = RunHandle(run);
+      votes[rank].vote.groups[0].base[0].call = base;
+      if (!sequencer.Submit(votes[rank].vote, absl::UnixEpoch(), &actions).ok()) {
+        state.SkipWithError("refused");
+      }
+    }
+    base += 2 * kHalf;
+    if (actions.size() != 1) {
+      state.SkipWithError("not launched");
+      break;
+    }
+    const Ticket ticket = actions[0].ticket;
+    actions.clear();
+    sequencer.Finished(ticket, absl::OkStatus(), absl::UnixEpoch(), &actions);
+  }
+}
+BENCHMARK(BM_Order)->Unit(benchmark::kMicrosecond)->Arg(0)->Arg(1)->Arg(8)->Arg(16)->Arg(1024);
+
 }  // namespace
 }  // namespace chorus
