@@ -13,8 +13,6 @@
 namespace chorus {
 namespace {
 
-// Orders of gangs are kept for this many different gangs; a trainer has a handful.
-constexpr size_t kKnownOrders = 64;
 // Of a counter's line its end, which tells lines apart: rows are charged as if they were of one
 // size.
 constexpr size_t kLineBytes = 128;
@@ -1513,14 +1511,14 @@ Error Sequencer::MismatchError(int32_t id) const {
   return error;
 }
 
-// One line once for each pair of lines.
+// One line once for each pair of lines, so far as their hashes tell.
 void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
                                 Actions* actions) {
   constexpr size_t kMostWarned = 1024;
   const Participation& first = PartAt(instance, instance.first);
   if (first.source == part.source || instance.key.is_pair() ||
       warned_sites_.size() >= kMostWarned ||
-      !warned_sites_.insert(std::minmax(first.source, part.source)).second) {
+      !warned_sites_.insert(absl::HashOf(std::minmax(first.source, part.source))).second) {
     return;
   }
   actions->emplace_back();
@@ -1657,31 +1655,53 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
     return absl::nullopt;
   }
 
-  // Indices by first use. Together with the fingerprints they say everything that the order depends
-  // on, so an order once found holds for every gang with the same signature.
   for (const int32_t id : gang.instances) instances_[id].mark = kNone;
   for (size_t i = 0; i < runs->size(); ++i) runs_[(*runs)[i]].mark = static_cast<int32_t>(i);
-  std::vector<int64_t> signature = {static_cast<int64_t>(runs->size())};
-  for (const int32_t r : *runs) {
+  Sign(*runs, instances);
+  const GangOrder* order = known_orders_.Find(signature_.bytes());
+  if (order == nullptr) {
+    GangOrder found;
+    absl::optional<Error> conflict = FindOrder(*runs, *instances, &found);
+    if (conflict.has_value()) return conflict;
+    order = known_orders_.Keep(signature_.bytes(), std::move(found));
+  }
+  const std::vector<int32_t> by_first_use = *instances;
+  const std::vector<int32_t> by_submission = *runs;
+  for (size_t i = 0; i < by_first_use.size(); ++i) {
+    (*instances)[i] = by_first_use[order->instances[i]];
+  }
+  for (size_t i = 0; i < by_submission.size(); ++i) {
+    (*runs)[i] = by_submission[order->runs[i]];
+    if (order->reordered[i].empty()) continue;
+    reordered_.emplace_back(by_submission[i], &order->reordered[i]);
+  }
+  return absl::nullopt;
+}
+
+// Fills signature_ with all that the order of these runs depends on, and `instances` by first use.
+void Sequencer::Sign(const std::vector<int32_t>& runs, std::vector<int32_t>* instances) {
+  signature_.Clear();
+  signature_.PutVarint(runs.size());
+  SignatureWriter out(&signature_);
+  for (const int32_t r : runs) {
     const PendingRun& run = runs_[r];
-    signature.push_back(static_cast<int64_t>(run.what->fingerprint.hi));
-    signature.push_back(static_cast<int64_t>(run.what->fingerprint.lo));
-    signature.push_back(static_cast<int64_t>(run.instances.size()));
-    signature.push_back(static_cast<int64_t>(run.ranks.size()));
-    for (const Rank rank : run.ranks) signature.push_back(rank.value());
+    out.PutFingerprint(run.what->fingerprint);
+    for (const Rank rank : run.ranks) out.Put(rank.value());
+    out.End();
     for (const int32_t id : run.instances) {
       Instance& instance = instances_[id];
       if (instance.mark == kNone) {
         instance.mark = static_cast<int32_t>(instances->size());
         instances->push_back(id);
       }
-      signature.push_back(instance.mark);
+      out.Put(instance.mark);
     }
+    out.End();
     for (const RunHandle producer : run.producers) {
       const auto it = run_by_handle_.find(producer);
-      if (it != run_by_handle_.end()) signature.push_back(-1 - runs_[it->second].mark);
+      if (it != run_by_handle_.end()) out.Put(runs_[it->second].mark);
     }
-    signature.push_back(0);  // behind the producers
+    out.End();
   }
   // Of the keys, how they stand to each other, and which end of a pair is which.
   const auto by_key = [this](int32_t a, int32_t b) {
@@ -1690,37 +1710,19 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   if (!std::is_sorted(instances->begin(), instances->end(), by_key)) {
     std::vector<int32_t> sorted = *instances;
     std::sort(sorted.begin(), sorted.end(), by_key);
-    for (const int32_t id : sorted) signature.push_back(instances_[id].mark);
+    for (const int32_t id : sorted) out.Put(instances_[id].mark);
   }
-  signature.push_back(-1);
+  out.End();
   for (const int32_t id : *instances) {
     const Instance& instance = instances_[id];
     const bool reversed = instance.key.is_pair() && instance.key.path.size() % 2 == 1;
     const int32_t forward = instance.parent == kNone ? kNone : tapes_[instance.parent].instance;
     if (forward == kNone && !reversed) continue;
-    signature.push_back(instance.mark);
-    signature.push_back(forward == kNone ? kNone : instances_[forward].mark);
-    signature.push_back(reversed ? 1 : 0);
+    out.Put(instance.mark);
+    out.Put(forward == kNone ? kNone : instances_[forward].mark);
+    out.Put(reversed ? 1 : 0);
   }
-  auto order_it = known_orders_.find(signature);
-  if (order_it == known_orders_.end()) {
-    GangOrder order;
-    absl::optional<Error> conflict = FindOrder(*runs, *instances, &order);
-    if (conflict.has_value()) return conflict;
-    if (known_orders_.size() >= kKnownOrders) known_orders_.clear();
-    order_it = known_orders_.emplace(std::move(signature), std::move(order)).first;
-  }
-  const std::vector<int32_t> by_first_use = *instances;
-  const std::vector<int32_t> by_submission = *runs;
-  for (size_t i = 0; i < by_first_use.size(); ++i) {
-    (*instances)[i] = by_first_use[order_it->second.instances[i]];
-  }
-  for (size_t i = 0; i < by_submission.size(); ++i) {
-    (*runs)[i] = by_submission[order_it->second.runs[i]];
-    if (order_it->second.reordered[i].empty()) continue;
-    reordered_.emplace_back(by_submission[i], &order_it->second.reordered[i]);
-  }
-  return absl::nullopt;
+  out.End();
 }
 
 // `instances` by first use: instances_[id].mark is the index, as runs_[r].mark is in `runs`.

@@ -31,24 +31,26 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
+#include "core/base/bytes.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/collective/decisions.h"
 #include "core/collective/gang_order.h"
 #include "core/collective/instance.h"
+#include "core/collective/known_orders.h"
 #include "core/collective/sequencer_tables.h"
 #include "core/collective/vote.h"
 #include "core/graph/graph.h"
@@ -289,6 +291,7 @@ class Sequencer {
   void MergeCircleThrough(int32_t component);
   absl::optional<Error> OrderComponent(int32_t component, std::vector<int32_t>* runs,
                                        std::vector<int32_t>* instances);
+  void Sign(const std::vector<int32_t>& runs, std::vector<int32_t>* instances);
   absl::optional<Error> FindOrder(const std::vector<int32_t>& runs,
                                   const std::vector<int32_t>& instances, GangOrder* order) const;
   Error ConflictError(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
@@ -358,9 +361,9 @@ class Sequencer {
   absl::btree_map<Place, int32_t> instance_by_place_;
   int32_t first_unplaced_ = kNone;
   size_t unplaced_ = 0;
-  std::vector<int32_t> differing_;                              // instances
-  std::set<std::pair<std::string, std::string>> warned_sites_;  // lines
-  int64_t further_parts_ = 0;  // pending instances with a part that is not 0
+  std::vector<int32_t> differing_;              // instances
+  absl::flat_hash_set<uint64_t> warned_sites_;  // hashes of pairs of lines
+  int64_t further_parts_ = 0;                   // pending instances with a part that is not 0
   absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
   Pool<Component> components_;
   // Tapes that nobody can ask anything of any more go a few an event (ForgetSome): those of an
@@ -375,8 +378,7 @@ class Sequencer {
   Pool<OpenGang>::Chain launched_;  // by ticket
   absl::flat_hash_map<Ticket, int32_t> gang_by_ticket_;
   std::map<int64_t, int32_t> externally_blocked_;  // runs, by submission
-  // By what the order depends on: of instances by first use in the gang's runs, and of runs.
-  absl::flat_hash_map<std::vector<int64_t>, GangOrder> known_orders_;
+  KnownOrders known_orders_;  // of instances by first use in the gang's runs, and of runs
   std::deque<std::pair<Epoch, std::shared_ptr<const Error>>> causes_;
 
   // Scratch of one event.
@@ -413,6 +415,7 @@ class Sequencer {
   std::vector<int32_t> ready_;           // components to try
   std::vector<int32_t> gang_runs_;       // of the gang whose order was found last
   std::vector<int32_t> gang_instances_;  // the same
+  ByteWriter signature_;                 // the same
   // The same: runs that must follow another order than their own.
   std::vector<std::pair<int32_t, const std::vector<int32_t>*>> reordered_;
   int32_t search_ = 0;  // number of the last search for circles

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <iostream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/counting_heap.h"
 #include "core/base/work.h"
 #include "core/collective/test_run.h"
 #include "gmock/gmock.h"
@@ -2796,6 +2798,44 @@ TEST(SequencerMemoryTest, OfALongLineTheEndIsKept) {
   ASSERT_THAT(Failed(passed), ElementsAre(1));
   EXPECT_THAT(passed[0].error->message, HasSubstr("x/train.cc:7"));
   EXPECT_LT(passed[0].error->message.size(), 1000u);
+}
+
+// Launches a gang of both ranks' `calls` calls; the second rank's stand in `line`, and nobody has
+// made just such runs before.
+void LaunchNew(Sequencer* sequencer, int64_t number, int64_t base, int64_t calls,
+               const std::string& line) {
+  Actions actions;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun run(2 * number + rank + 1, sequencer->epoch());
+    const int32_t slot = run.Slot(kWorld, 2, {rank}, {base});
+    for (int64_t call = 0; call < calls; ++call) {
+      Participation& part = run.AllReduce(slot, rank);
+      part.node = static_cast<int32_t>(number * calls + call);
+      part.descriptor.dims = {number + 1};
+      part.source = rank == 0 ? absl::StrCat(std::string(400, 'x'), number, ".cc:1") : line;
+    }
+    actions = Cast(sequencer, run);
+  }
+  for (const SequencerAction& action : actions) {
+    Actions none;
+    if (action.kind != Kind::kLaunch) continue;
+    sequencer->Finished(action.ticket, absl::OkStatus(), At(0), &none);
+  }
+}
+
+TEST(SequencerMemoryTest, WhatAWorldRemembersOfItsGangsAndLinesIsSmall) {
+  constexpr int64_t kCalls = 300;
+  SequencerOptions options;
+  options.check_call_sites = CheckCallSites::kWarn;
+  Sequencer sequencer(2, options);
+  const std::string line = std::string(400, 'y') + ".cc:1";
+  LaunchNew(&sequencer, 0, 0, kCalls, line);  // what it holds for a run is there from now on
+  const HeapUse heap;
+  for (int64_t number = 1; number < 1200; ++number) {
+    LaunchNew(&sequencer, number, number * kCalls, kCalls, line);
+  }
+  std::cout << heap.bytes() << " bytes" << std::endl;
+  EXPECT_LT(heap.bytes(), 100 << 10);
 }
 
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {
