@@ -266,7 +266,7 @@ namespace {
 // The backend that only a worker has.
 constexpr absl::string_view kCuda = "cuda";
 
-// An attached client takes 5 descriptors, a connection that is counted up to 8.
+// An attached client takes 6 descriptors, a connection that is counted up to 8.
 void RaiseDescriptorLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

@@ -81,7 +81,8 @@ struct PathCounters {
 struct NodeStats {
   int64_t memory_limit_bytes = 0;
   int64_t memory_used_bytes = 0;
-  // The part of these that is pages of arenas which are gone here and which clients still hold.
+  // The part of these that is pages of arenas, and of ended sessions' memory, which are gone here
+  // and which clients still hold.
   int64_t client_held_bytes = 0;
   int64_t runs_published = 0;
   int64_t runs_failed = 0;

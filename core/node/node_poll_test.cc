@@ -1,4 +1,5 @@
 // Rings of many sessions: each session that has something in its ring is heard, and soon.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -11,6 +12,7 @@
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
+#include "core/base/unique_fd.h"
 #include "core/node/node.h"
 #include "core/node/rings.h"
 #include "core/ops/host_kernels.h"
@@ -38,6 +40,10 @@ class Client {
   }
 
   SessionId session() const { return session_; }
+  // A descriptor of the session's memory, as a client gets it.
+  UniqueFd OwnDescriptor(LocalNode* node) const {
+    return UniqueFd(fcntl(node->AttachMemory(session_)->memory_fd, F_DUPFD_CLOEXEC, 0));
+  }
 
   void Submit() {
     SubmitWithoutRinging();
@@ -184,6 +190,63 @@ TEST_F(NodePollTest, ABrokenRingEndsOnlyItsSession) {
   clients_.erase(clients_.begin() + kSessions / 2);
   SubmitAll();
   EXPECT_LE(PollsUntilAllAreHeard(), 2);
+}
+
+// Their pages cannot be taken from whoever has them: by a mapping, or by a descriptor alone.
+TEST_F(NodePollTest, MemoryOfASessionThatHasEndedIsChargedAsLongAsAClientHasIt) {
+  clients_.clear();
+  const auto used = [this] { return node_->Stats("").memory_used_bytes; };
+  const auto held = [this] { return node_->Stats("").client_held_bytes; };
+  const auto bytes = static_cast<int64_t>(SessionMemory::TotalBytes(SessionMemoryOptions()));
+  for (const bool by_descriptor : {false, true}) {
+    const int64_t before = used();
+    auto client = std::make_unique<Client>(node_.get());
+    UniqueFd descriptor;
+    if (by_descriptor) descriptor = client->OwnDescriptor(node_.get());
+    EXPECT_GE(used(), before + bytes);
+    ASSERT_TRUE(node_->CloseSession(client->session(), now_).ok());
+    EXPECT_EQ(used(), before + bytes) << "it is mapped";
+    EXPECT_EQ(held(), bytes);
+    client.reset();
+    EXPECT_EQ(used(), by_descriptor ? before + bytes : before);
+    descriptor.Reset();
+    EXPECT_EQ(used(), before);
+    EXPECT_EQ(held(), 0);
+  }
+}
+
+// Who opens sessions and keeps the memory of each gets to the end of its share, and no further.
+TEST(NodeSessionMemoryTest, CannotBeKeptOfOneSessionAfterTheOther) {
+  NodeOptions options;
+  options.memory_limit_bytes = int64_t{32} << 20;
+  HostBackendOptions host;
+  host.devices = 1;
+  host.make_kernel = MakeHostKernel;
+  ThreadPool pool(1);
+  host.pool = &pool;
+  const std::unique_ptr<Backend> backend = CreateHostBackend(host);
+  LocalNode node(options, DevicesOf(backend.get()), [] {});
+  std::vector<std::unique_ptr<SessionMemory>> kept;
+  const auto open_and_close = [&](bool keep) {
+    OpenSessionRequest open;
+    open.tenant = "uid:0";
+    open.attached = true;
+    open.devices = {DeviceIndex(0)};
+    const SessionId session = node.OpenSession(open, absl::Now())->id;
+    const absl::StatusOr<SessionDescriptors> attached = node.AttachMemory(session);
+    if (attached.ok() && keep) kept.push_back(*MapSessionMemory(attached->memory_fd));
+    EXPECT_TRUE(node.CloseSession(session, absl::Now()).ok());
+    return attached.status();
+  };
+  absl::Status status;
+  const int64_t most = options.memory_limit_bytes /
+                       static_cast<int64_t>(SessionMemory::TotalBytes(SessionMemoryOptions()));
+  while (status.ok() && static_cast<int64_t>(kept.size()) <= most) status = open_and_close(true);
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfMemory) << status;
+  EXPECT_GT(kept.size(), 4u);
+  // One that lets go gets more, without anybody looking in between.
+  kept.pop_back();
+  EXPECT_TRUE(open_and_close(false).ok());
 }
 
 // Commands that come without a ring, out of order: each gap is waited for so long and no longer,

@@ -1,6 +1,7 @@
 #include "core/node/rings.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
 
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/shared_file.h"
 #include "core/base/work.h"
 
 namespace chorus::node {
@@ -29,8 +31,9 @@ std::string EndedFor(const absl::Status& malformed) {
 
 }  // namespace
 
-Rings::Rings(int32_t max_tensors, Take take, End end)
+Rings::Rings(int32_t max_tensors, HeldFiles* held, Take take, End end)
     : max_tensors_(max_tensors),
+      held_(held),
       take_(std::move(take)),
       end_(std::move(end)),
       doorbell_(*Doorbell::Create()),  // one page: without it there is no daemon
@@ -44,9 +47,16 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
         Charge bytes,
         session->budget->Charge(Domain::kHost, Resource::kSessionBytes,
                                 static_cast<int64_t>(SessionMemory::TotalBytes(layout))));
-    CHORUS_ASSIGN_OR_RETURN(  // its file and its wake-up
-        Charge descriptors, session->budget->Charge(Domain::kHost, Resource::kDescriptors, 2));
+    CHORUS_ASSIGN_OR_RETURN(  // its file, the client's descriptor of it, its wake-up
+        Charge descriptors, session->budget->Charge(Domain::kHost, Resource::kDescriptors, 3));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory, CreateSessionMemory(layout));
+    const UniqueFd made = memory->TakeFd();
+    auto file = std::make_shared<const UniqueFd>(OpenAgain(made.get(), O_RDWR));
+    UniqueFd client = OpenAgain(made.get(), O_RDWR);
+    if (!file->valid() || !client.valid()) {
+      return MakeError(Reason::kQuota,
+                       absl::StrCat("no descriptor for the session's memory: ", strerror(errno)));
+    }
     CHORUS_ASSIGN_OR_RETURN(UniqueFd wake, CreateWakeEvent());
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;  // the ring tells what there is, not the count
@@ -58,6 +68,8 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
     session->memory_bytes = std::move(bytes);
     session->memory_descriptors = std::move(descriptors);
     session->memory = std::move(memory);
+    session->memory_file = std::move(file);
+    session->client_fd = std::move(client);
     session->wake_fd = std::move(wake);
     session->ring = std::make_unique<SubmissionRingReader>(session->memory.get());
     session->completions.Attach(session->memory.get());
@@ -65,7 +77,7 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
     quiet_.emplace(session->id, session);
   }
   SessionDescriptors descriptors;
-  descriptors.memory_fd = session->memory->fd();
+  descriptors.memory_fd = session->client_fd.get();
   descriptors.wake_fd = session->wake_fd.get();
   return descriptors;
 }
@@ -82,8 +94,9 @@ void Rings::Detach(Session* session) {
   session->ring.reset();
   session->memory.reset();
   session->wake_fd = UniqueFd();
-  session->memory_bytes = Charge();
-  session->memory_descriptors = Charge();
+  session->client_fd = UniqueFd();
+  held_->Add(std::move(session->memory_file), std::move(session->memory_bytes),
+             std::move(session->memory_descriptors));
 }
 
 // A look at a ring is a miss of the caches: of thousands of sessions most are silent.

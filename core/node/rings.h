@@ -18,6 +18,7 @@
 #include "core/base/unique_fd.h"
 #include "core/node/requests.h"
 #include "core/node/session.h"
+#include "core/runtime/held_files.h"
 #include "core/transport/doorbell.h"
 #include "core/transport/ring.h"
 
@@ -31,14 +32,15 @@ class Rings {
                                           absl::string_view frame, absl::Time now)>;
   using End = std::function<void(const std::shared_ptr<Session>& session, const std::string& how,
                                  absl::Time now)>;
-  Rings(int32_t max_tensors, Take take, End end);
+  // `held`, which outlives this, takes the shared memory of sessions that have ended.
+  Rings(int32_t max_tensors, HeldFiles* held, Take take, End end);
   Rings(const Rings&) = delete;
   Rings& operator=(const Rings&) = delete;
 
   // Makes the session's shared memory, at the first call. RESOURCE_EXHAUSTED: no memory, or no
   // descriptor.
   absl::StatusOr<SessionDescriptors> Attach(const std::shared_ptr<Session>& session);
-  // The session has ended; its shared memory goes.
+  // The session has ended; its shared memory goes, and is charged as long as clients hold it.
   void Detach(Session* session);
 
   // Takes the frames that are there, some of each ring. Whether there were any. Rings that have
@@ -62,6 +64,7 @@ class Rings {
   void LookAtRung(absl::Time now);
 
   const int32_t max_tensors_;
+  HeldFiles* const held_;
   const Take take_;
   const End end_;
   std::unique_ptr<Doorbell> doorbell_;

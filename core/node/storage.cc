@@ -44,7 +44,7 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Devices* devices,
       paths_(paths),
       budget_(std::move(budget)),
       share_(budget_->limits().Share()),
-      held_([this, clock, ask = std::move(ask_to_let_go)] {
+      held_(&memory_thread_, [this, clock, ask = std::move(ask_to_let_go)] {
         ask();
         if (held_.size() == 1) LookAtHeldLater(clock->now);
       }) {

@@ -31,6 +31,7 @@
 #include "core/runtime/arena.h"
 #include "core/runtime/buffer.h"
 #include "core/runtime/devices.h"
+#include "core/runtime/held_files.h"
 #include "core/runtime/memory.h"
 #include "core/runtime/memory_thread.h"
 #include "core/transport/command.h"
@@ -40,7 +41,7 @@ namespace chorus::node {
 class Storage {
  public:
   // All outlive it. `budget`: the node's. `paths` counts how bytes took their way. `ask_to_let_go`
-  // is called when arenas are gone, but clients still hold their pages.
+  // is called when files are gone, but clients still hold their pages.
   Storage(const NodeOptions* options, BudgetRef budget, Devices* devices, Launcher* launcher,
           Background* background, const Clock* clock, TimerQueue* timers, PathCounters* paths,
           std::function<void()> ask_to_let_go);
@@ -113,6 +114,8 @@ class Storage {
   bool host() const { return host_; }                // the devices' memory is the host's
   const Budget& budget() const { return *budget_; }  // the node's
   int64_t live_buffers() const;
+  // What is done with here while clients hold its pages.
+  HeldFiles* held() { return &held_; }
   int64_t client_held_bytes() const { return held_.bytes(); }
   // Looks whether clients have let go of pages that they alone held; at some of them.
   void LookAtHeld();
@@ -144,7 +147,7 @@ class Storage {
   const BudgetRef budget_;
   const Budget::Limits share_;  // of one tenant
   MemoryThread memory_thread_;
-  HeldArenas held_;
+  HeldFiles held_;
   std::vector<std::unique_ptr<DeviceSet>> device_sets_;  // by device; empty on the host
   struct TenantEntry {
     std::weak_ptr<Tenant> tenant;

@@ -6,11 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "core/base/error.h"
+#include "core/base/shared_file.h"
 #include "core/runtime/memory_thread.h"
 #include "core/runtime/size_class.h"
 
@@ -26,11 +25,6 @@ absl::Status OutOfMemory(absl::string_view what, int64_t bytes, int error) {
 ArenaIds& IdsOfArenas() {
   static auto* const ids = new ArenaIds();
   return *ids;
-}
-
-// Another descriptor of the same file, which counts as an opener of its own.
-UniqueFd Reopen(int fd, int flags) {
-  return UniqueFd(open(absl::StrCat("/proc/self/fd/", fd).c_str(), flags | O_CLOEXEC));
 }
 
 }  // namespace
@@ -63,19 +57,16 @@ Arena::Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind 
 
 Arena::~Arena() {
   IdsOfArenas().Free(id_);
-  const bool handed_out = client_fd_.valid();
-  client_fd_.Reset();
-  if (handed_out && helpers_.held != nullptr && memory_->IsHeldByOthers()) {
-    helpers_.held->Add(std::move(memory_), std::move(charged_bytes_),
-                       std::move(charged_descriptor_), helpers_.thread);
-  } else if (helpers_.thread != nullptr) {
-    helpers_.thread->Dispose(std::move(memory_));
+  if (client_fd_.valid() && helpers_.held != nullptr) {
+    client_fd_.Reset();
+    helpers_.held->Add(memory_->file(), std::move(charged_bytes_), std::move(charged_descriptor_));
   }
+  if (helpers_.thread != nullptr) helpers_.thread->Dispose(std::move(memory_));
 }
 
 absl::StatusOr<int> Arena::ClientFd() {
   if (!client_fd_.valid()) {
-    client_fd_ = Reopen(fd(), kind_ == Kind::kStaging ? O_RDWR : O_RDONLY);
+    client_fd_ = OpenAgain(fd(), kind_ == Kind::kStaging ? O_RDWR : O_RDONLY);
     if (!client_fd_.valid()) {
       return MakeError(Reason::kQuota, absl::StrCat("no descriptor for arena ", id_.value(), ": ",
                                                     strerror(errno)));
@@ -101,11 +92,12 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, in
   const UniqueFd memory_file(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory_file.valid()) return OutOfMemory("memfd_create", bytes, errno);
   if (ftruncate(memory_file.get(), bytes) != 0) return OutOfMemory("ftruncate", bytes, errno);
-  UniqueFd fd = Reopen(memory_file.get(), O_RDWR);
-  if (!fd.valid()) return OutOfMemory("open(/proc/self/fd)", bytes, errno);
+  const auto file = std::make_shared<const UniqueFd>(OpenAgain(memory_file.get(), O_RDWR));
+  if (!file->valid()) return OutOfMemory("open(/proc/self/fd)", bytes, errno);
   // Mapped before it is sealed: FUTURE_WRITE forbids writable mappings from then on.
-  const auto map = [&fd, bytes](int protection) {
-    void* const at = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd.get(), 0);
+  const auto map = [&file, bytes](int protection) {
+    void* const at =
+        mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, file->get(), 0);
     return at == MAP_FAILED ? nullptr : static_cast<char*>(at);
   };
   char* const writable = map(PROT_READ | PROT_WRITE);
@@ -116,13 +108,12 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, in
     munmap(writable, static_cast<size_t>(bytes));
     return refused;
   }
-  const int file = fd.get();
-  auto memory = std::make_shared<const ArenaMemory>(std::move(fd), data, bytes,
-                                                    data == writable ? nullptr : writable);
+  auto memory =
+      std::make_shared<const ArenaMemory>(file, data, bytes, data == writable ? nullptr : writable);
   const int seals = kind == Kind::kStaging
                         ? F_SEAL_SHRINK | F_SEAL_GROW
                         : F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (fcntl(file, F_ADD_SEALS, seals) != 0) {
+  if (fcntl(file->get(), F_ADD_SEALS, seals) != 0) {
     return OutOfMemory("fcntl(F_ADD_SEALS)", bytes, errno);
   }
   return std::shared_ptr<Arena>(
@@ -147,37 +138,6 @@ absl::Status Arena::ConfirmMapped() {
   }
   confirmed_ = true;
   return absl::OkStatus();
-}
-
-// --- HeldArenas ---
-
-void HeldArenas::Add(std::shared_ptr<const ArenaMemory> memory, Charge bytes, Charge descriptor,
-                     MemoryThread* thread) {
-  bytes_ += bytes.amount();
-  held_.push_back({std::move(memory), std::move(bytes), std::move(descriptor), thread});
-  if (added_ != nullptr) added_();
-}
-
-void HeldArenas::Look(size_t count) {
-  for (count = std::min(count, held_.size()); count > 0; --count) {
-    Held next = std::move(held_.front());
-    held_.pop_front();
-    if (IsHeld(&next)) held_.push_back(std::move(next));
-  }
-}
-
-void HeldArenas::LookWithin(const Budget& budget) {
-  held_.erase(
-      std::remove_if(held_.begin(), held_.end(),
-                     [&](Held& held) { return held.bytes.LiesWithin(budget) && !IsHeld(&held); }),
-      held_.end());
-}
-
-bool HeldArenas::IsHeld(Held* held) {
-  if (held->memory->IsHeldByOthers()) return true;
-  bytes_ -= held->bytes.amount();
-  if (held->thread != nullptr) held->thread->Dispose(std::move(held->memory));
-  return false;
 }
 
 }  // namespace chorus

@@ -1,8 +1,5 @@
 // Arenas: shared memory that a client maps, staging (client-writable) or result (daemon-written).
 //
-//   Arena          one memfd and its mapping
-//   HeldArenas     those that are gone here, while clients still hold their pages
-//
 // Threads: the node thread, but for ArenaIds. Ownership: arenas are shared by the buffers that
 // stand in them (buffer.h). Errors: said at each function; a failed call leaves nothing behind.
 #ifndef CHORUS_CORE_RUNTIME_ARENA_H_
@@ -10,8 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -25,17 +20,17 @@
 #include "core/base/unique_fd.h"
 #include "core/runtime/arena_memory.h"
 #include "core/runtime/budget.h"
+#include "core/runtime/held_files.h"
 
 namespace chorus {
 
-class HeldArenas;
 class MemoryThread;
 
 // What takes milliseconds or ends later, done elsewhere. Null: the calling thread does it; what
 // clients still hold is not looked after. Both outlive all arenas.
 struct ArenaHelpers {
   MemoryThread* thread = nullptr;  // touches new arenas and unmaps old ones
-  HeldArenas* held = nullptr;      // takes those that clients still hold
+  HeldFiles* held = nullptr;       // takes those that clients still hold
 };
 
 // Names for arenas: counted up, and when all have been used, again from the first that is free. An
@@ -110,39 +105,6 @@ class Arena {
   std::shared_ptr<const ArenaMemory> memory_;
   UniqueFd client_fd_;
   bool confirmed_ = false;
-};
-
-// Arenas that are gone here while clients hold their pages: these stay with the kernel, and charged
-// to those that had the arena, until none of them has them any more.
-class HeldArenas {
- public:
-  // `added`, unless null, is told of each.
-  explicit HeldArenas(std::function<void()> added = nullptr) : added_(std::move(added)) {}
-  HeldArenas(const HeldArenas&) = delete;
-  HeldArenas& operator=(const HeldArenas&) = delete;
-
-  void Add(std::shared_ptr<const ArenaMemory> memory, Charge bytes, Charge descriptor,
-           MemoryThread* thread);
-  // Looks whether at most so many of them are held, in turns, and lets go of those that are not.
-  void Look(size_t count);
-  // Looks at all that are charged to budgets within this one.
-  void LookWithin(const Budget& budget);
-  size_t size() const { return held_.size(); }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  struct Held {
-    std::shared_ptr<const ArenaMemory> memory;
-    Charge bytes;
-    Charge descriptor;
-    MemoryThread* thread = nullptr;
-  };
-  // Lets go of it unless it is held. Whether it is.
-  bool IsHeld(Held* held);
-
-  const std::function<void()> added_;
-  int64_t bytes_ = 0;
-  std::deque<Held> held_;  // the one that was looked at last is the last
 };
 
 }  // namespace chorus

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -29,17 +28,8 @@ ArenaMemory::~ArenaMemory() {
 void ArenaMemory::Touch(int64_t offset, int64_t bytes) const {
   if (madvise(data_ + offset, static_cast<size_t>(bytes), kPopulateWrite) == 0) return;
   // An older kernel: this gives the file its pages, and leaves only the cheap faults.
-  while (fallocate(fd_.get(), 0, offset, bytes) != 0 && errno == EINTR) {
+  while (fallocate(fd(), 0, offset, bytes) != 0 && errno == EINTR) {
   }
-}
-
-bool ArenaMemory::IsHeldByOthers() const {
-  // An opener that comes while we have the lease would break it, with a signal whose default is to
-  // end the process. SIGURG's is to be ignored.
-  fcntl(fd_.get(), F_SETSIG, SIGURG);
-  if (fcntl(fd_.get(), F_SETLEASE, F_WRLCK) != 0) return errno == EAGAIN;
-  fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
-  return false;
 }
 
 }  // namespace chorus

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/runtime/held_files.h"
 #include "core/runtime/memory.h"
 #include "core/runtime/testing/process_resources.h"
 #include "gtest/gtest.h"
@@ -153,7 +154,7 @@ TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
   const int descriptors = OpenDescriptors();
   const BudgetRef budget = Budget::OfNode(kMiB);
   int added = 0;
-  HeldArenas held([&added] { ++added; });
+  HeldFiles held(nullptr, [&added] { ++added; });
   const auto drop = [&](bool staging) {
     ArenaHelpers helpers;
     helpers.held = &held;
@@ -198,7 +199,7 @@ TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
 
 TEST(ArenaTest, AnArenaThatNobodyHoldsGoesAtOnce) {
   const BudgetRef budget = Budget::OfNode(kMiB);
-  HeldArenas held;
+  HeldFiles held;
   ArenaHelpers helpers;
   helpers.held = &held;
   auto arena = Arena::CreateResult(budget, 8192, helpers);

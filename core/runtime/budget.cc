@@ -91,7 +91,8 @@ absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
   for (const Budget* at = this; at != nullptr; at = at->parent_.get()) {
     const auto fits = [&] { return amount <= at->Free(domain, resource); };
     if (fits()) continue;
-    if (IsBytes(resource)) {
+    // What is kept has bytes and descriptors.
+    if (IsBytes(resource) || resource == Resource::kDescriptors) {
       for (const auto& reclaim : node()->reclaims_) {
         reclaim.second(*at);
         if (fits()) break;

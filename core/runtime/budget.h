@@ -122,7 +122,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
   Budget& operator=(const Budget&) = delete;
 
   // RESOURCE_EXHAUSTED: kOutOfMemory for bytes, with need and free; kQuota for numbers. Where too
-  // few bytes are free owners that keep some of them for reuse give them back first.
+  // few bytes or descriptors are free owners that keep some of them give them back first.
   absl::StatusOr<chorus::Charge> Charge(Domain domain, Resource resource, int64_t amount);
 
   // Bytes of a domain, of all kinds.

@@ -19,16 +19,16 @@ constexpr int64_t kTouchBytes = int64_t{4} << 20;
 
 struct MemoryThread::State {
   struct Job {
-    std::shared_ptr<const ArenaMemory> memory;
-    bool touch = false;
+    std::shared_ptr<const ArenaMemory> touched;  // null: there is nothing to touch
+    std::shared_ptr<const void> disposed;
   };
 
   // Its own reference is the last one when the arena is gone: then touching is in vain.
   void Do(Job job) {
-    if (!job.touch) return;
-    for (int64_t at = 0; at < job.memory->bytes() && job.memory.use_count() > 1;
-         at += kTouchBytes) {
-      job.memory->Touch(at, std::min(kTouchBytes, job.memory->bytes() - at));
+    if (job.touched == nullptr) return;
+    const int64_t bytes = job.touched->bytes();
+    for (int64_t at = 0; at < bytes && job.touched.use_count() > 1; at += kTouchBytes) {
+      job.touched->Touch(at, std::min(kTouchBytes, bytes - at));
     }
   }
 
@@ -78,11 +78,11 @@ MemoryThread::~MemoryThread() {
 }
 
 void MemoryThread::Touch(std::shared_ptr<const ArenaMemory> memory) {
-  state_->Add({std::move(memory), true});
+  state_->Add({std::move(memory), nullptr});
 }
 
-void MemoryThread::Dispose(std::shared_ptr<const ArenaMemory> memory) {
-  state_->Add({std::move(memory), false});
+void MemoryThread::Dispose(std::shared_ptr<const void> memory) {
+  state_->Add({nullptr, std::move(memory)});
 }
 
 void MemoryThread::Drain() {

@@ -1,4 +1,4 @@
-// A thread that touches new arenas and unmaps old ones, which take milliseconds.
+// A thread that touches new memory and gives old memory back, which take milliseconds.
 //
 // Threads: any. Ownership: it shares the memory until it has done with it. Errors: none.
 #ifndef CHORUS_CORE_RUNTIME_MEMORY_THREAD_H_
@@ -21,8 +21,8 @@ class MemoryThread {
 
   // Touches all of it, unless it is disposed of first.
   void Touch(std::shared_ptr<const ArenaMemory> memory);
-  // Drops this reference on the thread.
-  void Dispose(std::shared_ptr<const ArenaMemory> memory);
+  // Drops this reference on the thread: to arenas' memory, or to files that have pages.
+  void Dispose(std::shared_ptr<const void> memory);
   // Waits until everything asked for so far is done.
   void Drain();
 

@@ -1,0 +1,26 @@
+// Files of memory whose descriptors go to other processes, and whether these still have them.
+//
+// A descriptor can be passed on, reopened or mapped, and none of it is told. But the kernel counts
+// those who have opened a file by its name, and gives a write lease to an only one. So each side
+// gets a descriptor that OpenAgain() has made: what memfd_create gives does not count as an opener.
+//
+// Threads: any. Ownership: the caller's. Errors: said at each function.
+#ifndef CHORUS_CORE_BASE_SHARED_FILE_H_
+#define CHORUS_CORE_BASE_SHARED_FILE_H_
+
+#include "core/base/unique_fd.h"
+
+namespace chorus {
+
+// Another descriptor of the file behind `fd`, which counts as an opener of its own. Invalid: errno
+// says why.
+UniqueFd OpenAgain(int fd, int flags);
+
+// Whether anybody but `fd`, which OpenAgain() has made for writing, has the file: a descriptor of
+// another opener is open somewhere, or the file mapped by one. What the process has mapped by `fd`
+// does not count. Where the kernel gives no leases at all: false.
+bool IsHeldByOthers(int fd);
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BASE_SHARED_FILE_H_
