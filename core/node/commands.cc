@@ -76,20 +76,15 @@ void Commands::Execute(const std::shared_ptr<Session>& session, const Command& c
     Create(session, command.sequence, *create);
   } else if (const auto* graph = absl::get_if<RegisterGraph>(&command.body)) {
     Register(session, command.sequence, *graph);
+  } else if (const auto* release = absl::get_if<Release>(&command.body)) {
+    ReleaseNames(session, command.sequence, *release);
   } else {
     Finish(session.get(), command.sequence, ExecuteAtOnce(session.get(), command.body, now));
   }
 }
 
 absl::Status Commands::ExecuteAtOnce(Session* session, const CommandBody& body, absl::Time now) {
-  if (const auto* release = absl::get_if<Release>(&body)) {
-    for (TensorId id : release->tensors) session->names.ReleaseTensor(id);
-    for (GraphId id : release->graphs) session->names.ReleaseGraph(id);
-    for (ArenaId arena : release->arenas) {
-      // As with names: one that is gone is no fault.
-      storage_->ReleaseStaging(session, arena).IgnoreError();
-    }
-  } else if (const auto* drop = absl::get_if<DropTape>(&body)) {
+  if (const auto* drop = absl::get_if<DropTape>(&body)) {
     worlds_->DropTape(*session, *drop, now);
   } else if (const auto* cancel = absl::get_if<Cancel>(&body)) {
     runs_->Cancel(*session, cancel->run, now);
@@ -109,6 +104,33 @@ void Commands::Finish(Session* session, Sequence sequence, const absl::Status& s
   Error error = ErrorOf(status);
   failures_->Record(session, nullptr, &error);
   session->log.Finish(sequence, error);
+}
+
+// --- Release ------------------------------------------------------------------------------------
+
+void Commands::ReleaseNames(const std::shared_ptr<Session>& session, Sequence sequence,
+                            const Release& command) {
+  for (ArenaId arena : command.arenas) {
+    // As with names: one that is gone is no fault.
+    storage_->ReleaseStaging(session.get(), arena).IgnoreError();
+  }
+  Names& names = session->names;
+  for (TensorId id : command.tensors) names.ReleaseTensor(id);
+  for (GraphId id : command.graphs) names.ReleaseGraph(id);
+  if (names.ReleaseMarked()) return Finish(session.get(), sequence, absl::OkStatus());
+  session->log.Park();
+  ReleaseLater(session, sequence);
+}
+
+// Others' frames come in between. What comes behind it in this log finds all of it released.
+void Commands::ReleaseLater(const std::shared_ptr<Session>& session, Sequence sequence) {
+  launcher_->Post([this, sequence, weak = std::weak_ptr<Session>(session)] {
+    const std::shared_ptr<Session> live = weak.lock();
+    if (live == nullptr || live->dead()) return;
+    if (!live->names.ReleaseMarked()) return ReleaseLater(live, sequence);
+    Finish(live.get(), sequence, absl::OkStatus());
+    GoOn(live, clock_->now);
+  });
 }
 
 // --- Graphs -------------------------------------------------------------------------------------

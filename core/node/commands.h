@@ -98,6 +98,9 @@ class Commands {
                            const CreateTensor& command);
   void MakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,
                     const chorus::MakeReadable& command);
+  void ReleaseNames(const std::shared_ptr<Session>& session, Sequence sequence,
+                    const Release& command);
+  void ReleaseLater(const std::shared_ptr<Session>& session, Sequence sequence);
   // The command is over; an error in `status` is recorded.
   void Finish(Session* session, Sequence sequence, const absl::Status& status);
 

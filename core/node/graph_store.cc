@@ -18,6 +18,10 @@ int64_t MemoryOfLoaded(const Plan& plan) {
   return bytes;
 }
 
+// To take a graph or a plan apart, beside its bytes, which are small pieces.
+constexpr int64_t kWorkPerEnd = 16;
+constexpr int64_t kWorkPerUnload = 16;
+
 int64_t BytesOf(const GraphRecord& record) { return record.bytes; }
 int64_t BytesOf(const LoadedPlan& plan) { return MemoryOfLoaded(plan.plan); }
 
@@ -217,6 +221,7 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::PlanOf(
 
 void GraphStore::UnloadAll(const LoadedPlan& plan) const {
   for (const auto& slot : plan.locations) {
+    CountWork(kWorkPerUnload * static_cast<int64_t>(slot.size()));
     for (const auto& location : slot) unload_(location.first, location.second);
   }
 }
@@ -225,32 +230,66 @@ std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> reco
                                                std::function<void()> forget) {
   record->large = large;
   return {record.release(), [this, large, forget = std::move(forget)](GraphRecord* unused) {
-            UnloadAll(unused->main);
-            // Each on its own way.
-            unused->plans = {};
-            unused->at_sizes = {};
-            Discard(std::unique_ptr<GraphRecord>(unused), large, forget);
+            Go([this, unused, large, forget] {
+              UnloadAll(unused->main);
+              // Each on its own way.
+              unused->plans = {};
+              unused->at_sizes = {};
+              TakeApart(std::unique_ptr<GraphRecord>(unused), unused->bytes, large, forget);
+            });
           }};
 }
 
 std::shared_ptr<LoadedPlan> GraphStore::Share(std::unique_ptr<LoadedPlan> plan, bool large) {
   return {plan.release(), [this, large](LoadedPlan* unused) {
-            UnloadAll(*unused);
-            Discard(std::unique_ptr<LoadedPlan>(unused), large, nullptr);
+            Go([this, unused, large] {
+              UnloadAll(*unused);
+              TakeApart(std::unique_ptr<LoadedPlan>(unused), unused->charge.amount(), large,
+                        nullptr);
+            });
           }};
+}
+
+void GraphStore::Go(std::function<void()> end) {
+  going_.push_back(std::move(end));
+  if (!is_going_) Continue();  // what ends takes others along
+}
+
+bool GraphStore::Continue() {
+  if (going_.empty()) return false;
+  is_going_ = true;
+  while (!going_.empty() && SliceWork() <= kTurnWork) {
+    const std::function<void()> end = std::move(going_.front());
+    going_.pop_front();
+    end();
+  }
+  is_going_ = false;
+  return true;
 }
 
 // Millions of small pieces take their time. Until they are gone they stay charged.
 template <typename T>
-void GraphStore::Discard(std::unique_ptr<T> unused, bool large, std::function<void()> forget) {
+void GraphStore::TakeApart(std::unique_ptr<T> unused, int64_t bytes, bool large,
+                           const std::function<void()>& forget) {
+  const int64_t work = kWorkPerEnd + bytes / kBytesOfWork;
   auto charge = std::make_shared<Charge>(std::move(unused->charge));
-  auto work = [doomed = std::shared_ptr<T>(std::move(unused)),
-               forget = std::move(forget)]() mutable {
-    doomed.reset();
+  const auto end = [forget] {
     if (forget != nullptr) forget();
   };
-  if (!large) return work();
-  background_->Do("", std::move(work), [charge] {});
+  if (background_ == nullptr || (!large && work <= kTurnWork)) {
+    CountWork(work);
+    unused.reset();
+    return end();
+  }
+  auto take_apart = [doomed = std::shared_ptr<T>(std::move(unused))]() mutable { doomed.reset(); };
+  if (!large) return background_->Do("", std::move(take_apart), [charge, end] { end(); });
+  background_->Do(
+      "",
+      [take_apart, end]() mutable {
+        take_apart();
+        end();
+      },
+      [charge] {});
 }
 
 }  // namespace chorus::node

@@ -7,6 +7,7 @@
 #define CHORUS_CORE_NODE_GRAPH_STORE_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -118,6 +119,7 @@ class GraphStore {
   using Unload = std::function<void(DeviceIndex device, PlanId plan)>;
   GraphStore(const Options& options, Background* background, Unload unload)
       : options_(options), background_(background), unload_(std::move(unload)) {}
+  ~GraphStore() { Continue(); }
   GraphStore(const GraphStore&) = delete;
   GraphStore& operator=(const GraphStore&) = delete;
 
@@ -149,6 +151,9 @@ class GraphStore {
                                                      const PlanVariant& variant,
                                                      const Client& client, const Waiting& waiting);
 
+  // Goes on with what nobody uses any more, as long as the slice has time. False: there is nothing.
+  bool Continue();
+
  private:
   // What may run in the background.
   absl::StatusOr<std::unique_ptr<LoadedPlan>> MakePlan(const Graph& graph,
@@ -173,8 +178,10 @@ class GraphStore {
                                                  Variants<Key, T, kMost> GraphRecord::*variants,
                                                  const Key& key, const Client& client,
                                                  const Waiting& waiting, Make make);
+  void Go(std::function<void()> end);
   template <typename T>
-  void Discard(std::unique_ptr<T> unused, bool large, std::function<void()> forget);
+  void TakeApart(std::unique_ptr<T> unused, int64_t bytes, bool large,
+                 const std::function<void()>& forget);
   void UnloadAll(const LoadedPlan& plan) const;
 
   const Options options_;
@@ -182,6 +189,9 @@ class GraphStore {
   const Unload unload_;
   GraphsByBytes small_;
   GraphsByBytes large_;  // the background's, where there is one
+  // How what has gone is taken apart that no slice has had the time for. Charged with that.
+  std::deque<std::function<void()>> going_;
+  bool is_going_ = false;
 };
 
 }  // namespace chorus::node

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/base/work.h"
 #include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/node/background.h"
@@ -72,6 +73,46 @@ TEST(GraphStoreTest, APlanIsOfItsDomains) {
     }
   }
   EXPECT_EQ(plans.size(), 4u);
+}
+
+// The plans of one graph go with it: more work than a slice has the time for.
+TEST(GraphStoreTest, WhatASliceHasNoTimeToTakeApartGoesInOthersAndStaysChargedUntilThen) {
+  std::set<PlanId> unloaded;
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
+  GraphStore store({}, nullptr, [&unloaded](DeviceIndex, PlanId plan) { unloaded.insert(plan); });
+  constexpr int kCollectives = 8;
+  absl::StatusOr<std::shared_ptr<GraphRecord>> record =
+      store.Register(Independent(kCollectives), ClientOf(budget), nullptr);
+  ASSERT_TRUE(record.ok()) << record.status();
+  std::vector<int32_t> order(kCollectives);
+  std::iota(order.begin(), order.end(), 0);
+  constexpr uint64_t kPlans = GraphRecord::kMaxPlans;
+  for (uint64_t i = 1; i <= kPlans; ++i) {
+    std::next_permutation(order.begin(), order.end());
+    const auto plan = InOrder(&store, *record, order, budget);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    (*plan)->locations[0].emplace_back(DeviceIndex(0), PlanId(i));
+  }
+  const int64_t charged = budget->held(Resource::kGraphBytes);
+  {
+    const WorkSlice slice;
+    record->reset();
+    EXPECT_GT(SliceWork(), kTurnWork);
+    EXPECT_LT(SliceWork(), 2 * kTurnWork);
+  }
+  EXPECT_LT(unloaded.size(), kPlans);
+  int slices = 1;
+  for (bool more = true; more; ++slices) {
+    const uint64_t left = kPlans - unloaded.size();
+    const int64_t held = budget->held(Resource::kGraphBytes);
+    EXPECT_GE(held, charged / static_cast<int64_t>(kPlans) * static_cast<int64_t>(left) / 2);
+    const WorkSlice slice;
+    more = store.Continue();
+    EXPECT_LT(SliceWork(), 2 * kTurnWork);
+  }
+  EXPECT_GE(slices, 3);
+  EXPECT_EQ(unloaded.size(), kPlans);
+  EXPECT_EQ(budget->held(Resource::kGraphBytes), 0);
 }
 
 TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {

@@ -10,6 +10,11 @@
 namespace chorus::node {
 namespace {
 
+// The work of releasing a name, beside that of a graph's end (graph_store.cc).
+constexpr int64_t kWorkPerName = 1;
+
+bool HasTime() { return SliceWork() <= kTurnWork; }
+
 // What an error takes beside what every name is charged for, about.
 int64_t BytesOf(const Error& error) {
   constexpr size_t kPerText = 32;  // of the heap
@@ -141,8 +146,10 @@ void Names::Publish(TensorId id, const Cell& cell) const {
 }
 
 void Names::ReleaseTensor(TensorId id) {
-  TensorSlot* const slot = SlotOf(id);
-  if (slot == nullptr) return;
+  if (SlotOf(id) != nullptr) ReleaseOrMark(&tensors_, id.slot, &marked_tensors_);
+}
+
+void Names::Release(TensorSlot* slot) {
   slot->cell.reset();
   --live_tensors_;
 }
@@ -208,8 +215,8 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> Names::FindGraph(GraphId id) const 
 
 void Names::ReleaseGraph(GraphId id) {
   if (id.slot < 0 || static_cast<size_t>(id.slot) >= graphs_.size()) return;
-  GraphSlot& slot = graphs_[static_cast<size_t>(id.slot)];
-  if (slot.generation == id.generation) Release(&slot);
+  const GraphSlot& slot = graphs_[static_cast<size_t>(id.slot)];
+  if (slot.generation == id.generation) ReleaseOrMark(&graphs_, id.slot, &marked_graphs_);
 }
 
 void Names::Release(GraphSlot* slot) {
@@ -229,6 +236,38 @@ void Names::Empty(GraphSlot* slot) {
   slot->refused = absl::OkStatus();
 }
 
+// --- All of them --------------------------------------------------------------------------------
+
+// A mark costs nothing and takes no memory: a frame may name as many as a session has.
+template <typename Slot>
+void Names::ReleaseOrMark(std::vector<Slot>* slots, int32_t slot, int32_t* marked) {
+  Slot& entry = (*slots)[static_cast<size_t>(slot)];
+  if (entry.next_marked != kUnmarked) return;
+  if (HasTime()) {
+    CountWork(kWorkPerName);
+    return Release(&entry);
+  }
+  entry.next_marked = std::exchange(*marked, slot);
+}
+
+template <typename Slot>
+void Names::ReleaseMarked(std::vector<Slot>* slots, int32_t* marked) {
+  while (*marked != kNoMore && HasTime()) {
+    CountWork(kWorkPerName);
+    Slot& entry = (*slots)[static_cast<size_t>(*marked)];
+    *marked = std::exchange(entry.next_marked, kUnmarked);
+    Release(&entry);
+  }
+}
+
+bool Names::ReleaseMarked() {
+  const auto all = [this] { return marked_tensors_ == kNoMore && marked_graphs_ == kNoMore; };
+  if (all()) return true;
+  ReleaseMarked(&tensors_, &marked_tensors_);
+  ReleaseMarked(&graphs_, &marked_graphs_);
+  return all();
+}
+
 Names::Remains Names::TakeAll() {
   Remains remains;
   remains.names_ = charged_.Take();
@@ -238,12 +277,14 @@ Names::Remains Names::TakeAll() {
   live_tensors_ = 0;
   live_graphs_ = 0;
   refused_graphs_ = 0;
+  marked_tensors_ = kNoMore;
+  marked_graphs_ = kNoMore;
   return remains;
 }
 
-bool Names::Remains::Release(size_t* left) {
-  for (; *left > 0 && !tensors_.empty(); --*left) tensors_.pop_back();
-  for (; *left > 0 && !graphs_.empty(); --*left) {
+bool Names::Remains::Release() {
+  for (; !tensors_.empty() && HasTime(); CountWork(kWorkPerName)) tensors_.pop_back();
+  for (; !graphs_.empty() && HasTime(); CountWork(kWorkPerName)) {
     Empty(&graphs_.back());
     graphs_.pop_back();
   }
@@ -259,19 +300,16 @@ EndedNames::~EndedNames() {
 }
 
 void EndedNames::Add(Names::Remains remains) {
-  size_t left = kAtOnce;
-  if (!remains.Release(&left)) entries_.push_back({std::move(remains), nullptr});
+  if (!remains.Release()) entries_.push_back({std::move(remains), nullptr});
 }
 
 bool EndedNames::Release() {
   if (entries_.empty()) return false;
-  size_t left = kPerTurn;
-  while (!entries_.empty() && entries_.front().remains.Release(&left)) {
+  while (!entries_.empty() && entries_.front().remains.Release()) {
     const std::function<void()> done = std::move(entries_.front().done);
     entries_.pop_front();
     if (done != nullptr) done();
   }
-  CountWork(static_cast<int64_t>(kPerTurn - left));
   return true;
 }
 

@@ -28,12 +28,18 @@
 namespace chorus::node {
 
 class Names {
+  // Of slots that are to be released, the next one; or:
+  static constexpr int32_t kNoMore = -1;
+  static constexpr int32_t kUnmarked = -2;
+
   struct TensorSlot {
     uint32_t generation = 0;
+    int32_t next_marked = kUnmarked;
     CellRef cell;
   };
   struct GraphSlot {
     uint32_t generation = 0;
+    int32_t next_marked = kUnmarked;
     std::shared_ptr<GraphRecord> record;
     Charge charge;
     Charge counted;        // it is one of so many
@@ -94,8 +100,8 @@ class Names {
   void ReplaceTensor(TensorId id, CellRef cell);
   // Tells the session of the cell, which is settled.
   void Publish(TensorId id, const Cell& cell) const;
-  // A name that was released already is no fault: releases may cross with the end of what they
-  // name.
+  // As long as the slice has time for it, else ReleaseMarked() does it later. A name that was
+  // released already is no fault: releases may cross with the end of what they name.
   void ReleaseTensor(TensorId id);
   int64_t live_tensors() const { return live_tensors_; }
   // Those in the first `most` slots; returns how many slots these are.
@@ -116,15 +122,17 @@ class Names {
   absl::Status NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   // NOT_FOUND kUnknownName, or why it was refused.
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindGraph(GraphId id) const;
-  void ReleaseGraph(GraphId id);
+  void ReleaseGraph(GraphId id);  // as ReleaseTensor
   int64_t live_graphs() const { return live_graphs_; }
 
   // --- All of them ----------------------------------------------------------------------------
+  // Releases what no slice has had the time for, as long as this one has. True: that was all.
+  bool ReleaseMarked();
   // What names stood for that are no more: charged until it is released, by its end at the latest.
   class Remains {
    public:
-    // Releases up to *left more, and subtracts how many. True: that was all.
-    bool Release(size_t* left);
+    // Releases more, as long as the slice has time. True: that was all.
+    bool Release();
 
    private:
     friend class Names;
@@ -139,7 +147,12 @@ class Names {
  private:
   static_assert(2 * sizeof(TensorSlot) <= kBytesPerSlot);
   static_assert(2 * sizeof(GraphSlot) <= kBytesPerGraphSlot);
+  void Release(TensorSlot* slot);
   void Release(GraphSlot* slot);
+  template <typename Slot>
+  void ReleaseOrMark(std::vector<Slot>* slots, int32_t slot, int32_t* marked);
+  template <typename Slot>
+  void ReleaseMarked(std::vector<Slot>* slots, int32_t* marked);
   static void Empty(GraphSlot* slot);
   absl::Status Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   absl::Status Cover(int64_t more_names, int32_t top_slot) {
@@ -168,6 +181,8 @@ class Names {
   SteppedCharge tables_;   // for slots and refusals
   std::vector<TensorSlot> tensors_;
   std::vector<GraphSlot> graphs_;
+  int32_t marked_tensors_ = kNoMore;  // the first slot that is
+  int32_t marked_graphs_ = kNoMore;
   int64_t live_tensors_ = 0;
   const std::shared_ptr<int64_t> error_bytes_ = std::make_shared<int64_t>(0);  // errors count it
   int64_t live_graphs_ = 0;
@@ -176,18 +191,14 @@ class Names {
 };
 
 // What the names of sessions that have ended stood for. A turn of the node has not the time to
-// release all that a session may have (65,536 results: 3 to 5 ms).
+// release all that a session may have (65,536 results: 3 to 5 ms; 16,384 graphs: a second).
 class EndedNames {
  public:
-  // Of a few sessions that end at once, and in a turn.
-  static constexpr size_t kAtOnce = 256;
-  static constexpr size_t kPerTurn = 1024;
-
   EndedNames() = default;
   ~EndedNames();
   EndedNames(const EndedNames&) = delete;
   EndedNames& operator=(const EndedNames&) = delete;
-  // Releases them if they are few, else in the turns that come.
+  // Releases them as long as the slice has time, the others in the turns that come.
   void Add(Names::Remains remains);
   // A turn's share, the oldest first. False: there is nothing.
   bool Release();

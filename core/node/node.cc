@@ -192,6 +192,7 @@ bool LocalNode::Poll(absl::Time now) {
   worked |= InSlice([&] { return parts.launcher.Continue(); });
   worked |= InSlice([&] { return parts.runs.Continue(now); });
   worked |= InSlice([&] { return parts.ended.Release(); });
+  worked |= InSlice([&] { return parts.graphs.Continue(); });
   // After the rings: small work has been done inside its launch.
   if (parts.launcher.HasCompletions()) {
     std::vector<CompletionMessage> completed;

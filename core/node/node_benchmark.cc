@@ -395,5 +395,66 @@ void BM_SessionEnd(benchmark::State& state) {
 }
 BENCHMARK(BM_SessionEnd)->ArgName("results")->Arg(2048)->Arg(16384)->Arg(63488);
 
+// The longest turn of the node for a frame that releases so many small graphs, each with a plan
+// that is loaded, and all turns that it takes.
+void BM_GraphsRelease(benchmark::State& state) {
+  const auto graphs = static_cast<int32_t>(state.range(0));
+  HostDevices devices(1);
+  LocalNode node({}, DevicesOf(devices.backend.get()), [] {});
+  Client client(&node, DeviceIndex(0));
+  Run run = RunOf(WorldId(), 1);
+  run.groups.clear();
+  std::vector<absl::Duration> longest;
+  std::vector<absl::Duration> all;
+  uint32_t generation = 0;
+  for (auto _ : state) {
+    ++generation;
+    Release release;
+    for (int32_t i = 0; i < graphs; ++i) {
+      GraphBuilder builder(1, {});
+      NodeSpec negated;
+      negated.op = "neg";
+      negated.source = std::to_string(i);  // no two have the same bytes
+      ValueIndex x = AddScalar(&builder);
+      for (int n = 0; n < state.range(1); ++n) {
+        negated.inputs = {x};
+        x = builder.Emit(negated)->front();
+      }
+      GraphOutput output;
+      output.value = x;
+      builder.AddOutput(output);
+      RegisterGraph registration;
+      registration.graph = {i, generation};
+      registration.encoded = EncodeGraph(builder.Build());
+      client.Submit(std::move(registration));
+      run.graph = {i, generation};
+      run.outputs[0].id = {i, generation};
+      client.Submit(run);
+      while (!client.Has(run.outputs[0].id)) node.Poll(absl::Now());
+      Release result;
+      result.tensors = {run.outputs[0].id};
+      client.Submit(std::move(result));
+      release.graphs.push_back({i, generation});
+    }
+    while (node.Poll(absl::Now())) {
+    }
+    client.Submit(std::move(release));
+    longest.emplace_back();
+    all.emplace_back();
+    for (bool worked = true; worked;) {
+      const absl::Duration turn = TimeOf([&] { worked = node.Poll(absl::Now()); });
+      longest.back() = std::max(longest.back(), turn);
+      all.back() += turn;
+    }
+  }
+  state.counters["turn_us"] = MedianMicroseconds(std::move(longest));
+  state.counters["all_us"] = MedianMicroseconds(std::move(all));
+}
+BENCHMARK(BM_GraphsRelease)
+    ->ArgNames({"graphs", "nodes"})
+    ->Args({4096, 1})
+    ->Args({4096, 40})
+    ->Iterations(3);
+
 }  // namespace
 }  // namespace chorus::node

@@ -7,14 +7,18 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/base/unique_fd.h"
+#include "core/base/work.h"
+#include "core/graph/encoding.h"
 #include "core/node/node.h"
 #include "core/node/rings.h"
+#include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
 #include "core/transport/command.h"
@@ -45,14 +49,15 @@ class Client {
     return UniqueFd(fcntl(node->AttachMemory(session_)->memory_fd, F_DUPFD_CLOEXEC, 0));
   }
 
-  void Submit() {
-    SubmitWithoutRinging();
+  void Submit() { Submit(Release()); }
+  void Submit(CommandBody body) {
+    SubmitWithoutRinging(std::move(body));
     if (writer_->must_ring()) RingWakeEvent(wake_);
   }
-  void SubmitWithoutRinging() {
+  void SubmitWithoutRinging(CommandBody body = Release()) {
     Command command;
     command.sequence = Sequence(++sequence_);
-    command.body = Release();
+    command.body = std::move(body);
     ByteWriter frame;
     EncodeFrame(command, &frame);
     ASSERT_TRUE(*writer_->TryWrite(frame.bytes()));
@@ -247,6 +252,58 @@ TEST(NodeSessionMemoryTest, CannotBeKeptOfOneSessionAfterTheOther) {
   // One that lets go gets more, without anybody looking in between.
   kept.pop_back();
   EXPECT_TRUE(open_and_close(false).ok());
+}
+
+// A frame names thousands of graphs; to take them apart is more than a turn has the time for.
+TEST_F(NodePollTest, GraphsThatOneFrameReleasesGoInTurnsAndWhatStandsBehindItWaits) {
+  constexpr int kGraphs = 1000;
+  Client& many = clients_[0];
+  Client& other = clients_[1];
+  const auto live = [&] { return node_->Describe(many.session(), now_)->live_graphs; };
+  const auto graph = [](int number) {
+    GraphBuilder builder(1, {});
+    GraphInput input;
+    input.type = TensorType(DType::kF32, {1});
+    NodeSpec negated;
+    negated.op = "neg";
+    negated.source = std::to_string(number);  // no two have the same bytes
+    negated.inputs = {builder.AddInput(input)};
+    GraphOutput output;
+    output.value = builder.Emit(negated)->front();
+    builder.AddOutput(output);
+    return EncodeGraph(builder.Build());
+  };
+  Release all;
+  for (int i = 0; i < kGraphs; ++i) {
+    RegisterGraph registration;
+    registration.graph = {i, 1};
+    registration.encoded = graph(i);
+    many.Submit(std::move(registration));
+    all.graphs.push_back({i, 1});
+    while (!many.Heard()) Poll();
+  }
+  ASSERT_EQ(live(), kGraphs);
+  many.Submit(std::move(all));
+  RegisterGraph next;
+  next.graph = {0, 2};
+  next.encoded = graph(kGraphs);
+  many.Submit(std::move(next));
+  int turns = 0;
+  for (int64_t before = kGraphs; before > 1; ++turns) {
+    other.Submit();
+    ASSERT_TRUE(Poll());
+    EXPECT_TRUE(other.Heard()) << "in turn " << turns;
+    const int64_t left = live();
+    EXPECT_GE(left, before - kGraphs / 4) << "in turn " << turns;
+    if (left > 1) {
+      EXPECT_FALSE(many.Heard());
+    }
+    before = left;
+  }
+  EXPECT_GE(turns, 4);
+  while (!many.Heard()) ASSERT_TRUE(Poll());
+  EXPECT_EQ(live(), 1) << "the graph that came behind them is there";
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
 // Commands that come without a ring, out of order: each gap is waited for so long and no longer,
