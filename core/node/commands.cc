@@ -51,10 +51,7 @@ void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now)
 // Others' frames come in between.
 void Commands::GoOnLater(const std::shared_ptr<Session>& session) {
   session->log.Park();
-  launcher_->Post([this, weak = std::weak_ptr<Session>(session)] {
-    const std::shared_ptr<Session> live = weak.lock();
-    if (live != nullptr && !live->dead()) GoOn(live, clock_->now);
-  });
+  go_on_later_(session, [this](const std::shared_ptr<Session>& of) { GoOn(of, clock_->now); });
 }
 
 void Commands::GoOn(const std::shared_ptr<Session>& session, absl::Time now) {
@@ -124,12 +121,10 @@ void Commands::ReleaseNames(const std::shared_ptr<Session>& session, Sequence se
 
 // Others' frames come in between. What comes behind it in this log finds all of it released.
 void Commands::ReleaseLater(const std::shared_ptr<Session>& session, Sequence sequence) {
-  launcher_->Post([this, sequence, weak = std::weak_ptr<Session>(session)] {
-    const std::shared_ptr<Session> live = weak.lock();
-    if (live == nullptr || live->dead()) return;
-    if (!live->names.ReleaseMarked()) return ReleaseLater(live, sequence);
-    Finish(live.get(), sequence, absl::OkStatus());
-    GoOn(live, clock_->now);
+  go_on_later_(session, [this, sequence](const std::shared_ptr<Session>& of) {
+    if (!of->names.ReleaseMarked()) return ReleaseLater(of, sequence);
+    Finish(of.get(), sequence, absl::OkStatus());
+    GoOn(of, clock_->now);
   });
 }
 

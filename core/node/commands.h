@@ -44,6 +44,10 @@ class Commands {
     Failures* failures = nullptr;
     Holders* holders = nullptr;
     const Clock* clock = nullptr;
+    // In the session's next turn (rings.h).
+    std::function<void(const std::shared_ptr<Session>&,
+                       std::function<void(const std::shared_ptr<Session>&)>)>
+        go_on_later;
   };
   explicit Commands(const Parts& parts)
       : options_(parts.options),
@@ -55,7 +59,8 @@ class Commands {
         worlds_(parts.worlds),
         failures_(parts.failures),
         holders_(parts.holders),
-        clock_(parts.clock) {}
+        clock_(parts.clock),
+        go_on_later_(parts.go_on_later) {}
   Commands(const Commands&) = delete;
   Commands& operator=(const Commands&) = delete;
 
@@ -114,6 +119,7 @@ class Commands {
   Failures* const failures_;
   Holders* const holders_;
   const Clock* const clock_;
+  const decltype(Parts::go_on_later) go_on_later_;
 };
 
 }  // namespace chorus::node

@@ -164,7 +164,11 @@ LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Device
            &background, &failures, &holders, &stats,
            [this](const std::shared_ptr<Session>& session) { commands.GoOn(session, clock.now); }}),
       commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &failures,
-                &holders, &clock}),
+                &holders, &clock,
+                [this](const std::shared_ptr<Session>& session,
+                       std::function<void(const std::shared_ptr<Session>&)> then) {
+                  rings.GoOnLater(session, std::move(then));
+                }}),
       launcher(devices.get(), &background, std::move(wake)) {}
 
 LocalNode::LocalNode(NodeOptions options, std::unique_ptr<chorus::Devices> devices,

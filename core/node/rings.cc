@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,8 +21,11 @@ namespace {
 // names, takes as long as many short ones.
 constexpr size_t kBytesPerTurn = 4 << 10;
 
-// Whether there is a frame that may be taken.
-bool HasFrame(const Session& session) { return !session.log.parked() && session.ring->HasFrame(); }
+// Whether there is something to go on with, or a frame that may be taken.
+bool WantsTurn(const Session& session) {
+  if (session.goes_on != nullptr) return true;
+  return !session.log.parked() && session.ring != nullptr && session.ring->HasFrame();
+}
 
 // For a session whose bytes cannot be believed any more; no other session is concerned.
 std::string EndedFor(const absl::Status& malformed) {
@@ -83,12 +87,14 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
 }
 
 void Rings::Detach(Session* session) {
-  if (session->memory == nullptr) return;
-  quiet_.erase(session->id);
   active_.erase(
       std::remove_if(active_.begin(), active_.end(),
                      [&](const std::shared_ptr<Session>& other) { return other.get() == session; }),
       active_.end());
+  std::replace(waiting_.begin(), waiting_.end(), session, static_cast<Session*>(nullptr));
+  session->goes_on = nullptr;
+  if (session->memory == nullptr) return;
+  quiet_.erase(session->id);
   epoll_ctl(wake_epoll_.get(), EPOLL_CTL_DEL, session->wake_fd.get(), nullptr);
   session->completions.Detach();
   session->ring.reset();
@@ -118,28 +124,80 @@ bool Rings::Poll(absl::Time now) {
     next_look_for_rung_ = now + kLookForRungEvery;
     LookAtRung(now);
   }
-  bool worked = false;
-  for (size_t i = 0; i < active_.size();) {
-    if (HasFrame(*active_[i])) {
-      // A frame may end sessions, which shortens the list.
-      const std::shared_ptr<Session> session = active_[i++];
-      session->last_frame = now;
-      worked |= PollOne(session, now);
-    } else if (now - active_[i]->last_frame > kQuietAfter && !active_[i]->log.parked() &&
-               active_[i]->ring->StopLooking()) {
-      quiet_.emplace(active_[i]->id, active_[i]);
-      std::swap(active_[i], active_.back());
-      active_.pop_back();
-    } else {
-      ++i;
-    }
+  FindWaiting(now);
+  ++round_;
+  if (some_wait_) PutInOrder();
+  some_wait_ = false;
+  int64_t work = 0;
+  // A turn may end sessions, others' as well.
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    if (waiting_[i] == nullptr) continue;
+    some_wait_ = work > kTurnWork;
+    if (some_wait_) break;
+    work += TakeTurn(waiting_[i]->shared_from_this(), now);
   }
-  return worked;
+  return !waiting_.empty();
 }
 
-bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
+void Rings::FindWaiting(absl::Time now) {
+  waiting_.clear();
+  for (size_t i = 0; i < active_.size();) {
+    const std::shared_ptr<Session>& session = active_[i];
+    if (WantsTurn(*session)) {
+      session->last_frame = now;
+      waiting_.push_back(session.get());
+      ++i;
+      continue;
+    }
+    const bool is_quiet =
+        session->ring == nullptr || (now - session->last_frame > kQuietAfter &&
+                                     !session->log.parked() && session->ring->StopLooking());
+    if (!is_quiet) {
+      ++i;
+      continue;
+    }
+    if (session->ring != nullptr) quiet_.emplace(session->id, session);
+    std::swap(active_[i], active_.back());
+    active_.pop_back();
+  }
+}
+
+void Rings::PutInOrder() {
+  for (const Session* session : waiting_) {
+    session->tenant->turns.Enter(round_, turns_);
+    session->process->Enter(round_, session->tenant->turns);
+  }
+  const auto place = [](const Session* session) {
+    return std::make_tuple(session->tenant->turns.place(), session->process->place(),
+                           session->last_turn);
+  };
+  std::sort(waiting_.begin(), waiting_.end(),
+            [&](const Session* a, const Session* b) { return place(a) < place(b); });
+}
+
+int64_t Rings::TakeTurn(const std::shared_ptr<Session>& session, absl::Time now) {
   const WorkSlice slice;
-  bool worked = false;
+  session->last_turn = ++last_turn_;
+  if (session->goes_on != nullptr) {
+    std::exchange(session->goes_on, nullptr)(session);
+  } else {
+    TakeFrames(session, now);
+  }
+  const int64_t work = SliceWork();
+  session->process->Leave(work, &session->tenant->turns);
+  session->tenant->turns.Leave(work, &turns_);
+  return work;
+}
+
+void Rings::GoOnLater(const std::shared_ptr<Session>& session,
+                      std::function<void(const std::shared_ptr<Session>&)> then) {
+  session->goes_on = std::move(then);
+  if (quiet_.erase(session->id) > 0) session->ring->LookAgain();
+  const bool is_active = std::find(active_.begin(), active_.end(), session) != active_.end();
+  if (!is_active) active_.push_back(session);
+}
+
+void Rings::TakeFrames(const std::shared_ptr<Session>& session, absl::Time now) {
   size_t bytes = 0;
   const int64_t failed = session->log.failed();
   for (int i = 0; i < CommandLog::kFramesPerTurn && bytes < kBytesPerTurn; ++i) {
@@ -151,7 +209,6 @@ bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
     absl::string_view frame;
     const SubmissionRingReader::Result got = session->ring->Poll(&frame_, &frame);
     if (got == SubmissionRingReader::Result::kEmpty) break;
-    worked = true;
     bytes += frame.size();
     if (got == SubmissionRingReader::Result::kMalformed) {
       end_(session, EndedFor(session->ring->status()), now);
@@ -161,7 +218,6 @@ bool Rings::PollOne(const std::shared_ptr<Session>& session, absl::Time now) {
     const absl::Status taken = take_(session, frame, now);
     if (!taken.ok()) end_(session, EndedFor(taken), now);
   }
-  return worked;
 }
 
 bool Rings::SleepUnless(const std::function<bool()>& busy, const std::function<void()>& sleep) {
@@ -170,7 +226,7 @@ bool Rings::SleepUnless(const std::function<bool()>& busy, const std::function<v
       [&] {
         return busy() ||
                std::any_of(active_.begin(), active_.end(),
-                           [](const std::shared_ptr<Session>& s) { return HasFrame(*s); });
+                           [](const std::shared_ptr<Session>& s) { return WantsTurn(*s); });
       },
       sleep);
 }

@@ -1,5 +1,10 @@
-// The submission rings of attached sessions: which are looked at, and what wakes the node when it
-// sleeps.
+// The submission rings of attached sessions: which are looked at, whose turn it is, and what wakes
+// the node when it sleeps.
+//
+// Who asks for little is heard soon, whoever asks for much: a Poll() gives turns until a slice's
+// work is done, and where that was not enough for all of them it is next the turn of the tenant for
+// whom least has been done, and within it of the process. So a process has not more turns for
+// having more sessions.
 //
 // Threads: the node thread. Ownership: owns the doorbell; each session owns its shared memory.
 // Errors: a ring with malformed bytes ends its session.
@@ -18,6 +23,7 @@
 #include "core/base/unique_fd.h"
 #include "core/node/requests.h"
 #include "core/node/session.h"
+#include "core/node/turns.h"
 #include "core/runtime/held_files.h"
 #include "core/transport/doorbell.h"
 #include "core/transport/ring.h"
@@ -43,6 +49,11 @@ class Rings {
   // The session has ended; its shared memory goes, and is charged as long as clients hold it.
   void Detach(Session* session);
 
+  // Calls `then` in the session's next turn, instead of looking at its ring: its log, which is
+  // parked, has more to do than a turn has the time for. Once at a time; not if the session ends.
+  void GoOnLater(const std::shared_ptr<Session>& session,
+                 std::function<void(const std::shared_ptr<Session>&)> then);
+
   // Takes the frames that are there, some of each ring. Whether there were any. Rings that have
   // been silent are not looked at: their clients ring, which is seen within kLookForRungEvery.
   static constexpr absl::Duration kLookForRungEvery = absl::Microseconds(20);
@@ -60,7 +71,10 @@ class Rings {
   int wake_epoll_fd() const { return wake_epoll_.get(); }
 
  private:
-  bool PollOne(const std::shared_ptr<Session>& session, absl::Time now);
+  void FindWaiting(absl::Time now);
+  void PutInOrder();
+  int64_t TakeTurn(const std::shared_ptr<Session>& session, absl::Time now);
+  void TakeFrames(const std::shared_ptr<Session>& session, absl::Time now);
   void LookAtRung(absl::Time now);
 
   const int32_t max_tensors_;
@@ -70,6 +84,11 @@ class Rings {
   std::unique_ptr<Doorbell> doorbell_;
   UniqueFd wake_epoll_;
   std::vector<std::shared_ptr<Session>> active_;  // every Poll looks at them
+  std::vector<Session*> waiting_;                 // of these, for a turn; null: it has ended
+  bool some_wait_ = false;                        // who had no turn in the last Poll
+  Turns turns_;                                   // of tenants
+  int64_t last_turn_ = 0;
+  int64_t round_ = 0;  // of turns
   // Those that have been silent: their clients ring.
   absl::flat_hash_map<SessionId, std::shared_ptr<Session>> quiet_;
   absl::Time next_look_for_rung_ = absl::InfinitePast();

@@ -96,6 +96,12 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenSessionReq
   for (DeviceIndex device : session->devices) {
     ++on_device_[static_cast<size_t>(device.value())];
   }
+  for (const auto& other : sessions_) {
+    if (other.second->tenant == session->tenant && other.second->request.pid == request.pid) {
+      session->process = other.second->process;
+    }
+  }
+  if (session->process == nullptr) session->process = std::make_shared<Turns>();
   sessions_[session->id] = session;
   if (!request.attached) {
     RenewLease(session.get(), now);

@@ -26,6 +26,7 @@
 #include "core/node/options.h"
 #include "core/node/requests.h"
 #include "core/node/timers.h"
+#include "core/node/turns.h"
 #include "core/runtime/arena.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/memory.h"
@@ -44,6 +45,7 @@ struct Tenant {
   std::string name;
   BudgetRef budget;  // within the node's
   ArenaSet::Ptr arenas;
+  Turns turns;  // within the node
   // The largest holders of its memory, in words, and when they were looked for.
   std::string holders;
   absl::Time holders_at = absl::InfinitePast();
@@ -105,6 +107,11 @@ struct Session : std::enable_shared_from_this<Session> {
   std::unique_ptr<SubmissionRingReader> ring;
   absl::Time last_frame = absl::InfinitePast();  // that came through it
   UniqueFd wake_fd;
+
+  // Its turns.
+  std::shared_ptr<Turns> process;  // within the tenant; of all sessions of one process
+  int64_t last_turn = 0;
+  std::function<void(const std::shared_ptr<Session>&)> goes_on;  // null: nothing does
 };
 
 // The sessions that live, and what is remembered of those that died.
