@@ -22,6 +22,19 @@ int64_t MemoryOfLoaded(const Plan& plan) {
 constexpr int64_t kWorkPerEnd = 16;
 constexpr int64_t kWorkPerUnload = 16;
 
+int32_t LargestNode(const Graph& graph) {
+  int32_t largest = -1;
+  int64_t largest_bytes = -1;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    int64_t bytes = 0;
+    for (const TensorType& type : graph.nodes[i].outputs) bytes += type.num_bytes();
+    if (bytes <= largest_bytes) continue;
+    largest_bytes = bytes;
+    largest = static_cast<int32_t>(i);
+  }
+  return largest;
+}
+
 int64_t BytesOf(const GraphRecord& record) { return record.bytes; }
 int64_t BytesOf(const LoadedPlan& plan) { return MemoryOfLoaded(plan.plan); }
 
@@ -88,6 +101,7 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(
       record->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
     }
   }
+  record->largest_node = LargestNode(graph);
   record->bytes = MemoryOf(graph) + MemoryOfLoaded(record->main.plan);
   record->graph = std::move(graph);
   return record;

@@ -60,6 +60,8 @@ struct GraphRecord {
   std::vector<int64_t> maxima;
   // As it was registered; null: it is another record at some sizes.
   std::shared_ptr<const std::string> encoded;
+  // The node with the largest result, which is what most of a run's memory is for. -1: it has none.
+  int32_t largest_node = -1;
   bool large = false;  // it takes the node thread too long: work on it is the background's
   // What it takes, with its main plan and what executors make of that: each session that names it
   // is charged for it.

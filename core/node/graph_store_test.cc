@@ -48,6 +48,26 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphStore* store,
   return store->PlanOf(record, {order, {}, {}}, ClientOf(budget), {absl::OkStatus(), wait});
 }
 
+// For the text of an error of memory: nobody looks for it at the time.
+TEST(GraphStoreTest, AGraphKnowsItsNodeWithTheLargestResult) {
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
+  GraphStore store({}, nullptr, [](DeviceIndex, PlanId) {});
+  for (const int largest : {0, 1, 6}) {
+    testing::RankBuilder builder(0, 2);
+    builder.set_wants_grad(false);
+    for (int i = 0; i < 7; ++i) {
+      GraphOutput output;
+      output.value = builder.AllReduce(
+          builder.Input(TensorType(DType::kF32, {i == largest ? 100 : 3 + i % 2})));
+      builder.graph().AddOutput(output);
+    }
+    const auto record =
+        store.Register(EncodeGraph(builder.graph().Build()), ClientOf(budget), nullptr);
+    ASSERT_TRUE(record.ok()) << record.status();
+    EXPECT_EQ((*record)->largest_node, largest);
+  }
+}
+
 // Which groups are of one domain tells plans apart as their order does.
 TEST(GraphStoreTest, APlanIsOfItsDomains) {
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);

@@ -32,25 +32,14 @@ void Locate(absl::string_view op, absl::string_view source, Error* error) {
                                 ": ", error->message);
 }
 
-// The node with the largest result is what most of a run's memory is for.
-void NameLargest(const Graph& graph, Error* error) {
-  const Node* largest = nullptr;
-  int64_t largest_bytes = -1;
-  for (const Node& node : graph.nodes) {
-    int64_t bytes = 0;
-    for (const TensorType& type : node.outputs) bytes += type.num_bytes();
-    if (bytes <= largest_bytes) continue;
-    largest_bytes = bytes;
-    largest = &node;
-  }
-  if (largest != nullptr) Locate(largest->op, largest->source, error);
-}
-
 }  // namespace
 
 void Holders::Explain(const Session& caller, const RunState* run, Error* error) {
   if (error->reason != Reason::kOutOfMemory || error->id != ErrorId()) return;
-  if (run != nullptr && run->graph != nullptr) NameLargest(run->graph->graph, error);
+  if (run != nullptr && run->graph != nullptr && run->graph->largest_node >= 0) {
+    const Node& largest = run->graph->graph.nodes[static_cast<size_t>(run->graph->largest_node)];
+    Locate(largest.op, largest.source, error);
+  }
   Name(caller, error);
 }
 
