@@ -48,7 +48,7 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Devices* devices,
         ask();
         if (held_.size() == 1) LookAtHeldLater(clock->now);
       }) {
-  budget_->Reclaim(&held_, [this](const Budget& full) { held_.LookWithin(full); });
+  budget_->Reclaim(&held_, [this](const Budget& full) { return held_.LookWithin(full); });
   if (host_) return;
   for (int i = 0; i < devices->info().count(); ++i) {
     device_sets_.push_back(std::make_unique<DeviceSet>(devices, i));

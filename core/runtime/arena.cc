@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "core/base/error.h"
 #include "core/base/shared_file.h"
+#include "core/base/work.h"
 #include "core/runtime/memory_thread.h"
 #include "core/runtime/size_class.h"
 
@@ -56,6 +57,8 @@ Arena::Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind 
       memory_(std::move(memory)) {}
 
 Arena::~Arena() {
+  constexpr int64_t kWork = 32;  // calls of the system
+  CountWork(kWork);
   IdsOfArenas().Free(id_);
   if (client_fd_.valid() && helpers_.held != nullptr) {
     client_fd_.Reset();

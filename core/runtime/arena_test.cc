@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/unique_fd.h"
+#include "core/base/work.h"
 #include "core/runtime/held_files.h"
 #include "core/runtime/memory.h"
 #include "core/runtime/testing/process_resources.h"
@@ -195,6 +197,49 @@ TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
     EXPECT_EQ(held.size(), 0u);
   }
   EXPECT_EQ(OpenDescriptors(), descriptors);
+}
+
+// Clients may hold thousands. Whoever has too little memory does not look at all of them.
+TEST(ArenaTest, AFullBudgetLooksAtSomeOfThoseThatAreHeldInTurns) {
+  constexpr int kHeld = 200;
+  const BudgetRef node = Budget::OfNode(2 * kMiB);
+  const BudgetRef tenants[] = {Budget::Within(node, "tenant a", node->limits()),
+                               Budget::Within(node, "tenant b", node->limits())};
+  HeldFiles held;
+  ArenaHelpers helpers;
+  helpers.held = &held;
+  node->Reclaim(&held, [&held](const Budget& full) { return held.LookWithin(full); });
+  std::vector<UniqueFd> clients;
+  for (int i = 0; i <= kHeld; ++i) {
+    // The last one is another tenant's.
+    const auto arena = Arena::CreateResult(tenants[i < kHeld ? 0 : 1], 4096, helpers);
+    ASSERT_TRUE(arena.ok()) << arena.status();
+    clients.emplace_back(dup(*(*arena)->ClientFd()));
+  }
+  ASSERT_EQ(held.size(), static_cast<size_t>(kHeld) + 1);
+  const auto look = [&](const Budget& full) {
+    const WorkSlice slice;
+    const bool any = held.LookWithin(full);
+    EXPECT_LE(SliceWork(), kTurnWork);
+    return any;
+  };
+  EXPECT_FALSE(look(*tenants[0])) << "they are all held";
+  // Wherever it stands, it is found in time.
+  clients[kHeld / 2].Reset();
+  int looks = 1;
+  while (!look(*tenants[0])) ASSERT_LE(++looks, 5);
+  EXPECT_EQ(tenants[0]->used(), (kHeld - 1) * 4096);
+  EXPECT_FALSE(look(*tenants[1]));
+  clients.back().Reset();
+  EXPECT_TRUE(look(*tenants[1])) << "it does not wait for others'";
+  EXPECT_EQ(tenants[1]->used(), 0);
+  // Who asks again gets what there is.
+  for (int i = 0; i < 100; ++i) clients[static_cast<size_t>(i)].Reset();
+  const int64_t free = 2 * kMiB - node->used();
+  int asked = 0;
+  while (!node->Charge(Domain::kHost, Resource::kResultBytes, free + 100 * 4096).ok()) {
+    ASSERT_LE(++asked, 5);
+  }
 }
 
 TEST(ArenaTest, AnArenaThatNobodyHoldsGoesAtOnce) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 
 namespace chorus {
 namespace {
@@ -93,8 +94,10 @@ absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
     if (fits()) continue;
     // What is kept has bytes and descriptors.
     if (IsBytes(resource) || resource == Resource::kDescriptors) {
+      const int64_t begun = SliceWork();
       for (const auto& reclaim : node()->reclaims_) {
-        reclaim.second(*at);
+        while (!fits() && reclaim.second(*at) && SliceWork() - begun <= kTurnWork) {
+        }
         if (fits()) break;
       }
     }

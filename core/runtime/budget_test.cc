@@ -1,8 +1,10 @@
 #include "core/runtime/budget.h"
 
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -114,6 +116,7 @@ TEST(BudgetTest, WhatIsKeptForReuseIsGivenBackFirst) {
   tenant->Reclaim(&kept, [&](const Budget&) {
     ++reclaims;
     kept = Charge();
+    return true;
   });
   EXPECT_TRUE(Bytes(node, 10).ok());
   EXPECT_EQ(reclaims, 0);
@@ -140,7 +143,9 @@ TEST(BudgetTest, OnlyOwnersWithinTheFullBudgetGiveBack) {
   EXPECT_FALSE(Charge().LiesWithin(*node));
   for (int i = 0; i < 2; ++i) {
     tenants[i]->Reclaim(&kept[i], [&, i](const Budget& full) {
-      if (kept[i].LiesWithin(full)) kept[i] = Charge();
+      const bool gives_back = kept[i].LiesWithin(full);
+      if (gives_back) kept[i] = Charge();
+      return gives_back;
     });
   }
   EXPECT_FALSE(Bytes(session, 301).ok());
@@ -149,6 +154,31 @@ TEST(BudgetTest, OnlyOwnersWithinTheFullBudgetGiveBack) {
   Charge all = *Bytes(node, 800);
   EXPECT_FALSE(Bytes(session, 300).ok());
   EXPECT_EQ(kept[1].amount(), 0) << "the node is full";
+}
+
+TEST(BudgetTest, OwnersGiveBackInPortionsUntilItIsEnoughOrATurnsWork) {
+  const BudgetRef node = Budget::OfNode(1000);
+  std::vector<Charge> kept;
+  for (int i = 0; i < 90; ++i) kept.push_back(*Bytes(node, 10));
+  int reclaims = 0;
+  node->Reclaim(&kept, [&](const Budget&) {
+    ++reclaims;
+    CountWork(kTurnWork / 10);
+    if (!kept.empty()) kept.pop_back();
+    return !kept.empty();
+  });
+  {
+    const WorkSlice slice;
+    EXPECT_TRUE(Bytes(node, 130).ok());
+    EXPECT_EQ(reclaims, 3);
+    EXPECT_FALSE(Bytes(node, 900).ok());
+    EXPECT_EQ(reclaims, 14);
+    EXPECT_TRUE(Bytes(node, 250).ok()) << "however much the slice has done before";
+    EXPECT_EQ(reclaims, 15);
+  }
+  EXPECT_TRUE(Bytes(node, 1000).ok());
+  EXPECT_EQ(node->used(), 0);
+  EXPECT_FALSE(Bytes(node, 1001).ok());
 }
 
 TEST(BudgetTest, ASteppedChargeCoversWhatThereIsAndNotMuchMore) {

@@ -105,12 +105,11 @@ class Buffer {
   int64_t references_ = 0;
   ArenaId arena_;
   State state_ = State::kResult;
-  uint16_t size_class_ = 0;
   using Mirrors = absl::flat_hash_map<std::pair<int64_t, int64_t>, BufferRef>;  // offset, bytes
   std::unique_ptr<Mirrors> mirrors_;                                            // null: none
-  void* owner_ = nullptr;        // ArenaSet: its block
+  void* owner_ = nullptr;        // ArenaSet: its shelf
   Charge charge_;                // DeviceSet; an ArenaSet's arenas are charged
-  Buffer* next_free_ = nullptr;  // ArenaSet: in its class's list
+  Buffer* next_free_ = nullptr;  // ArenaSet: on its shelf
   std::shared_ptr<Arena> keep_;  // staging
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/shared_file.h"
+#include "core/base/work.h"
 #include "core/runtime/memory_thread.h"
 
 namespace chorus {
@@ -22,14 +23,25 @@ void HeldFiles::Look(size_t count) {
   }
 }
 
-void HeldFiles::LookWithin(const Budget& budget) {
-  held_.erase(
-      std::remove_if(held_.begin(), held_.end(),
-                     [&](Held& held) { return held.bytes.LiesWithin(budget) && !IsHeld(&held); }),
-      held_.end());
+bool HeldFiles::LookWithin(const Budget& budget) {
+  constexpr size_t kMostPassed = 1024;
+  constexpr size_t kMostLooks = 64;
+  const size_t before = held_.size();
+  size_t looks = 0;
+  for (size_t left = std::min(before, kMostPassed); left > 0 && looks < kMostLooks; --left) {
+    Held next = std::move(held_.front());
+    held_.pop_front();
+    const bool is_within = next.bytes.LiesWithin(budget);
+    looks += is_within ? 1 : 0;
+    if (!is_within || IsHeld(&next)) held_.push_back(std::move(next));
+    CountWork(1);
+  }
+  return held_.size() < before;
 }
 
 bool HeldFiles::IsHeld(Held* held) {
+  constexpr int64_t kWorkPerLook = 24;  // calls of the system
+  CountWork(kWorkPerLook);
   if (IsHeldByOthers(held->file->get())) return true;
   bytes_ -= held->bytes.amount();
   if (thread_ != nullptr) thread_->Dispose(std::move(held->file));

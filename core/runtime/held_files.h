@@ -34,8 +34,9 @@ class HeldFiles {
   void Add(std::shared_ptr<const UniqueFd> file, Charge bytes, Charge descriptors);
   // Looks whether at most so many of them are held, in turns, and lets go of those that are not.
   void Look(size_t count);
-  // Looks at all that are charged to budgets within this one.
-  void LookWithin(const Budget& budget);
+  // The same for some of those that are charged to budgets within this one. Whether it let go of
+  // any: then there may be more.
+  bool LookWithin(const Budget& budget);
   size_t size() const { return held_.size(); }
   int64_t bytes() const { return bytes_; }
 

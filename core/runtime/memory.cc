@@ -1,6 +1,7 @@
 #include "core/runtime/memory.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +19,8 @@ ArenaSet::Ptr ArenaSet::Create(BudgetRef budget, const ArenaSetOptions& options)
 ArenaSet::ArenaSet(BudgetRef budget, const ArenaSetOptions& options)
     : budget_(std::move(budget)), options_(options) {
   budget_->Reclaim(this, [this](const Budget& full) {
-    if (budget_->LiesWithin(full)) Trim();
+    constexpr size_t kAtATime = 32;
+    return budget_->LiesWithin(full) && Trim(kAtATime) > 0;
   });
 }
 
@@ -39,18 +41,23 @@ absl::StatusOr<BufferRef> ArenaSet::Allocate(int64_t bytes) {
         absl::StrCat("a buffer has 0 to ", SizeClass::kLargestBytes, " bytes, not ", bytes));
   }
   const SizeClass size_class = SizeClass::Of(bytes);
-  Buffer* buffer = free_[size_class.index];
-  const bool cuts = buffer == nullptr;
+  Shelf* shelf = shelves_[size_class.index];
+  const bool cuts = shelf == nullptr;
+  Buffer* buffer = nullptr;
   if (!cuts) {
-    free_[size_class.index] = buffer->next_free_;
+    buffer = shelf->free;
+    shelf->free = buffer->next_free_;
     buffer->next_free_ = nullptr;
+    if (shelf->free == nullptr) Unlink(shelf);
   } else {
     CHORUS_ASSIGN_OR_RETURN(buffer, Grow(size_class.index, size_class.bytes));
+    shelf = static_cast<Shelf*>(buffer->owner_);
   }
   buffer->bytes_ = bytes;
   buffer->references_ = 1;
   buffer->state_ = Buffer::State::kResult;
-  ++static_cast<Block*>(buffer->owner_)->live;
+  Block* const block = shelf->block;
+  if (block->live++ == 0) blocks_.splice(blocks_.end(), empty_, block->at);
   ++live_;
   BufferRef allocated(buffer, BufferRef::Adopt());
   if (cuts) PrepareSpare();
@@ -106,79 +113,92 @@ absl::StatusOr<ArenaSet::Block*> ArenaSet::AddBlock(int64_t bytes, bool shared) 
   } else {
     arena->memory()->Touch(0, arena->bytes());
   }
-  auto block = std::make_unique<Block>();
+  Block* const block = &empty_.emplace_back();
+  block->at = std::prev(empty_.end());
   arena_bytes_ += arena->bytes();
   block->grows = shared || bytes <= options_.largest_arena_bytes / 4;
   if (block->grows) growing_bytes_ += arena->bytes();
   block->arena = std::move(arena);
-  blocks_.push_back(std::move(block));
-  return blocks_.back().get();
+  return block;
 }
 
 Buffer* ArenaSet::Cut(Block* block, int size_class, int64_t class_bytes) {
   const int64_t alignment = class_bytes >= 8 * PageBytes() ? PageBytes() : 64;
   const int64_t offset = RoundUp(block->used, alignment);
   block->used = offset + class_bytes;
-  block->buffers.emplace_back();
-  Buffer* const buffer = &block->buffers.back();
+  std::unique_ptr<Shelf>& shelf = block->shelves[size_class];
+  if (shelf == nullptr) {
+    shelf = std::make_unique<Shelf>();
+    shelf->block = block;
+    shelf->size_class = size_class;
+  }
+  Buffer* const buffer = &block->buffers->emplace_back();
   buffer->home_ = this;
   buffer->address_ = reinterpret_cast<DeviceAddress>(block->arena->data() + offset);
   buffer->offset_ = offset;
   buffer->arena_ = block->arena->id();
-  buffer->size_class_ = static_cast<uint16_t>(size_class);
-  buffer->owner_ = block;
+  buffer->owner_ = shelf.get();
   return buffer;
 }
 
+void ArenaSet::Link(Shelf* shelf) {
+  Shelf*& first = shelves_[static_cast<size_t>(shelf->size_class)];
+  shelf->before = nullptr;
+  shelf->next = first;
+  if (first != nullptr) first->before = shelf;
+  first = shelf;
+}
+
+void ArenaSet::Unlink(Shelf* shelf) {
+  Shelf*& first = shelves_[static_cast<size_t>(shelf->size_class)];
+  (shelf->before != nullptr ? shelf->before->next : first) = shelf->next;
+  if (shelf->next != nullptr) shelf->next->before = shelf->before;
+}
+
 void ArenaSet::Return(Buffer* buffer) {
-  auto* const block = static_cast<Block*>(buffer->owner_);
-  buffer->next_free_ = free_[buffer->size_class_];
-  free_[buffer->size_class_] = buffer;
-  --block->live;
+  auto* const shelf = static_cast<Shelf*>(buffer->owner_);
+  Block* const block = shelf->block;
+  buffer->next_free_ = shelf->free;
+  shelf->free = buffer;
+  // What has been used last is used again first: it may be in the caches.
+  if (shelves_[static_cast<size_t>(shelf->size_class)] != shelf) {
+    if (buffer->next_free_ != nullptr) Unlink(shelf);
+    Link(shelf);
+  }
   --live_;
+  if (--block->live == 0) empty_.splice(empty_.end(), blocks_, block->at);
   if (!orphaned_) return;
   if (live_ == 0) {
     delete this;
-  } else if (block->live == 0) {
+  } else {
     Trim();
   }
 }
 
-int64_t ArenaSet::Trim() {
-  bool any = false;
-  for (const auto& block : blocks_) any |= block->live == 0;
-  if (!any) return 0;
-  for (Buffer*& head : free_) {
-    Buffer** link = &head;
-    while (*link != nullptr) {
-      if (static_cast<Block*>((*link)->owner_)->live == 0) {
-        *link = (*link)->next_free_;
-      } else {
-        link = &(*link)->next_free_;
-      }
-    }
+int64_t ArenaSet::Trim(size_t most) {
+  const int64_t before = arena_bytes_;
+  for (; most > 0 && !empty_.empty(); --most) Drop(&empty_.front());
+  return before - arena_bytes_;
+}
+
+void ArenaSet::Drop(Block* block) {
+  for (const auto& shelf : block->shelves) {
+    if (shelf.second->free != nullptr) Unlink(shelf.second.get());
   }
-  int64_t given_back = 0;
-  auto used_end = blocks_.begin();
-  for (auto& block : blocks_) {
-    if (block->live == 0) {
-      given_back += block->arena->bytes();
-      if (block->grows) growing_bytes_ -= block->arena->bytes();
-      if (block.get() == current_) current_ = nullptr;
-      if (block.get() == spare_) spare_ = nullptr;
-      block.reset();
-    } else {
-      *used_end++ = std::move(block);
-    }
-  }
-  blocks_.erase(used_end, blocks_.end());
-  arena_bytes_ -= given_back;
-  return given_back;
+  if (block == current_) current_ = nullptr;
+  if (block == spare_) spare_ = nullptr;
+  arena_bytes_ -= block->arena->bytes();
+  if (block->grows) growing_bytes_ -= block->arena->bytes();
+  // It may have half a million.
+  if (options_.helpers.thread != nullptr) options_.helpers.thread->Dispose(block->buffers);
+  empty_.erase(block->at);
 }
 
 Arena* ArenaSet::Find(ArenaId id) const {
-  for (const auto& block : blocks_) {
-    if (block->arena->id() == id) return block->arena.get();
+  for (const std::list<Block>* blocks : {&blocks_, &empty_}) {
+    for (const Block& block : *blocks) {
+      if (block.arena->id() == id) return block.arena.get();
+    }
   }
   return nullptr;
 }

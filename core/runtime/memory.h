@@ -9,11 +9,14 @@
 #define CHORUS_CORE_RUNTIME_MEMORY_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
+#include <list>
 #include <memory>
-#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
 #include "core/base/ids.h"
@@ -37,7 +40,8 @@ struct ArenaSetOptions {
 // with the set.
 //
 // Sizes come in classes (size_class.h); those of 32 KiB and more are whole pages on page
-// boundaries. A returned buffer waits in its class's list for the next of that class.
+// boundaries. A returned buffer waits for the next of its class, on a shelf: that has the free
+// buffers of one class and one arena, so that an arena goes without a look at each of them.
 class ArenaSet final : private BufferHome {
  public:
   // The owner's handle. Buffers may outlive it: then each arena goes with its last buffer.
@@ -55,20 +59,31 @@ class ArenaSet final : private BufferHome {
 
   // The arena of that id, if it is this set's; the right to read it is the right to read the set.
   Arena* Find(ArenaId id) const;
-  // Gives back every arena without a buffer in use; returns how many bytes.
-  int64_t Trim();
+  // Gives back arenas without a buffer in use, so many at most; returns how many bytes.
+  int64_t Trim(size_t most = std::numeric_limits<size_t>::max());
 
   int64_t live_buffers() const { return live_; }
   int64_t arena_bytes() const { return arena_bytes_; }
 
  private:
+  // The free buffers of one class in one block. Those that have any are in the class's list.
+  struct Block;
+  struct Shelf {
+    Block* block = nullptr;
+    int size_class = 0;
+    Buffer* free = nullptr;
+    Shelf* before = nullptr;
+    Shelf* next = nullptr;
+  };
   // An arena and what has been cut from it.
   struct Block {
     std::shared_ptr<Arena> arena;
     int64_t used = 0;    // bytes cut off so far
     bool grows = false;  // counts for the size of the next arena
     int64_t live = 0;    // buffers in use
-    std::deque<Buffer> buffers;
+    std::list<Block>::iterator at;
+    absl::flat_hash_map<int, std::unique_ptr<Shelf>> shelves;  // by class
+    std::shared_ptr<std::deque<Buffer>> buffers = std::make_shared<std::deque<Buffer>>();
   };
 
   ArenaSet(BudgetRef budget, const ArenaSetOptions& options);
@@ -78,6 +93,9 @@ class ArenaSet final : private BufferHome {
   int64_t NextArenaBytes() const;
   absl::StatusOr<Block*> AddBlock(int64_t bytes, bool shared);
   Buffer* Cut(Block* block, int size_class, int64_t class_bytes);
+  void Link(Shelf* shelf);
+  void Unlink(Shelf* shelf);
+  void Drop(Block* block);
   absl::StatusOr<Buffer*> Grow(int size_class, int64_t class_bytes);
   // The next arena is made while the current one is in use, so that it has been touched when its
   // turn comes. Without a thread that would only be early, and a full budget is not for guesses.
@@ -85,10 +103,11 @@ class ArenaSet final : private BufferHome {
 
   const BudgetRef budget_;
   const ArenaSetOptions options_;
-  std::array<Buffer*, SizeClass::kCount> free_{};
-  std::vector<std::unique_ptr<Block>> blocks_;
-  Block* current_ = nullptr;  // small buffers are cut from it
-  Block* spare_ = nullptr;    // takes over when it is full: touched by then
+  std::array<Shelf*, SizeClass::kCount> shelves_{};  // the first of each class
+  std::list<Block> blocks_;                          // with buffers in use
+  std::list<Block> empty_;                           // without
+  Block* current_ = nullptr;                         // small buffers are cut from it
+  Block* spare_ = nullptr;                           // takes over when it is full: touched by then
   int64_t live_ = 0;
   int64_t arena_bytes_ = 0;
   int64_t growing_bytes_ = 0;  // of arenas that count for the size of the next

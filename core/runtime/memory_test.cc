@@ -207,6 +207,32 @@ TEST(ArenaSetTest, TrimKeepsWhatIsInUse) {
   EXPECT_STREQ(kept->host(), "kept");
 }
 
+TEST(ArenaSetTest, TrimGivesBackSoManyAtATime) {
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  const ArenaSet::Ptr set = ArenaSet::Create(budget);
+  std::vector<BufferRef> large;
+  for (int i = 0; i < 4; ++i) large.push_back(*set->Allocate(2 * kMiB));
+  // Of several classes, in an arena that stays.
+  std::vector<BufferRef> small;
+  for (int i = 0; i < 300; ++i) small.push_back(*set->Allocate(64 + i));
+  const BufferRef kept = small[150];
+  small.clear();
+  EXPECT_EQ(set->Trim(3), 0) << "all are in use";
+  large.clear();
+  const int64_t all = set->arena_bytes();
+  EXPECT_EQ(set->Trim(3), 6 * kMiB);
+  EXPECT_EQ(set->Trim(3), 2 * kMiB);
+  EXPECT_EQ(set->Trim(3), 0);
+  EXPECT_EQ(set->arena_bytes(), all - 8 * kMiB);
+  // What is free in the arena that stays is used again.
+  for (int i = 0; i < 300; ++i) {
+    small.push_back(*set->Allocate(64 + i));
+    EXPECT_EQ(small.back()->arena(), kept->arena());
+    memset(small.back()->host(), 1, static_cast<size_t>(64 + i));
+  }
+  EXPECT_EQ(set->arena_bytes(), all - 8 * kMiB);
+}
+
 TEST(ArenaSetTest, SurvivesRandomUse) {
   const auto seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
