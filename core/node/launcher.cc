@@ -132,12 +132,12 @@ void Launcher::TakeLoadedAtOnce(const Loading& loading) {
   {
     MutexLock lock(&mutex_);
     std::vector<LoadedMessage> others;
-    for (LoadedMessage& message : events_.loaded) {
+    for (LoadedMessage& message : events_.loaded.all) {
       const auto part = loading_.find(message.plan);
       const bool is_own = part != loading_.end() && part->second.loading.get() == &loading;
       (is_own ? own : others).push_back(std::move(message));
     }
-    events_.loaded.swap(others);
+    events_.loaded.all.swap(others);
   }
   for (const LoadedMessage& message : own) Take(message);
 }
@@ -232,12 +232,12 @@ void Launcher::OnEvent(DeviceIndex device, absl::string_view bytes) {
   {
     MutexLock lock(&mutex_);
     struct Add {
-      void operator()(CompletionMessage& of) { events->completed.push_back(std::move(of)); }
-      void operator()(LoadedMessage& of) { events->loaded.push_back(std::move(of)); }
-      void operator()(OpenedMessage& of) { events->opened.push_back(std::move(of)); }
-      void operator()(TransferredMessage& of) { events->transferred.push_back(std::move(of)); }
-      void operator()(LostMessage&) { events->lost.push_back(device); }
-      Events* events;
+      void operator()(CompletionMessage& of) { events->completed.all.push_back(std::move(of)); }
+      void operator()(LoadedMessage& of) { events->loaded.all.push_back(std::move(of)); }
+      void operator()(OpenedMessage& of) { events->opened.all.push_back(std::move(of)); }
+      void operator()(TransferredMessage& of) { events->transferred.all.push_back(std::move(of)); }
+      void operator()(LostMessage&) { events->lost.all.push_back(device); }
+      AllEvents* events;
       DeviceIndex device;
     };
     absl::visit(Add{&events_, device}, *event);
@@ -248,7 +248,7 @@ void Launcher::OnEvent(DeviceIndex device, absl::string_view bytes) {
 void Launcher::Post(std::function<void()> closure) {
   {
     MutexLock lock(&mutex_);
-    events_.posted.push_back(std::move(closure));
+    events_.posted.all.push_back(std::move(closure));
   }
   SetReady();
 }
@@ -259,32 +259,47 @@ void Launcher::SetReady() {
   wake_();
 }
 
-bool Launcher::Drain(std::vector<CompletionMessage>* completions) {
-  if (!ready_.exchange(false, std::memory_order_acquire)) return false;
-  Events events;
-  {
+bool Launcher::Drain(absl::FunctionRef<void(const CompletionMessage&)> complete) {
+  if (!some_are_left_) {
+    if (!ready_.exchange(false, std::memory_order_acquire)) return false;
     MutexLock lock(&mutex_);
-    completions->swap(events_.completed);
-    events_.completed.clear();
-    events.loaded.swap(events_.loaded);
-    events.opened.swap(events_.opened);
-    events.transferred.swap(events_.transferred);
-    events.lost.swap(events_.lost);
-    events.posted.swap(events_.posted);
+    taken_.completed.all.swap(events_.completed.all);
+    taken_.loaded.all.swap(events_.loaded.all);
+    taken_.opened.all.swap(events_.opened.all);
+    taken_.transferred.all.swap(events_.transferred.all);
+    taken_.lost.all.swap(events_.lost.all);
+    taken_.posted.all.swap(events_.posted.all);
   }
-  const auto each = [](auto& all, auto take) {
-    for (auto& one : all) {
+  int64_t work = 0;
+  // Whether these were all of a kind.
+  const auto each = [&work](auto& events, auto take) {
+    if (events.all.empty()) return true;
+    for (; events.next < events.all.size() && work <= kTurnWork; ++events.next) {
       const WorkSlice slice;
-      take(one);
+      take(events.all[events.next]);
+      work += SliceWork();
     }
+    if (events.next < events.all.size()) return false;
+    events.all.clear();
+    events.next = 0;
+    return true;
   };
-  each(events.posted, [](std::function<void()>& closure) { closure(); });
-  each(events.opened, [this](const OpenedMessage& opened) {
-    communicators_->OnOpened(opened.communicator, opened.status);
-  });
-  each(events.loaded, [this](const LoadedMessage& loaded) { Take(loaded); });
-  each(events.transferred, [this](const TransferredMessage& done) { Take(done); });
-  each(events.lost, [this](DeviceIndex device) { TakeLoss(device); });
+  const bool all =
+      each(taken_.posted,
+           [](std::function<void()>& closure) {
+             std::exchange(closure, nullptr)();  // with all that it holds
+           }) &&
+      each(taken_.opened,
+           [this](const OpenedMessage& opened) {
+             communicators_->OnOpened(opened.communicator, opened.status);
+           }) &&
+      each(taken_.loaded, [this](const LoadedMessage& loaded) { Take(loaded); }) &&
+      each(taken_.transferred, [this](const TransferredMessage& done) { Take(done); }) &&
+      each(taken_.lost, [this](DeviceIndex device) { TakeLoss(device); }) &&
+      each(taken_.completed, complete);
+  some_are_left_ = !all;
+  // There is something for the next call, whoever asks.
+  if (some_are_left_) ready_.store(true, std::memory_order_seq_cst);
   return true;
 }
 

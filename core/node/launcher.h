@@ -15,6 +15,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/backend/backend.h"
@@ -78,10 +79,10 @@ class Launcher {
 
   // Posts a closure to be run by Drain(), from any thread.
   void Post(std::function<void()> closure);
-  // Takes what has come since the last call; what is not for the caller is seen to first: transfers
-  // have ended before the launches that read what they brought. Returns true when there was
-  // something.
-  bool Drain(std::vector<CompletionMessage>* completions);
+  // Takes what has come, a turn's work of it, and calls `complete` for each completion; what else
+  // came until then is seen to first: transfers have ended before the launches that read what they
+  // brought. Returns true when there was something.
+  bool Drain(absl::FunctionRef<void(const CompletionMessage&)> complete);
   bool HasCompletions() const { return ready_.load(std::memory_order_seq_cst); }
 
  private:
@@ -99,13 +100,19 @@ class Launcher {
     DeviceIndex device;
     Charge charge;
   };
+  // In order of their coming; those before `next` are done with.
+  template <typename T>
   struct Events {
-    std::vector<CompletionMessage> completed;
-    std::vector<LoadedMessage> loaded;
-    std::vector<OpenedMessage> opened;
-    std::vector<TransferredMessage> transferred;
-    std::vector<DeviceIndex> lost;
-    std::vector<std::function<void()>> posted;
+    std::vector<T> all;
+    size_t next = 0;
+  };
+  struct AllEvents {
+    Events<CompletionMessage> completed;
+    Events<LoadedMessage> loaded;
+    Events<OpenedMessage> opened;
+    Events<TransferredMessage> transferred;
+    Events<DeviceIndex> lost;
+    Events<std::function<void()>> posted;
   };
 
   void OnEvent(DeviceIndex device, absl::string_view bytes);
@@ -121,8 +128,10 @@ class Launcher {
   Background* const background_;
   const std::function<void()> wake_;
   Mutex mutex_;
-  Events events_ ABSL_GUARDED_BY(mutex_);
+  AllEvents events_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> ready_{false};
+  AllEvents taken_;  // from events_, all before others are
+  bool some_are_left_ = false;
 
   std::vector<int64_t> launch_counts_;
   PlanId last_plan_;

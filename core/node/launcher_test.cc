@@ -8,6 +8,7 @@
 #include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
+#include "core/base/work.h"
 #include "core/graph/encoding.h"
 #include "core/ops/host_kernels.h"
 #include "core/ops/testing/rank_builder.h"
@@ -66,6 +67,31 @@ class LauncherTest : public ::testing::Test {
   std::unique_ptr<Launcher> launcher_;
   GraphStore graphs_{{}, nullptr, [](DeviceIndex, PlanId) {}};
 };
+
+// Others have their turns in between, and what comes meanwhile comes behind.
+TEST_F(LauncherTest, OfWhatHasComeATurnsWorkIsTakenAtATimeInOrder) {
+  constexpr int kPosted = 100;
+  constexpr int64_t kWork = kTurnWork / 10;
+  std::vector<int> done;
+  const auto post = [&](int number) {
+    launcher_->Post([&done, number] {
+      done.push_back(number);
+      CountWork(kWork);
+    });
+  };
+  for (int i = 0; i < kPosted; ++i) post(i);
+  int turns = 0;
+  while (launcher_->HasCompletions()) {
+    const size_t before = done.size();
+    EXPECT_TRUE(launcher_->Drain([](const CompletionMessage&) {}));
+    EXPECT_LE(done.size() - before, 11u);
+    if (++turns == 3) post(kPosted);
+  }
+  EXPECT_GE(turns, kPosted / 11);
+  ASSERT_EQ(done.size(), static_cast<size_t>(kPosted) + 1);
+  for (int i = 0; i <= kPosted; ++i) EXPECT_EQ(done[static_cast<size_t>(i)], i);
+  EXPECT_FALSE(launcher_->Drain([](const CompletionMessage&) {}));
+}
 
 TEST_F(LauncherTest, EachDeviceMoreThatHasAPlanIsCharged) {
   const auto record = Register(

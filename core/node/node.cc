@@ -78,7 +78,6 @@ struct LocalNode::Parts {
   Gangs gangs;
   Runs runs;
   Commands commands;
-  std::vector<CompletionMessage> completed;
   Launcher launcher;
 };
 
@@ -191,23 +190,18 @@ bool InSlice(absl::FunctionRef<bool()> work) {
 bool LocalNode::Poll(absl::Time now) {
   Parts& parts = *parts_;
   parts.clock.now = now;
-  bool worked = InSlice([&] { return parts.timers.Fire(now); });
+  bool worked = parts.timers.Next() <= now && InSlice([&] { return parts.timers.Fire(now); });
   worked |= parts.rings.Poll(now);
-  worked |= InSlice([&] { return parts.launcher.Continue(); });
+  worked |= parts.launcher.HasMore() && InSlice([&] { return parts.launcher.Continue(); });
   worked |= InSlice([&] { return parts.runs.Continue(now); });
-  worked |= InSlice([&] { return parts.ended.Release(); });
-  worked |= InSlice([&] { return parts.graphs.Continue(); });
+  worked |= InSlice([&] {
+    const bool released = parts.ended.Release();
+    return parts.graphs.Continue() || released;
+  });
   // After the rings: small work has been done inside its launch.
   if (parts.launcher.HasCompletions()) {
-    std::vector<CompletionMessage> completed;
-    completed.swap(parts.completed);
-    worked |= parts.launcher.Drain(&completed);
-    for (const CompletionMessage& completion : completed) {
-      const WorkSlice slice;
-      parts.runs.Complete(completion, now);
-    }
-    completed.clear();
-    parts.completed.swap(completed);  // keeps its capacity
+    worked |= parts.launcher.Drain(
+        [&](const CompletionMessage& completion) { parts.runs.Complete(completion, now); });
   }
   parts.news.Signal();
   return worked;
@@ -288,6 +282,8 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
   session->staging_bytes = 0;
   parts.rings.Detach(session.get());
   parts.sessions.Remove(session.get(), died);
+  constexpr int64_t kWork = 1000;  // its memory is unmapped, its peers are told
+  CountWork(kWork);
   if (parts.on_session_ended != nullptr) parts.on_session_ended(session->id);
 }
 

@@ -146,15 +146,18 @@ class NodeLoop::Impl {
   bool TakeEvents(int timeout_ms) {
     epoll_event events[64];
     const int count = epoll_wait(epoll_.get(), events, 64, timeout_ms);
-    bool died = false;
-    for (int i = 0; i < count; ++i) {
+    int64_t work = 0;
+    int i = 0;
+    for (; i < count && work <= kTurnWork; ++i) {
       const int64_t tag = static_cast<int64_t>(events[i].data.u64);
-      if (tag != kSessionsTag && tag != kWakeTag) {
-        node_.SessionDied(SessionId(tag), SteadyNow());
-        died = true;
-      }
+      if (tag == kSessionsTag || tag == kWakeTag) continue;
+      const WorkSlice slice;
+      node_.SessionDied(SessionId(tag), SteadyNow());
+      work += SliceWork();
     }
-    return died;
+    // The others are told again: at once, but others have their turns first.
+    if (i < count) next_look_ = absl::InfinitePast();
+    return work > 0;
   }
 
   Mutex mutex_;

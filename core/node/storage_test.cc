@@ -165,9 +165,8 @@ TEST_F(StorageTest, MuchThatIsStridedIsCopiedBesideTheNodeThread) {
   EXPECT_FALSE(outcome.has_value());
   // It goes on without the client.
   ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), staging->arena).ok());
-  std::vector<CompletionMessage> none;
   while (!outcome.has_value()) {
-    if (!launcher_->Drain(&none)) std::this_thread::yield();
+    if (!launcher_->Drain([](const CompletionMessage&) {})) std::this_thread::yield();
   }
   EXPECT_TRUE(outcome->ok());
   const char* const bytes = bound->buffer->host();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 
@@ -44,10 +45,13 @@ class TimerQueue {
     fn(now);
   }
 
-  // Runs what is due, the earliest first. A closure may add and cancel timers.
+  // Runs what is due, the earliest first, as long as the slice has time for it. Whether there was
+  // anything. A closure may add and cancel timers.
   bool Fire(absl::Time now) {
+    constexpr int64_t kWorkPerTimer = 4;
     bool fired = false;
-    while (!timers_.empty() && timers_.begin()->first.first <= now) {
+    while (!timers_.empty() && Next() <= now && SliceWork() <= kTurnWork) {
+      CountWork(kWorkPerTimer);
       Fn fn = std::move(timers_.begin()->second);
       timers_.erase(timers_.begin());
       fn(now);
