@@ -64,7 +64,19 @@ absl::StatusOr<BufferRef> ArenaSet::Allocate(int64_t bytes) {
   return allocated;
 }
 
+// A row takes twice what the smallest buffer has.
+absl::Status ArenaSet::ChargeRow() {
+  while ((rows_ + 1) / kFreeRows > static_cast<int64_t>(charged_rows_.size())) {
+    CHORUS_ASSIGN_OR_RETURN(Charge rows,
+                            budget_->Charge(Domain::kHost, Resource::kResultBytes,
+                                            kFreeRows * static_cast<int64_t>(sizeof(Buffer))));
+    charged_rows_.push_back(std::move(rows));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Buffer*> ArenaSet::Grow(int size_class, int64_t class_bytes) {
+  CHORUS_RETURN_IF_ERROR(ChargeRow());  // first: a charge may give back an arena
   const int64_t alignment = class_bytes >= 8 * PageBytes() ? PageBytes() : 64;
   const auto fits = [&](const Block* block) {
     return block != nullptr &&
@@ -133,6 +145,7 @@ Buffer* ArenaSet::Cut(Block* block, int size_class, int64_t class_bytes) {
     shelf->size_class = size_class;
   }
   Buffer* const buffer = &block->buffers->emplace_back();
+  ++rows_;
   buffer->home_ = this;
   buffer->address_ = reinterpret_cast<DeviceAddress>(block->arena->data() + offset);
   buffer->offset_ = offset;
@@ -189,6 +202,8 @@ void ArenaSet::Drop(Block* block) {
   if (block == spare_) spare_ = nullptr;
   arena_bytes_ -= block->arena->bytes();
   if (block->grows) growing_bytes_ -= block->arena->bytes();
+  rows_ -= static_cast<int64_t>(block->buffers->size());
+  while (rows_ / kFreeRows < static_cast<int64_t>(charged_rows_.size())) charged_rows_.pop_back();
   // It may have half a million.
   if (options_.helpers.thread != nullptr) options_.helpers.thread->Dispose(block->buffers);
   empty_.erase(block->at);

@@ -15,6 +15,7 @@
 #include <limits>
 #include <list>
 #include <memory>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
@@ -50,7 +51,9 @@ class ArenaSet final : private BufferHome {
   };
   using Ptr = std::unique_ptr<ArenaSet, Orphan>;
 
-  // Its arenas are charged to `budget`.
+  // Its arenas are charged to `budget`, and the rows of their buffers, which stay as long as these
+  // do, but for the first kFreeRows.
+  static constexpr int64_t kFreeRows = 256;
   static Ptr Create(BudgetRef budget, const ArenaSetOptions& options = {});
 
   // A buffer of `bytes` (0 is allowed), aligned to 64 B or to a page, in state kResult. What stands
@@ -96,6 +99,7 @@ class ArenaSet final : private BufferHome {
   void Link(Shelf* shelf);
   void Unlink(Shelf* shelf);
   void Drop(Block* block);
+  absl::Status ChargeRow();
   absl::StatusOr<Buffer*> Grow(int size_class, int64_t class_bytes);
   // The next arena is made while the current one is in use, so that it has been touched when its
   // turn comes. Without a thread that would only be early, and a full budget is not for guesses.
@@ -111,6 +115,8 @@ class ArenaSet final : private BufferHome {
   int64_t live_ = 0;
   int64_t arena_bytes_ = 0;
   int64_t growing_bytes_ = 0;  // of arenas that count for the size of the next
+  int64_t rows_ = 0;
+  std::vector<Charge> charged_rows_;  // each for kFreeRows
   bool orphaned_ = false;
 };
 

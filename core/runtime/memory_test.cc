@@ -207,6 +207,39 @@ TEST(ArenaSetTest, TrimKeepsWhatIsInUse) {
   EXPECT_STREQ(kept->host(), "kept");
 }
 
+// Rows of buffers that were returned stay beside the memory that they stand for.
+TEST(ArenaSetTest, RowsOfBuffersAreChargedAsLongAsTheirArenas) {
+  constexpr auto kRow = static_cast<int64_t>(sizeof(Buffer));
+  constexpr int64_t kBuffers = 20 * ArenaSet::kFreeRows;
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  const ArenaSet::Ptr set = ArenaSet::Create(budget);
+  std::vector<BufferRef> buffers;
+  for (int64_t i = 0; i < ArenaSet::kFreeRows - 1; ++i) buffers.push_back(*set->Allocate(1));
+  EXPECT_EQ(budget->used(), set->arena_bytes());
+  while (static_cast<int64_t>(buffers.size()) < kBuffers) buffers.push_back(*set->Allocate(1));
+  EXPECT_EQ(budget->used(), set->arena_bytes() + kBuffers * kRow);
+  BufferRef kept = buffers.back();
+  buffers.clear();
+  for (int64_t i = 0; i < kBuffers - 1; ++i) buffers.push_back(*set->Allocate(1));
+  EXPECT_EQ(budget->used(), set->arena_bytes() + kBuffers * kRow) << "they are used again";
+  buffers.clear();
+  set->Trim();
+  EXPECT_EQ(budget->used(), set->arena_bytes() + kBuffers * kRow);
+  kept.reset();
+  set->Trim();
+  EXPECT_EQ(budget->used(), 0);
+  // Where there is no memory for a row there is none for its buffer.
+  const BudgetRef little = Budget::OfNode(2 * kMiB);
+  const ArenaSet::Ptr small = ArenaSet::Create(little);
+  int64_t made = 0;
+  for (auto buffer = small->Allocate(1); buffer.ok(); buffer = small->Allocate(1)) {
+    buffers.push_back(*std::move(buffer));
+    ++made;
+  }
+  EXPECT_GE(made, kMiB / kRow);
+  EXPECT_LE(made, 2 * kMiB / kRow);
+}
+
 TEST(ArenaSetTest, TrimGivesBackSoManyAtATime) {
   const BudgetRef budget = Budget::OfNode(64 * kMiB);
   const ArenaSet::Ptr set = ArenaSet::Create(budget);
