@@ -22,28 +22,40 @@ inline constexpr int64_t kMaxSliceWork = 18000;
 inline constexpr int64_t kTurnWork = kMaxSliceWork / 8;
 inline constexpr int64_t kBytesOfWork = 128;
 
+// Inline: a small run has dozens of these.
 class WorkSlice {
  public:
-  WorkSlice();
+  WorkSlice() : outer_(current_) { current_ = this; }
   // What was done meanwhile is no part of the slice that it began in.
-  ~WorkSlice();
+  ~WorkSlice() {
+    current_ = outer_;
+    if (work_ > largest_) largest_ = work_;
+  }
   WorkSlice(const WorkSlice&) = delete;
   WorkSlice& operator=(const WorkSlice&) = delete;
 
  private:
   friend void CountWork(int64_t work);
   friend int64_t SliceWork();
+  friend int64_t LargestSliceWork();
+
+  static inline thread_local WorkSlice* current_ = nullptr;
+  static inline thread_local int64_t largest_ = 0;
 
   WorkSlice* const outer_;
   int64_t work_ = 0;
 };
 
 // In the slice that this thread is in; nothing where it is in none.
-void CountWork(int64_t work);
+inline void CountWork(int64_t work) {
+  if (WorkSlice::current_ != nullptr) WorkSlice::current_->work_ += work;
+}
 // So far, of the slice that this thread is in; 0 where it is in none.
-int64_t SliceWork();
+inline int64_t SliceWork() {
+  return WorkSlice::current_ == nullptr ? 0 : WorkSlice::current_->work_;
+}
 // Of all slices that have ended on this thread.
-int64_t LargestSliceWork();
+inline int64_t LargestSliceWork() { return WorkSlice::largest_; }
 
 }  // namespace chorus
 
