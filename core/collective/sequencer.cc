@@ -27,6 +27,13 @@ constexpr int64_t kWorkPerPlace = 3;
 constexpr int64_t kWorkPerError = 32;
 constexpr int64_t kWorkPerFailed = 4;
 
+// Of a row of a list that grows by doubling; of a row of a table, which is at least a third full
+// once it has grown, and has a byte more for each place.
+template <typename T>
+constexpr int64_t kInList = 2 * sizeof(T);
+template <typename Table>
+constexpr int64_t kInTable = 3 * (sizeof(typename Table::value_type) + 1);
+
 // Steps below are over for the member.
 int64_t OverUntil(const sequencer_tables::Member& member) {
   return member.step + (member.left_rest ? 1 : 0);
@@ -2653,6 +2660,46 @@ size_t Sequencer::HeldRows() const {
   size_t rows = tapes_.size();
   for (const Member& member : members_) rows += member.pairs.size();
   return rows;
+}
+
+int64_t Sequencer::SeatBytes(size_t bytes_per_seat) const {
+  constexpr int kInRow = 4;  // so many a row has itself
+  if (size() <= kInRow) return 0;
+  return std::max(size(), 2 * kInRow) * static_cast<int64_t>(bytes_per_seat);
+}
+
+int64_t Sequencer::TapeBytes() const {
+  return kInList<Tape> + kInTable<decltype(tape_by_key_)> + 2 * kInList<int32_t>;
+}
+
+int64_t Sequencer::InstanceBytes() const {
+  constexpr int64_t kPlace = 3 * sizeof(decltype(instance_by_place_)::value_type);
+  return kInList<Instance> + kInTable<decltype(instance_by_key_)> + kPlace + kInList<Component> +
+         8 * kInList<int32_t> + SeatBytes(sizeof(Seat));
+}
+
+// Rows that were used once are there for the next ones; what an entry of theirs has is not.
+int64_t Sequencer::HeldBytes() const {
+  constexpr int64_t kPair = kInTable<decltype(Member::pairs)> + kLineBytes + 16;
+  int64_t bytes = tapes_.end() * TapeBytes() + instances_.end() * InstanceBytes();
+  bytes += static_cast<int64_t>(tapes_.size()) * SeatBytes(sizeof(TapeEntry));
+  for (const Member& member : members_) bytes += static_cast<int64_t>(member.pairs.size()) * kPair;
+  const auto list = [](const auto& rows) {
+    return static_cast<int64_t>(rows.capacity() * sizeof(rows[0]));
+  };
+  bytes += list(keys_) + list(seats_) + list(moves_) + list(moves_of_) + list(stretches_) +
+           list(passed_) + list(asked_) + list(requests_) + list(ready_) + list(gang_runs_) +
+           list(gang_instances_) + list(reordered_);
+  bytes += static_cast<int64_t>(signature_.bytes().capacity() + known_orders_.bytes() +
+                                pair_moves_.capacity() * (sizeof(PairEnd) + sizeof(int64_t) + 1) +
+                                warned_sites_.capacity() * (sizeof(uint64_t) + 1));
+  return bytes;
+}
+
+int64_t Sequencer::BytesPerCall() const {
+  constexpr int64_t kScratch = kInList<InstanceKey> + kInList<Move> + kInList<Asked> +
+                               kInList<Stretch> + kInTable<decltype(pair_moves_)>;
+  return TapeBytes() + SeatBytes(sizeof(TapeEntry)) + InstanceBytes() + kScratch;
 }
 
 size_t Sequencer::LiveRows() const {

@@ -171,6 +171,11 @@ class Sequencer {
   // Of these what stays when no run is pending or under way: entries of tapes, and counters of
   // pairs.
   size_t HeldRows() const;
+  // Of what is pending, of tapes and pairs, and of what stays for the next ones, from above. Not of
+  // members and groups, of runs that are pending or under way, and of causes.
+  int64_t HeldBytes() const;
+  // How much more that may be for each call of a vote, or for each pair of a refusal.
+  int64_t BytesPerCall() const;
 
  private:
   static constexpr int32_t kNone = sequencer_tables::kNone;
@@ -319,6 +324,11 @@ class Sequencer {
   void FailGang(int32_t gang, const Error& error, Actions* actions);
   void ForgetGang(int32_t gang);
   std::shared_ptr<const Error> CauseOrForgotten(Epoch epoch) const;
+
+  // What a tape takes, or an instance, with its places in tables; and what its seats do.
+  int64_t TapeBytes() const;
+  int64_t InstanceBytes() const;
+  int64_t SeatBytes(size_t bytes_per_seat) const;
 
   // Texts and lookups.
   void BeginEvent(absl::Time now);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <functional>
 #include <iostream>
 #include <limits>
@@ -2836,6 +2837,59 @@ TEST(SequencerMemoryTest, WhatAWorldRemembersOfItsGangsAndLinesIsSmall) {
   }
   std::cout << heap.bytes() << " bytes" << std::endl;
   EXPECT_LT(heap.bytes(), 100 << 10);
+}
+
+// Whatever the tables have grown to: what waits, what may be differentiated, and what was once.
+TEST(SequencerMemoryTest, HoldsNoMoreBytesThanItSays) {
+  for (const int32_t size : {1, 2, 4, 5, 8, 64}) {
+    SCOPED_TRACE(size);
+    const int64_t calls = 40000 / size;
+    std::deque<TestRun> runs;
+    for (int32_t rank = 0; rank < size; ++rank) {
+      runs.emplace_back(0, Epoch(1));
+      runs.back().AllReduce(runs.back().Slot(kWorld, size, {rank}, {0}), rank).wants_grad = true;
+      runs.back().Build();
+    }
+    // Of its own there is a little for each member, for the runs that are under way, and at first.
+    const int64_t little = 4096 + 512 * size;
+    Actions actions;
+    actions.reserve(64);
+    const HeapUse heap;
+    Sequencer sequencer(size, SequencerOptions());
+    int64_t votes = 0;
+    const auto vote = [&](int32_t rank, int64_t call) {
+      Vote& next = runs[static_cast<size_t>(rank)].vote();
+      next.run = RunHandle(++votes);
+      next.epoch = sequencer.epoch();
+      next.groups[0].base[0].call = call;
+      const int64_t room = sequencer.HeldBytes() + sequencer.BytesPerCall();
+      actions.clear();
+      ASSERT_TRUE(sequencer.Submit(next, At(0), &actions).ok());
+      if (!actions.empty()) {
+        const Ticket ticket = actions[0].ticket;
+        actions.clear();
+        sequencer.Finished(ticket, absl::OkStatus(), At(0), &actions);
+      }
+      EXPECT_LE(sequencer.HeldBytes(), std::max(room, int64_t{8192}));
+    };
+    for (int64_t call = 0; call < calls; ++call) {
+      for (int32_t rank = 0; rank < size; ++rank) vote(rank, call);
+      ASSERT_LE(heap.bytes(), sequencer.HeldBytes() + little) << call;
+    }
+    for (int64_t call = 0; call < calls; ++call) {
+      for (int32_t rank = 0; rank < size; ++rank) {
+        sequencer.DropTape(Rank(rank), WorldKey(1, call), false, Epoch(1), At(0), &actions);
+      }
+      ASSERT_LE(heap.bytes(), sequencer.HeldBytes() + little) << call;
+    }
+    EXPECT_EQ(sequencer.HeldRows(), 0u);
+    if (size == 1) continue;
+    // Pending runs have bytes of their own.
+    for (int64_t call = 0; call < calls; ++call) {
+      vote(0, calls + call);
+      ASSERT_LE(heap.bytes(), sequencer.HeldBytes() + little + 512 * (call + 1)) << call;
+    }
+  }
 }
 
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {

@@ -60,7 +60,10 @@ Agreement::Agreement(World* world, const SequencerOptions& options, ActionQueue*
 
 Agreement::~Agreement() {
   timers_->Cancel(timer_);
-  if (static_cast<int64_t>(sequencer_.LiveRows()) <= kRowsAtOnce) return;
+  if (static_cast<int64_t>(sequencer_.LiveRows()) <= kRowsAtOnce &&
+      sequencer_.HeldBytes() <= kBytesAtOnce) {
+    return;
+  }
   // Charged until it is gone.
   auto charge = std::make_shared<Charge>(world_->rows.Take());
   auto rest = std::make_shared<Sequencer>(std::move(sequencer_));
@@ -165,7 +168,7 @@ Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, E
                                       const Error& why, absl::Time now) {
   Sequencer::Actions actions;
   const size_t pairs = sequencer_.NewPairs(members);
-  const absl::Status charged = pairs == 0 ? absl::OkStatus() : world_->ReserveRows(pairs);
+  const absl::Status charged = pairs == 0 ? absl::OkStatus() : world_->ReserveCalls(pairs);
   if (charged.ok()) {
     sequencer_.Refuse(members, epoch, why, now, &actions);
   } else {

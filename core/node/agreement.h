@@ -69,8 +69,9 @@ class ActionQueue {
 
 class Agreement {
  public:
-  // More rows than that are let go of in the background: it takes about 50 ns each.
+  // More rows than that, or more bytes, are let go of in the background: it takes about 50 ns each.
   static constexpr int64_t kRowsAtOnce = 512;
+  static constexpr int64_t kBytesAtOnce = kRowsAtOnce << 10;
 
   // `world` owns it; the others outlive it.
   Agreement(World* world, const SequencerOptions& options, ActionQueue* queue, TimerQueue* timers,
@@ -138,7 +139,8 @@ class Agreement {
     return sequencer_.Pending(now, room);
   }
   size_t LiveRows() const { return sequencer_.LiveRows(); }
-  size_t HeldRows() const { return sequencer_.HeldRows(); }
+  int64_t HeldBytes() const { return sequencer_.HeldBytes(); }
+  int64_t BytesPerCall() const { return sequencer_.BytesPerCall(); }
 
  private:
   void CarryOut(std::vector<SequencerAction>* actions, absl::Time now);

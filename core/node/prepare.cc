@@ -61,7 +61,7 @@ absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Wai
   // the ends of pairs at which it counts.
   if (run->world != nullptr && run->vote.epoch < run->world->agreement->epoch()) {
     const size_t pairs = run->world->agreement->NewPairs(run->world->agreement->CallsOf(run->vote));
-    if (pairs > 0) CHORUS_RETURN_IF_ERROR(run->world->ReserveRows(pairs));
+    if (pairs > 0) CHORUS_RETURN_IF_ERROR(run->world->ReserveCalls(pairs));
     return true;
   }
   CHORUS_RETURN_IF_ERROR(ChargeRows(run));
@@ -129,7 +129,7 @@ absl::Status Preparer::ChargeRows(RunState* run) {
   for (const TensorId& id : run->output_ids) top_slot = std::max(top_slot, id.slot);
   CHORUS_RETURN_IF_ERROR(run->session->names.Reserve(run->outputs.size(), top_slot));
   if (run->world != nullptr) {
-    CHORUS_RETURN_IF_ERROR(run->world->ReserveRows(run->plan->plan.votes->participations.size()));
+    CHORUS_RETURN_IF_ERROR(run->world->ReserveCalls(run->plan->plan.votes->participations.size()));
   }
   const Plan& plan = run->plan->plan;
   const Graph& graph = run->graph->graph;
@@ -139,7 +139,7 @@ absl::Status Preparer::ChargeRows(RunState* run) {
   constexpr int64_t kPerOutput = 320;  // its cell, too, which has a name of its own for a while
   static_assert(sizeof(Cell) + sizeof(CellRef) + sizeof(TensorId) + 64 <= kPerOutput);
   constexpr int64_t kPerBuffer = 64;
-  constexpr int64_t kPerParticipation = 512;  // its vote and its row in the sequencer, too
+  constexpr int64_t kPerParticipation = 512;  // its vote, too; what it makes there is its world's
   const int64_t bytes = kPerRow + kPerInput * static_cast<int64_t>(graph.inputs.size()) +
                         kPerOutput * static_cast<int64_t>(graph.outputs.size()) +
                         kPerBuffer * static_cast<int64_t>(plan.buffers.size()) +

@@ -26,13 +26,12 @@ absl::Status World::MakeMembers(int size) {
   return absl::OkStatus();
 }
 
-absl::Status World::Reserve(size_t count, size_t groups, size_t group_members) {
-  const int64_t bytes_per_row = 256 + 128 * int64_t{size()};  // a row has a seat for each rank
+absl::Status World::Reserve(size_t calls, size_t groups, size_t group_members) {
   constexpr int64_t kPerGroup = 512;
-  return rows.Cover(static_cast<int64_t>(agreement->HeldRows() + count) * bytes_per_row +
-                    (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
-                    (agreement->num_group_members() + static_cast<int64_t>(group_members)) *
-                        kPerMember);
+  return rows.Cover(
+      agreement->HeldBytes() + static_cast<int64_t>(calls) * agreement->BytesPerCall() +
+      (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
+      (agreement->num_group_members() + static_cast<int64_t>(group_members)) * kPerMember);
 }
 
 void SayOpenEpoch(const World& world, Epoch open, Error* error) {

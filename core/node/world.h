@@ -73,9 +73,9 @@ struct World : std::enable_shared_from_this<World> {
 
   // Before anything else. RESOURCE_EXHAUSTED kOutOfMemory.
   absl::Status MakeMembers(int size);
-  // Charges for `count` rows of its agreement that may come next. RESOURCE_EXHAUSTED kOutOfMemory:
-  // ranks that keep what could be differentiated hold rows.
-  absl::Status ReserveRows(size_t count) { return Reserve(count, 0, 0); }
+  // Charges for what its agreement has, and may have for so many calls that come next.
+  // RESOURCE_EXHAUSTED kOutOfMemory: ranks that keep what could be differentiated hold much of it.
+  absl::Status ReserveCalls(size_t calls) { return Reserve(calls, 0, 0); }
   // The same for a group that may come next.
   absl::Status ReserveGroup(size_t members) { return Reserve(0, 1, members); }
 
@@ -84,7 +84,7 @@ struct World : std::enable_shared_from_this<World> {
 
  private:
   // For all that there is and this much more.
-  absl::Status Reserve(size_t count, size_t groups, size_t group_members);
+  absl::Status Reserve(size_t calls, size_t groups, size_t group_members);
 };
 
 // FAILED_PRECONDITION kWrongState, for a request that comes before all ranks have joined.
