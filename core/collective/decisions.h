@@ -36,7 +36,7 @@ struct SequencerOptions {
   size_t max_tapes = 262144;
   // What may have been passed by a member that goes on is found by its place in the members'
   // programs, but for so many of what is pending that came last.
-  size_t newest_pending = 1024;
+  size_t newest_pending = 4096;
   // Of tables of what is over that one event lets go of.
   size_t rows_per_event = 256;
 };

@@ -77,7 +77,7 @@ struct GangConflict {
 // of which a run of 2,048 calls may have a million: where a gang has more than kMostNeeds of them,
 // a run that has more than kMostNeedsPerCall for each of its calls stands in the order in which its
 // program first comes to its instances, which most often is the order that its needs allow.
-inline constexpr size_t kMostNeeds = 32768;
+inline constexpr size_t kMostNeeds = 16384;
 inline constexpr size_t kMostNeedsPerCall = 16;
 absl::optional<GangConflict> FindGangOrder(const GangView& gang, GangOrder* order);
 

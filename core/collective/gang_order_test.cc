@@ -230,10 +230,10 @@ TEST(GangOrderTest, WhatItTakesDoesNotGrowWithTheNeedsOfACall) {
 
 // As many needs as there may be without that, and more.
 TEST(GangOrderTest, ARunOfManyNeedsStandsInTheOrderOfItsProgram) {
-  const auto half = static_cast<int32_t>(std::sqrt(kMostNeeds));
+  const auto half = static_cast<int32_t>(std::sqrt(kMostNeeds)) - 1;
   for (const bool many : {false, true}) {
     SCOPED_TRACE(many);
-    const int32_t size = 2 * half + (many ? 2 : 0);
+    const int32_t size = 2 * half + (many ? 4 : 0);
     // Half of the second rank's calls stand the other way round. The first rank needs few, so that
     // its own order is any.
     std::vector<int32_t> calls = Numbers(size);

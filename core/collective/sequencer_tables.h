@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -176,11 +175,14 @@ struct Place {
   int32_t part = 0;
 
   friend bool operator<(const Place& a, const Place& b) {
-    const auto order = [](const Place& p) {
-      return std::tie(p.is_gradient, p.step, p.tape, p.group, p.source, p.destination, p.tag,
-                      p.number, p.part);
-    };
-    return order(a) < order(b);
+    if (a.is_gradient != b.is_gradient) return b.is_gradient;
+    if (a.step != b.step) return a.step < b.step;
+    if (a.tape != b.tape) return a.tape < b.tape;
+    if (a.group != b.group) return a.group < b.group;
+    if (a.source != b.source) return a.source < b.source;
+    if (a.destination != b.destination) return a.destination < b.destination;
+    if (a.tag != b.tag) return a.tag < b.tag;
+    return a.number != b.number ? a.number < b.number : a.part < b.part;
   }
 };
 
