@@ -12,8 +12,8 @@
 namespace chorus {
 namespace {
 
-// The order as a graph: a node for each instance, by its index, then those at which runs begin and
-// end.
+// The order as a graph: a node for each instance, by its index, then those for what calls need in
+// common, and those at which runs begin and end.
 class OrderGraph {
  public:
   explicit OrderGraph(const GangView& gang)
@@ -51,7 +51,12 @@ class OrderGraph {
 
   bool IsInstance(int32_t node) const { return node < num_instances_; }
 
-  GangConflict Describe(const std::vector<int32_t>& circle) const {
+  GangConflict Describe(std::vector<int32_t> circle) const {
+    // What needs have in common is nobody's to wait for: the one behind it waits for the one ahead.
+    circle.erase(
+        std::remove_if(circle.begin(), circle.end(),
+                       [this](int32_t node) { return !IsInstance(node) && RunOf(node) == kNone; }),
+        circle.end());
     GangConflict conflict;
     conflict.instance = 0;
     for (size_t i = 0; i < circle.size(); ++i) {
@@ -68,8 +73,8 @@ class OrderGraph {
       } else {
         GangConflict::Wait wait;
         wait.of_runs = true;
-        wait.after = run_of_[after - num_instances_];
-        wait.before = run_of_[before - num_instances_];
+        wait.after = RunOf(after);
+        wait.before = RunOf(before);
         conflict.circle.push_back(wait);
       }
     }
@@ -81,7 +86,10 @@ class OrderGraph {
   }
 
  private:
+  static constexpr int32_t kNone = -1;
+
   int32_t num_runs() const { return static_cast<int32_t>(gang_.runs.size()); }
+  int32_t RunOf(int32_t node) const { return run_of_[node - num_instances_]; }
 
   void RankByKey() {
     std::vector<int32_t> by_key(gang_.instances.size());
@@ -94,33 +102,64 @@ class OrderGraph {
       std::sort(by_key.begin(), by_key.end(), less);
     }
     rank_.resize(by_key.size());
-    // 0 is for where runs begin and end: these are taken as soon as they are free.
+    // 0 is for other nodes: these are taken as soon as they are free.
     for (int32_t i = 0; i < num_instances_; ++i) rank_[by_key[i]] = i + 1;
   }
 
   void AddNeeds() {
-    std::vector<size_t> needs(gang_.runs.size(), 0);
-    for (size_t r = 0; r < needs.size(); ++r) {
-      for (const Participation& part : gang_.runs[r].parts) needs[r] += part.after.size();
-    }
-    const bool many = std::accumulate(needs.begin(), needs.end(), size_t{0}) > kMostNeeds;
-    first_use_.assign(many ? gang_.instances.size() : 0, -1);
-    for (size_t r = 0; r < needs.size(); ++r) {
-      const GangView::Run& run = gang_.runs[r];
-      in_program_order_.push_back(many && needs[r] > kMostNeedsPerCall * run.parts.size());
+    first_use_.assign(gang_.instances.size(), -1);
+    size_t room = kMostNeeds;
+    for (const GangView::Run& run : gang_.runs) {
+      const size_t edges = edges_.size();
+      const size_t nodes = rank_.size();
+      const size_t most = kMostNeedsPerCall * run.parts.size();
+      in_program_order_.push_back(!AddNeedsOf(run, edges + most + room));
       if (in_program_order_.back()) {
+        edges_.resize(edges);
+        rank_.resize(nodes);
+        run_of_.resize(nodes - static_cast<size_t>(num_instances_));
         AddProgram(run);
-        continue;
-      }
-      for (size_t i = 0; i < run.parts.size(); ++i) {
-        for (const int32_t before : run.parts[i].after) {
-          edges_.push_back({run.instances[before], run.instances[i]});
-        }
+      } else if (edges_.size() > edges + most) {
+        room -= edges_.size() - edges - most;
       }
     }
     for (int32_t i = 0; i < num_instances_; ++i) {
       if (gang_.instances[i].forward >= 0) edges_.push_back({gang_.instances[i].forward, i});
     }
+  }
+
+  // Calls in a row often need the same, or that and what comes behind it: then that has a node of
+  // its own, which stands for all of it. False: there would be more than so many edges.
+  bool AddNeedsOf(const GangView::Run& run, size_t most_edges) {
+    constexpr size_t kFew = 4;
+    int32_t last = kNone;  // the node of `needs`
+    absl::Span<const int32_t> needs;
+    for (size_t i = 0; i < run.parts.size(); ++i) {
+      const absl::Span<const int32_t> after = run.parts[i].after;
+      int32_t node = run.instances[i];
+      size_t known = 0;
+      if (after.size() > kFew) {
+        needs_looked_at_ += static_cast<int64_t>(after.size());
+        const bool goes_on = last != kNone && needs == after.subspan(0, needs.size());
+        if (!goes_on || needs.size() < after.size()) {
+          const int32_t before = std::exchange(last, AddNode(kNone));
+          if (goes_on) {
+            edges_.push_back({before, last});
+            known = needs.size();
+          }
+          needs = after;
+        } else {
+          known = after.size();
+        }
+        edges_.push_back({last, node});
+        node = last;
+      }
+      if (edges_.size() + after.size() - known > most_edges) return false;
+      for (const int32_t before : after.subspan(known)) {
+        edges_.push_back({run.instances[before], node});
+      }
+    }
+    return true;
   }
 
   // A run's instances one after the other, by first use. A call needs what its program has come to
@@ -209,7 +248,7 @@ class OrderGraph {
   // By run: the nodes at which it begins and ends. -1: nothing stands ahead, or behind, all of it.
   std::vector<int32_t> begins_;
   std::vector<int32_t> ends_;
-  std::vector<int32_t> run_of_;  // by node that is no instance
+  std::vector<int32_t> run_of_;  // by node that is no instance; kNone: it is of needs
 };
 
 // Where each run's instances stand.

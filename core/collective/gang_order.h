@@ -74,9 +74,11 @@ struct GangConflict {
 // Returns why it cannot be, else fills `order`.
 //
 // What that takes grows with the gang's calls and not with the pairs of which one needs the other,
-// of which a run of 2,048 calls may have a million: where a gang has more than kMostNeeds of them,
-// a run that has more than kMostNeedsPerCall for each of its calls stands in the order in which its
-// program first comes to its instances, which most often is the order that its needs allow.
+// of which a run of 2,048 calls may have a million: calls in a row that need the same, or that and
+// what comes behind it, have that in common. A run whose calls need each something else (more than
+// kMostNeedsPerCall for each call, where a gang's runs have more than kMostNeeds beyond that)
+// stands in the order in which its program first comes to its instances, which is one that they
+// allow.
 inline constexpr size_t kMostNeeds = 16384;
 inline constexpr size_t kMostNeedsPerCall = 16;
 absl::optional<GangConflict> FindGangOrder(const GangView& gang, GangOrder* order);
