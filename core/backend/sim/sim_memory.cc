@@ -1,5 +1,7 @@
 #include "core/backend/sim/sim_memory.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -17,6 +19,9 @@ constexpr int64_t kAlignment = 64;
 constexpr int64_t kGap = 4096;
 constexpr size_t kMostFreedBlocks = 4096;
 constexpr int64_t kMostFreedBytes = int64_t{128} << 20;
+// After so many that were forgotten malloc gives back what it keeps of them: it would keep as much
+// as there has ever been.
+constexpr int64_t kTrimBytes = int64_t{64} << 20;
 
 absl::Status Wrong(absl::string_view what) { return MakeError(Reason::kInternal, what); }
 
@@ -51,10 +56,13 @@ absl::StatusOr<DeviceAddress> SimMemory::Allocate(int device, int64_t bytes) {
 }
 
 void SimMemory::Free(int device, DeviceAddress address) {
+  if (Forget(Place(SpaceOf(device), address))) malloc_trim(0);
+}
+
+bool SimMemory::Forget(const Place& place) {
   MutexLock lock(&mutex_);
-  const Place place(SpaceOf(device), address);
   const auto it = blocks_.find(place);
-  if (it == blocks_.end() || it->second.freed) return;
+  if (it == blocks_.end() || it->second.freed) return false;
   Block& block = it->second;
   std::memset(block.memory.get(), kFreed, block.bytes);
   block.freed = true;
@@ -64,9 +72,13 @@ void SimMemory::Free(int device, DeviceAddress address) {
   while (freed_.size() > kMostFreedBlocks || freed_bytes_ > kMostFreedBytes) {
     const auto oldest = blocks_.find(freed_.front());
     freed_bytes_ -= oldest->second.bytes;
+    untrimmed_bytes_ += oldest->second.bytes;
     blocks_.erase(oldest);
     freed_.pop_front();
   }
+  if (untrimmed_bytes_ < kTrimBytes) return false;
+  untrimmed_bytes_ = 0;
+  return true;
 }
 
 absl::Status SimMemory::Resolve(int device, DeviceAddress address, int64_t bytes,

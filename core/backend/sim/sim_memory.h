@@ -53,6 +53,8 @@ class SimMemory : public AddressSpace {
   int SpaceOf(int device) const { return devices_per_domain_ > 1 ? domain(device) : 0; }
 
   using Place = std::pair<int, DeviceAddress>;  // a space, and an address in it
+  // Frees what begins there. Whether so much was forgotten that it is time to trim.
+  bool Forget(const Place& place) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const int64_t limit_;
   const int devices_per_domain_;
@@ -63,6 +65,7 @@ class SimMemory : public AddressSpace {
   // Freed blocks are forgotten, oldest first, when there are many of them or they are large.
   std::deque<Place> freed_ ABSL_GUARDED_BY(mutex_);
   int64_t freed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t untrimmed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that were forgotten
 };
 
 }  // namespace chorus
