@@ -90,7 +90,7 @@ void Runs::AdoptProducers(const RunState& run, absl::Time now) {
   const std::shared_ptr<World>& world = run.world;
   if (run.vote.epoch != world->agreement->epoch()) return;  // it will not be launched
   for (const RunHandle handle : producers_.Between(run)) {
-    RunState* const local = Find(handle);
+    RunState* const local = table_->Find(handle);
     // The vote of one may have been the end of others.
     if (local == nullptr || local->phase != RunState::Phase::kWaiting) continue;
     producers_.Join(world, local);
@@ -104,7 +104,7 @@ void Runs::CastVote(RunState* run, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
   Vote& vote = run->vote;
   for (RunHandle producer : run->voted_producers) {
-    RunState* voted_producer = Find(producer);
+    RunState* voted_producer = table_->Find(producer);
     if (voted_producer != nullptr && voted_producer->world == world &&
         voted_producer->phase == RunState::Phase::kVoted) {
       vote.producers.push_back(producer);
@@ -115,7 +115,7 @@ void Runs::CastVote(RunState* run, absl::Time now) {
   failures_->Note(FlightKind::kVoted, now, run->session.get(), world.get(), run->sequence);
   const absl::Status voted = world->agreement->Submit(vote, now);
   if (!voted.ok()) {
-    if (RunState* refused = Find(handle)) RefuseVote(refused, voted, now);
+    if (RunState* refused = table_->Find(handle)) RefuseVote(refused, voted, now);
   }
 }
 
@@ -178,7 +178,7 @@ Agreement::Decision Runs::DecideRefusal(const RunState& run, const Error& why, a
 }
 
 void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status) {
-  RunState* run = Find(handle);
+  RunState* run = table_->Find(handle);
   if (run == nullptr) return;
   if (status.ok()) {
     if (arrival == Storage::Arrival::kLater) Unblock(handle, clock_->now);
@@ -192,7 +192,7 @@ void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Statu
 }
 
 void Runs::Unblock(RunHandle handle, absl::Time now) {
-  RunState* run = Find(handle);
+  RunState* run = table_->Find(handle);
   if (run == nullptr || --run->blockers > 0) return;
   if (run->phase == RunState::Phase::kWaiting) {
     LaunchLocal(run, now);
@@ -212,13 +212,13 @@ void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& 
   }
   const int32_t index = gangs_->Launch(world, action, now);
   for (RunHandle handle : action.runs) {
-    const RunState& run = *Find(handle);
+    const RunState& run = *table_->Find(handle);
     failures_->Note(FlightKind::kLaunched, now, run.session.get(), world.get(), run.sequence,
                     action.ticket);
   }
   if (!gangs_->at(index).status.ok()) return FinishGang(index, now);
   for (RunHandle handle : action.runs) {
-    if (RunState* run = Find(handle)) ReleaseConsumers(run, now);
+    if (RunState* run = table_->Find(handle)) ReleaseConsumers(run, now);
   }
 }
 
@@ -236,7 +236,7 @@ void Runs::OnReserve(const std::shared_ptr<World>&, const SequencerAction& actio
 // A gang that has closed stands still until its runs are ready: the order stays what it is.
 void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
                        const absl::Status& planned, absl::Time now) {
-  RunState* const run = Find(handle);
+  RunState* const run = table_->Find(handle);
   if (run == nullptr || run->phase != RunState::Phase::kVoted) return;
   const auto wait = [&]() -> absl::StatusOr<GraphStore::OnMade> {
     return GraphStore::OnMade([this, handle, order](const absl::Status& status) {
@@ -251,7 +251,7 @@ void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
 void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& action,
                   absl::Time now) {
   for (const InstanceKey& key : action.dropped) world->shared.erase(key);
-  RunState* const run = Find(action.run);
+  RunState* const run = table_->Find(action.run);
   if (run == nullptr) return;
   Error error = *action.error;
   if (action.opened != Epoch()) {
@@ -316,7 +316,7 @@ void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const E
   while (!next_.empty()) {
     const Next next = std::move(next_.front());
     next_.pop_front();
-    RunState* const run = Find(next.run);
+    RunState* const run = table_->Find(next.run);
     if (run == nullptr) continue;
     if (next.failed == nullptr) {
       Unblock(next.run, now);
@@ -333,9 +333,9 @@ void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const E
 // them it may have read what will have failed. True: the gang is finished later.
 bool Runs::AwaitInputs(const Gang& gang, int32_t index) {
   for (RunHandle handle : gang.runs) {
-    for (const CellRef& input : Find(handle)->inputs) {
+    for (const CellRef& input : table_->Find(handle)->inputs) {
       if (input == nullptr || input->settled()) continue;
-      const RunState* const producer = Find(input->producer);
+      const RunState* const producer = table_->Find(input->producer);
       if (producer != nullptr && producer->gang == index) continue;  // they are complete together
       input->on_settled.Add([this, index](const CellRef&) { finishing_.push_back(index); });
       return true;
@@ -352,7 +352,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
   // reason, whatever else its devices say.
   absl::Status status;
   for (RunHandle handle : gang.runs) {
-    for (const CellRef& input : Find(handle)->inputs) {
+    for (const CellRef& input : table_->Find(handle)->inputs) {
       if (!status.ok()) break;
       if (input != nullptr && input->state == Cell::State::kFailed) {
         status = ToStatus(*input->error);
@@ -363,7 +363,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
   if (!status.ok()) status = ExecFailure(status);
   if (status.ok()) {
     for (RunHandle handle : gang.runs) {
-      RunState* run = Find(handle);
+      RunState* run = table_->Find(handle);
       if (!run->failed) Publish(run, now);
       run->failed || run->intos.empty() ? End(run) : WriteOut(run);
     }
@@ -381,7 +381,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
       SayOpenEpoch(*gang.world, gang.world->agreement->epoch(), &error);
     }
     for (RunHandle handle : gang.runs) {
-      RunState* run = Find(handle);
+      RunState* run = table_->Find(handle);
       Fail(run, error, now);
       End(run);
     }
@@ -440,7 +440,7 @@ void Runs::WriteOut(RunState* run) {
 }
 
 void Runs::Written(RunHandle handle, const absl::Status& status) {
-  RunState* const run = Find(handle);
+  RunState* const run = table_->Find(handle);
   if (run == nullptr) return;  // it has failed by another of its copies, or with the node
   if (!status.ok()) return Fail(run, ErrorOf(ExecFailure(status)), clock_->now);
   if (--run->writes_left > 0) return;
@@ -516,7 +516,7 @@ void Runs::FailNext(absl::Time now) {
   const Failing next = std::move(failing_.front());
   failing_.pop_front();
   if (next.then != nullptr) return next.then();
-  RunState* const run = Find(next.run);
+  RunState* const run = table_->Find(next.run);
   const std::shared_ptr<Session> session = run->session;
   FailAtOnce(run, next.error, now);
   LetGoOn(session);
@@ -534,7 +534,8 @@ void Runs::FinishNext(absl::Time now) {
   const int32_t index = finishing_.front();
   finishing_.pop_front();
   for (RunHandle handle : gangs_->at(index).runs) {
-    CountWork(kWorkPerRun + kWorkPerResult * static_cast<int64_t>(Find(handle)->outputs.size()));
+    CountWork(kWorkPerRun +
+              kWorkPerResult * static_cast<int64_t>(table_->Find(handle)->outputs.size()));
   }
   FinishGang(index, now);
 }
@@ -568,7 +569,7 @@ void Runs::End(RunState* run) {
   Session& session = *run->session;
   const RunHandle last = session.runs.back();
   session.runs[run->index] = last;
-  Find(last)->index = run->index;
+  table_->Find(last)->index = run->index;
   session.runs.pop_back();
   session.run_bytes -= run->bytes;
   // Less never fails.
@@ -581,7 +582,7 @@ void Runs::End(RunState* run) {
 void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
   RunState* target = nullptr;
   for (RunHandle handle : session.runs) {
-    RunState* const run = Find(handle);
+    RunState* const run = table_->Find(handle);
     if (run->sequence == sequence) target = run;
   }
   // Ended, as good as ended, or launched: commit wins.
@@ -603,7 +604,7 @@ void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
 void Runs::FailWaiting(const Session& session, const Error& why, absl::Time now) {
   const std::vector<RunHandle> runs = session.runs;
   for (RunHandle handle : runs) {
-    RunState* const run = Find(handle);
+    RunState* const run = table_->Find(handle);
     if (run != nullptr && run->phase == RunState::Phase::kWaiting) Fail(run, why, now);
   }
 }
@@ -611,7 +612,7 @@ void Runs::FailWaiting(const Session& session, const Error& why, absl::Time now)
 std::vector<RunHandle> Runs::VotedIn(const World& world, const Session& session) {
   std::vector<RunHandle> voted;
   for (RunHandle handle : session.runs) {
-    const RunState* const run = Find(handle);
+    const RunState* const run = table_->Find(handle);
     if (run->world.get() == &world && run->phase == RunState::Phase::kVoted) {
       voted.push_back(handle);
     }
@@ -623,7 +624,7 @@ void Runs::FailAll(const Error& why, absl::Time now) {
   std::vector<RunHandle> handles;
   table_->ForEach([&handles](RunState* run) { handles.push_back(run->handle); });
   for (RunHandle handle : handles) {
-    if (RunState* run = Find(handle)) Fail(run, why, now);
+    if (RunState* run = table_->Find(handle)) Fail(run, why, now);
   }
   while (!failing_.empty()) FailNext(now);
 }

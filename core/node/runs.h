@@ -109,7 +109,6 @@ class Runs final : public AgreementListener {
                     absl::Time now) override;
 
  private:
-  RunState* Find(RunHandle handle) { return table_->Find(handle); }
   void FollowOrder(RunHandle handle, const std::vector<int32_t>& order, const absl::Status& planned,
                    absl::Time now);
   void AwaitProducers(RunState* run, absl::Time now);
