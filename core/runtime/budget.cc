@@ -94,9 +94,11 @@ absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
     if (fits()) continue;
     // What is kept has bytes and descriptors.
     if (IsBytes(resource) || resource == Resource::kDescriptors) {
-      const int64_t begun = SliceWork();
+      // One command may have hundreds of charges that fail; and much work behind it, when it comes
+      // to one that must not.
+      const auto has_time = [] { return SliceWork() <= kMaxSliceWork / 2; };
       for (const auto& reclaim : node()->reclaims_) {
-        while (!fits() && reclaim.second(*at) && SliceWork() - begun <= kTurnWork) {
+        while (reclaim.second(*at) && !fits() && has_time()) {
         }
         if (fits()) break;
       }

@@ -156,7 +156,7 @@ TEST(BudgetTest, OnlyOwnersWithinTheFullBudgetGiveBack) {
   EXPECT_EQ(kept[1].amount(), 0) << "the node is full";
 }
 
-TEST(BudgetTest, OwnersGiveBackInPortionsUntilItIsEnoughOrATurnsWork) {
+TEST(BudgetTest, OwnersGiveBackInPortionsUntilItIsEnoughOrTheSliceHasDoneEnough) {
   const BudgetRef node = Budget::OfNode(1000);
   std::vector<Charge> kept;
   for (int i = 0; i < 90; ++i) kept.push_back(*Bytes(node, 10));
@@ -172,9 +172,11 @@ TEST(BudgetTest, OwnersGiveBackInPortionsUntilItIsEnoughOrATurnsWork) {
     EXPECT_TRUE(Bytes(node, 130).ok());
     EXPECT_EQ(reclaims, 3);
     EXPECT_FALSE(Bytes(node, 900).ok());
-    EXPECT_EQ(reclaims, 14);
-    EXPECT_TRUE(Bytes(node, 250).ok()) << "however much the slice has done before";
-    EXPECT_EQ(reclaims, 15);
+    EXPECT_EQ(reclaims, 41);
+    EXPECT_TRUE(Bytes(node, 520).ok()) << "there is one portion for each";
+    EXPECT_EQ(reclaims, 42);
+    EXPECT_FALSE(Bytes(node, 900).ok());
+    EXPECT_EQ(reclaims, 43) << "the slice has done enough";
   }
   EXPECT_TRUE(Bytes(node, 1000).ok());
   EXPECT_EQ(node->used(), 0);
