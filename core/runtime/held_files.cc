@@ -24,12 +24,13 @@ void HeldFiles::Look(size_t count) {
 }
 
 bool HeldFiles::LookWithin(const Budget& budget) {
-  constexpr size_t kMostPassed = 1024;
-  // A look is two calls of the system, and most often in vain.
-  const size_t most_looks = SliceWork() <= 2 * kTurnWork ? 64 : 1;
+  // Most often in vain, and one command may have hundreds of charges that fail.
+  const bool has_time = SliceWork() <= 2 * kTurnWork;
+  const size_t most_passed = has_time ? 1024 : 16;
+  const size_t most_looks = has_time ? 64 : 1;
   const size_t before = held_.size();
   size_t looks = 0;
-  for (size_t left = std::min(before, kMostPassed); left > 0 && looks < most_looks; --left) {
+  for (size_t left = std::min(before, most_passed); left > 0 && looks < most_looks; --left) {
     Held next = std::move(held_.front());
     held_.pop_front();
     const bool is_within = next.bytes.LiesWithin(budget);
