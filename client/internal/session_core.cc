@@ -382,9 +382,15 @@ absl::StatusOr<bool> SessionCore::Wait(const TensorDataPtr& data, absl::Duration
 
 absl::Status SessionCore::MakeReadableIf(bool on_device, TensorId id) {
   if (!on_device) return absl::OkStatus();
-  SessionLock lock(this);
-  CHORUS_RETURN_IF_ERROR(lock.status());
-  return log_.Submit(MakeReadable{{id}}).status();
+  Sequence asked;
+  {
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_ASSIGN_OR_RETURN(asked, log_.Submit(MakeReadable{{id}}));
+  }
+  // The tensor says that it can be read, and not why it cannot: there is no memory for its copy.
+  const absl::Status readable = link_->WaitCommand(asked, wait_timeout_);
+  return ErrorOf(readable).reason == Reason::kOutcomeForgotten ? absl::OkStatus() : readable;
 }
 
 absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* out) {

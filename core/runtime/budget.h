@@ -138,7 +138,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
 
   // `reclaim` gives back some of what its owner keeps for reuse and has charged to budgets within
   // `full`: what others keep is theirs. Whether it did: then it is called again if that was not
-  // enough, unless the slice has done half of what it may. It is called until Forget() of its
+  // enough, unless the slice has done half a turn's work. It is called until Forget() of its
   // `owner`, for any budget of the same tree; it charges nothing.
   using GiveBack = std::function<bool(const Budget& full)>;
   void Reclaim(const void* owner, GiveBack reclaim);

@@ -172,11 +172,11 @@ TEST(BudgetTest, OwnersGiveBackInPortionsUntilItIsEnoughOrTheSliceHasDoneEnough)
     EXPECT_TRUE(Bytes(node, 130).ok());
     EXPECT_EQ(reclaims, 3);
     EXPECT_FALSE(Bytes(node, 900).ok());
-    EXPECT_EQ(reclaims, 41);
-    EXPECT_TRUE(Bytes(node, 520).ok()) << "there is one portion for each";
-    EXPECT_EQ(reclaims, 42);
+    EXPECT_EQ(reclaims, 6);
+    EXPECT_TRUE(Bytes(node, 170).ok()) << "there is one portion for each";
+    EXPECT_EQ(reclaims, 7);
     EXPECT_FALSE(Bytes(node, 900).ok());
-    EXPECT_EQ(reclaims, 43) << "the slice has done enough";
+    EXPECT_EQ(reclaims, 8) << "the slice has done enough";
   }
   EXPECT_TRUE(Bytes(node, 1000).ok());
   EXPECT_EQ(node->used(), 0);

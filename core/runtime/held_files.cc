@@ -24,13 +24,13 @@ void HeldFiles::Look(size_t count) {
 }
 
 bool HeldFiles::LookWithin(const Budget& budget) {
-  // Most often in vain, and one command may have hundreds of charges that fail.
-  const bool has_time = SliceWork() <= 2 * kTurnWork;
-  const size_t most_passed = has_time ? 1024 : 16;
-  const size_t most_looks = has_time ? 64 : 1;
+  constexpr size_t kMostPassed = 256;
+  constexpr size_t kMostLooks = 16;
+  // It is most often in vain, and one command may have a thousand charges that fail.
+  if (SliceWork() > kTurnWork / 2) return false;
   const size_t before = held_.size();
   size_t looks = 0;
-  for (size_t left = std::min(before, most_passed); left > 0 && looks < most_looks; --left) {
+  for (size_t left = std::min(before, kMostPassed); left > 0 && looks < kMostLooks; --left) {
     Held next = std::move(held_.front());
     held_.pop_front();
     const bool is_within = next.bytes.LiesWithin(budget);

@@ -19,7 +19,7 @@ ArenaSet::Ptr ArenaSet::Create(BudgetRef budget, const ArenaSetOptions& options)
 ArenaSet::ArenaSet(BudgetRef budget, const ArenaSetOptions& options)
     : budget_(std::move(budget)), options_(options) {
   budget_->Reclaim(this, [this](const Budget& full) {
-    constexpr size_t kAtATime = 32;
+    constexpr size_t kAtATime = 8;
     return budget_->LiesWithin(full) && Trim(kAtATime) > 0;
   });
 }

@@ -154,8 +154,13 @@ class Pair {
       const float last = rank == 0 && stop_.load() ? 1 : 0;
       std::vector<float> values = Parts(step, rank, 64);
       values.push_back(last);
-      CHORUS_ASSIGN_OR_RETURN(std::vector<float> got,
-                              AllReduce(FromHost<float>(world, values, {65}), world).Read<float>());
+      const Tensor sum = AllReduce(FromHost<float>(world, values, {65}), world);
+      absl::StatusOr<std::vector<float>> read = sum.Read<float>();
+      // What others of this user have may leave no room for a copy of what a device has computed.
+      while (ErrorOf(read.status()).reason == Reason::kOutOfMemory && sum.Wait().ok()) {
+        read = sum.Read<float>();
+      }
+      CHORUS_ASSIGN_OR_RETURN(std::vector<float> got, std::move(read));
       const bool end = got.back() != 0;
       got.pop_back();
       CHORUS_RETURN_IF_ERROR(CheckSum(step, 2, got));
