@@ -25,6 +25,7 @@ struct ClusterOptions {
   int devices = 1;
   uint64_t seed = 1;  // of sim
   bool share_equal_work = true;
+  int64_t memory_limit_bytes = 0;  // 0: as much as the machine has for it
   // On clusters whose devices a worker has: core/backend/fault/fault_script.h.
   std::string fault_script;
   absl::Duration exec_timeout = absl::Seconds(300);  // NodeOptions

@@ -35,6 +35,9 @@ class DaemonInProcess : public Cluster {
     cluster->directory_ = directory;
     DaemonOptions daemon;
     daemon.node.share_equal_work = options.share_equal_work;
+    if (options.memory_limit_bytes > 0) {
+      daemon.node.memory_limit_bytes = options.memory_limit_bytes;
+    }
     const std::string address =
         wire == Wire::kUnix ? "unix:" + cluster->directory_ + "/s" : "127.0.0.1:0";
     CHORUS_ASSIGN_OR_RETURN(const ListenAddress listen, ParseListenAddress(address));
