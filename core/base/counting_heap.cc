@@ -33,6 +33,15 @@ void* operator new(size_t size) {
   return static_cast<char*>(block) + chorus::kSizeBytes;
 }
 
+// Sorts ask by this one, which a sanitizer has of its own.
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 void operator delete(void* allocation) noexcept {
   if (allocation == nullptr) return;
   void* const block = static_cast<char*>(allocation) - chorus::kSizeBytes;
@@ -42,3 +51,6 @@ void operator delete(void* allocation) noexcept {
 }
 
 void operator delete(void* allocation, size_t) noexcept { operator delete(allocation); }
+void operator delete(void* allocation, const std::nothrow_t&) noexcept {
+  operator delete(allocation);
+}
