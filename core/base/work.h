@@ -54,6 +54,8 @@ inline void CountWork(int64_t work) {
 inline int64_t SliceWork() {
   return WorkSlice::current_ == nullptr ? 0 : WorkSlice::current_->work_;
 }
+// Whether that is not more than a turn's: what can wait for another turn does.
+inline bool SliceHasTime() { return SliceWork() <= kTurnWork; }
 // Of all slices that have ended on this thread.
 inline int64_t LargestSliceWork() { return WorkSlice::largest_; }
 

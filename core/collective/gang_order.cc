@@ -20,8 +20,8 @@ class OrderGraph {
       : gang_(gang), num_instances_(static_cast<int32_t>(gang.instances.size())) {
     RankByKey();
     AddNeeds();
-    begins_.assign(gang_.runs.size(), -1);
-    ends_.assign(gang_.runs.size(), -1);
+    begins_.assign(gang_.runs.size(), kNone);
+    ends_.assign(gang_.runs.size(), kNone);
     // A run starts when its inputs are there: all of it comes after all of its producers.
     for (int32_t r = 0; r < num_runs(); ++r) {
       for (const int32_t producer : gang_.runs[r].producers) PutBehind(producer, r);
@@ -107,7 +107,7 @@ class OrderGraph {
   }
 
   void AddNeeds() {
-    first_use_.assign(gang_.instances.size(), -1);
+    first_use_.assign(gang_.instances.size(), kNone);
     size_t room = kMostNeeds;
     for (const GangView::Run& run : gang_.runs) {
       const size_t edges = edges_.size();
@@ -166,13 +166,13 @@ class OrderGraph {
   // before it; so only one whose instance another of the run's calls has used first, for another
   // member, can need what is behind that. Then there is no such order.
   void AddProgram(const GangView::Run& run) {
-    int32_t last = -1;
+    int32_t last = kNone;
     for (size_t i = 0; i < run.parts.size(); ++i) {
       const int32_t instance = run.instances[i];
       int32_t& first_use = first_use_[instance];
-      if (first_use < 0) {
+      if (first_use == kNone) {
         first_use = static_cast<int32_t>(i);
-        if (last >= 0) edges_.push_back({last, instance});
+        if (last != kNone) edges_.push_back({last, instance});
         last = instance;
         continue;
       }
@@ -183,25 +183,26 @@ class OrderGraph {
         break;
       }
     }
-    for (const int32_t instance : run.instances) first_use_[instance] = -1;
+    for (const int32_t instance : run.instances) first_use_[instance] = kNone;
   }
 
-  // All of a run stands behind the node at which it begins, and ahead of that at which it ends; of
-  // a local run, which has nothing between, both are one.
+  // One that is no instance. `r`: the run that begins or ends there; kNone: it is of needs.
   int32_t AddNode(int32_t r) {
     rank_.push_back(0);
     run_of_.push_back(r);
     return static_cast<int32_t>(rank_.size()) - 1;
   }
+  // All of a run stands behind the node at which it begins, and ahead of that at which it ends; of
+  // a local run, which has nothing between, both are one.
   int32_t BeginOf(int32_t r) {
-    if (begins_[r] >= 0) return begins_[r];
+    if (begins_[r] != kNone) return begins_[r];
     begins_[r] = AddNode(r);
     for (const int32_t i : gang_.runs[r].instances) edges_.push_back({begins_[r], i});
     if (gang_.runs[r].instances.empty()) ends_[r] = begins_[r];
     return begins_[r];
   }
   int32_t EndOf(int32_t r) {
-    if (ends_[r] >= 0) return ends_[r];
+    if (ends_[r] != kNone) return ends_[r];
     if (gang_.runs[r].instances.empty()) return BeginOf(r);
     ends_[r] = AddNode(r);
     for (const int32_t i : gang_.runs[r].instances) edges_.push_back({i, ends_[r]});
@@ -244,8 +245,9 @@ class OrderGraph {
   std::vector<OrderEdge> edges_;
   std::vector<bool> in_program_order_;  // by run
   std::vector<int32_t> first_use_;      // by instance, of the run at hand: which of its calls
-  int64_t needs_looked_at_ = 0;         // for that
-  // By run: the nodes at which it begins and ends. -1: nothing stands ahead, or behind, all of it.
+  int64_t needs_looked_at_ = 0;
+  // By run: the nodes at which it begins and ends. kNone: nothing stands ahead, or behind, all of
+  // it.
   std::vector<int32_t> begins_;
   std::vector<int32_t> ends_;
   std::vector<int32_t> run_of_;  // by node that is no instance; kNone: it is of needs

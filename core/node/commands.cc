@@ -35,7 +35,7 @@ absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::strin
 void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now) {
   CommandLog& log = session->log;
   for (int count = 0; !log.parked(); ++count) {
-    if (count == CommandLog::kFramesPerTurn || SliceWork() > kTurnWork) return GoOnLater(session);
+    if (count == CommandLog::kFramesPerTurn || !SliceHasTime()) return GoOnLater(session);
     const absl::optional<CommandLog::HeldFrame> held = log.TakeHeld(now);
     if (!held.has_value()) return;
     const absl::StatusOr<Command> next = DecodeFrame(held->frame);

@@ -272,7 +272,7 @@ void GraphStore::Go(std::function<void()> end) {
 bool GraphStore::Continue() {
   if (going_.empty()) return false;
   is_going_ = true;
-  while (!going_.empty() && SliceWork() <= kTurnWork) {
+  while (!going_.empty() && SliceHasTime()) {
     const std::function<void()> end = std::move(going_.front());
     going_.pop_front();
     end();

@@ -13,8 +13,6 @@ namespace {
 // The work of releasing a name, beside that of a graph's end (graph_store.cc).
 constexpr int64_t kWorkPerName = 1;
 
-bool HasTime() { return SliceWork() <= kTurnWork; }
-
 // What an error takes beside what every name is charged for, about.
 int64_t BytesOf(const Error& error) {
   constexpr size_t kPerText = 32;  // of the heap
@@ -243,7 +241,7 @@ template <typename Slot>
 void Names::ReleaseOrMark(std::vector<Slot>* slots, int32_t slot, int32_t* marked) {
   Slot& entry = (*slots)[static_cast<size_t>(slot)];
   if (entry.next_marked != kUnmarked) return;
-  if (HasTime()) {
+  if (SliceHasTime()) {
     CountWork(kWorkPerName);
     return Release(&entry);
   }
@@ -252,7 +250,7 @@ void Names::ReleaseOrMark(std::vector<Slot>* slots, int32_t slot, int32_t* marke
 
 template <typename Slot>
 void Names::ReleaseMarked(std::vector<Slot>* slots, int32_t* marked) {
-  while (*marked != kNoMore && HasTime()) {
+  while (*marked != kNoMore && SliceHasTime()) {
     CountWork(kWorkPerName);
     Slot& entry = (*slots)[static_cast<size_t>(*marked)];
     *marked = std::exchange(entry.next_marked, kUnmarked);
@@ -283,8 +281,8 @@ Names::Remains Names::TakeAll() {
 }
 
 bool Names::Remains::Release() {
-  for (; !tensors_.empty() && HasTime(); CountWork(kWorkPerName)) tensors_.pop_back();
-  for (; !graphs_.empty() && HasTime(); CountWork(kWorkPerName)) {
+  for (; !tensors_.empty() && SliceHasTime(); CountWork(kWorkPerName)) tensors_.pop_back();
+  for (; !graphs_.empty() && SliceHasTime(); CountWork(kWorkPerName)) {
     Empty(&graphs_.back());
     graphs_.pop_back();
   }

@@ -205,7 +205,7 @@ void Rings::TakeFrames(const std::shared_ptr<Session>& session, absl::Time now) 
     // Its error took as long as several commands that go well.
     if (session->log.failed() > failed) break;
     // With what the frames made the daemon do, such as small kernels that ran at once.
-    if (SliceWork() > kTurnWork) break;
+    if (!SliceHasTime()) break;
     absl::string_view frame;
     const SubmissionRingReader::Result got = session->ring->Poll(&frame_, &frame);
     if (got == SubmissionRingReader::Result::kEmpty) break;

@@ -22,7 +22,7 @@ constexpr int64_t kGatheredBytes = 16 << 20;
 // Whether a copy from or to staging memory is not made by the node's thread: a large one, or one of
 // so many that this slice has done enough.
 bool IsForLater(int64_t bytes) {
-  return bytes >= kBackgroundCopyBytes || (bytes > kBytesOfWork && SliceWork() > kTurnWork);
+  return bytes >= kBackgroundCopyBytes || (bytes > kBytesOfWork && !SliceHasTime());
 }
 
 absl::Status CheckInline(const InlineData& data, const TensorType& type) {

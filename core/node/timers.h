@@ -50,7 +50,7 @@ class TimerQueue {
   bool Fire(absl::Time now) {
     constexpr int64_t kWorkPerTimer = 4;
     bool fired = false;
-    while (!timers_.empty() && Next() <= now && SliceWork() <= kTurnWork) {
+    while (!timers_.empty() && Next() <= now && SliceHasTime()) {
       CountWork(kWorkPerTimer);
       Fn fn = std::move(timers_.begin()->second);
       timers_.erase(timers_.begin());

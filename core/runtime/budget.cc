@@ -96,7 +96,7 @@ absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
     if (IsBytes(resource) || resource == Resource::kDescriptors) {
       // One command may have hundreds of charges that fail; and much work behind it, when it comes
       // to one that must not.
-      const auto has_time = [] { return SliceWork() <= kTurnWork / 2; };
+      const auto has_time = [] { return SliceWork() <= kReclaimWork; };
       for (const auto& reclaim : node()->reclaims_) {
         while (reclaim.second(*at) && !fits() && has_time()) {
         }

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/base/work.h"
 
 namespace chorus {
 
@@ -56,6 +57,9 @@ inline constexpr bool IsBytes(Resource resource) { return resource <= Resource::
 constexpr int64_t ShareOf(int64_t bound) {
   return bound < 2 || bound == INT64_MAX ? bound : bound - bound / 8 - (bound % 8 != 0 ? 1 : 0);
 }
+
+// So much work of a slice there is for owners to give back what they keep, one portion apart.
+inline constexpr int64_t kReclaimWork = kTurnWork / 2;
 
 class Budget;
 using BudgetRef = std::shared_ptr<Budget>;
@@ -138,7 +142,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
 
   // `reclaim` gives back some of what its owner keeps for reuse and has charged to budgets within
   // `full`: what others keep is theirs. Whether it did: then it is called again if that was not
-  // enough, unless the slice has done half a turn's work. It is called until Forget() of its
+  // enough, unless the slice has done kReclaimWork. It is called until Forget() of its
   // `owner`, for any budget of the same tree; it charges nothing.
   using GiveBack = std::function<bool(const Budget& full)>;
   void Reclaim(const void* owner, GiveBack reclaim);

@@ -27,7 +27,7 @@ bool HeldFiles::LookWithin(const Budget& budget) {
   constexpr size_t kMostPassed = 256;
   constexpr size_t kMostLooks = 16;
   // It is most often in vain, and one command may have a thousand charges that fail.
-  if (SliceWork() > kTurnWork / 2) return false;
+  if (SliceWork() > kReclaimWork) return false;
   const size_t before = held_.size();
   size_t looks = 0;
   for (size_t left = std::min(before, kMostPassed); left > 0 && looks < kMostLooks; --left) {
