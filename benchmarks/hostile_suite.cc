@@ -139,7 +139,8 @@ absl::Status RunHostile(const Context& context) {
     return absl::InvalidArgumentError("--attack: expected the program that attacks, got nothing");
   }
   std::vector<std::string> attacks = {"planning", "sizes", "steps", "strides", "copies", "flood",
-                                      "listing", "names", "graphs", "sessions", "epochs",
+                                      "listing", "names", "graphs", "sessions", "epochs", "tapes",
+                                      "results",
                                       // By gRPC alone.
                                       "messages", "large", "lists", "downloads"};
   if (context.effort == Effort::kSmoke) attacks = {"flood", "planning"};

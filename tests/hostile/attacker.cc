@@ -398,6 +398,101 @@ absl::StatusOr<Report> Epochs(Attacker* attacker) {
   return report;
 }
 
+// Tape entries of a world of its own that no gradient is ever taken of, in runs of many calls. When
+// there is no room for more it drops all but those of the first run, in as few frames as it can,
+// and goes on.
+absl::StatusOr<Report> Tapes(Attacker* attacker) {
+  constexpr int kCalls = 1000;  // of a run
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  Graph graph = AllReduces(/*size=*/1, kCalls, /*all_results=*/false);
+  for (Node& node : graph.nodes) node.collective->wants_grad = true;
+  CHORUS_ASSIGN_OR_RETURN(report.refused, impl.RegisterStaged(EncodeGraph(graph), /*slot=*/0));
+  if (!report.refused.ok()) return report;
+  CHORUS_ASSIGN_OR_RETURN(const WorldId world,
+                          JoinOwn(&impl, impl.session, /*rank=*/0, /*size=*/1));
+  Run run = RunOfCalls({0, 1}, world, /*results=*/1, /*slot=*/0, /*generation=*/1);
+  run.outputs.back() = OutBinding();  // nobody wants it
+  // Given back before it goes on: the rows of tapes stay with their world, for others of these.
+  CHORUS_ASSIGN_OR_RETURN(AttachClient::Staging spare,
+                          impl.attach->CreateStaging(int64_t{4} << 20, Deadline()));
+  RunGroup& group = run.groups.back();
+  group.epoch = Epoch(1);
+  int64_t& call = group.base.back().call;
+  for (const bool again : {false, true}) {
+    const int64_t first = call;
+    for (int runs = 0; runs < 1000; ++runs) {
+      CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(run));
+      call += kCalls;  // of a run that is refused as well
+      if (!report.refused.ok()) break;
+      ++report.done;
+    }
+    if (again || report.refused.ok()) break;
+    DropTape drop;
+    for (int64_t tape = first + kCalls; tape < call; ++tape) {
+      DropTape::Entry& entry = drop.entries.emplace_back();
+      entry.world = world;
+      entry.member = GroupRank(0);
+      entry.key.since = Epoch(1);
+      entry.key.at.call = tape;
+      if (drop.entries.size() < 2000 && tape + 1 < call) continue;
+      CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(drop)).status());
+      drop = DropTape();
+    }
+    spare.fd = UniqueFd();
+    CHORUS_RETURN_IF_ERROR(impl.attach->ReleaseStaging(spare.arena, Deadline()));
+    EnterEpoch enter;  // the refusal has ended one
+    enter.world = world;
+    enter.epoch = group.epoch = Epoch(2);
+    CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(enter));
+    if (!report.refused.ok()) break;
+  }
+  return report;
+}
+
+// Results that it gives back and keeps: their pages are its own all the same. Then it asks for
+// other memory.
+absl::StatusOr<Report> Results(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  const TensorType type(DType::kF32, {int64_t{1} << 20});
+  Graph graph = Chain(/*nodes=*/1, type.dims[0]);
+  CHORUS_ASSIGN_OR_RETURN(report.refused, impl.RegisterStaged(EncodeGraph(graph), /*slot=*/0));
+  if (!report.refused.ok()) return report;
+  CHORUS_ASSIGN_OR_RETURN(const AttachClient::Staging staging,
+                          impl.Stage(std::string(static_cast<size_t>(type.num_bytes()), '\1')));
+  ExternalRange ones;
+  ones.arena = staging.arena;
+  Run run;
+  run.graph = {0, 1};
+  run.inputs = {ones};
+  run.outputs.emplace_back();
+  run.outputs.back().kind = OutBinding::Kind::kFresh;
+  Release release;
+  for (; report.done < 1000; ++report.done) {
+    const TensorId result{static_cast<int32_t>(report.done), 1};
+    run.outputs.back().id = result;
+    CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(run));
+    if (!report.refused.ok()) break;
+    release.tensors.push_back(result);
+    CHORUS_RETURN_IF_ERROR(impl.Submit(MakeReadable{{result}}).status());
+    CHORUS_ASSIGN_OR_RETURN(
+        const TensorRecord record,
+        impl.waiter->WaitForTensor(result, CompletionWaiter::Until::kReadable, Deadline()));
+    report.refused = absl::Status(record.code, "");
+    if (!report.refused.ok()) break;
+    CHORUS_ASSIGN_OR_RETURN(AttachClient::ResultArenaFd arena,
+                            impl.attach->ResultArena(record.arena, Deadline()));
+    impl.kept.push_back(std::move(arena.fd));
+  }
+  CHORUS_RETURN_IF_ERROR(impl.Do(std::move(release)).status());
+  CHORUS_RETURN_IF_ERROR(impl.attach->ReleaseStaging(staging.arena, Deadline()));
+  CHORUS_ASSIGN_OR_RETURN(const Report pages, Pages(attacker));
+  report.refused = pages.refused;
+  report.done += pages.done;
+  return report;
+}
+
 absl::StatusOr<Report> Sessions(Attacker* attacker) {
   Report report;
   for (; report.done < 1000; ++report.done) {
@@ -671,6 +766,8 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"names", &Names},
       {"sources", &Sources},
       {"epochs", &Epochs},
+      {"tapes", &Tapes},
+      {"results", &Results},
       {"sessions", &Sessions},
       {"worlds", &Worlds},
       {"planning", &Planning},

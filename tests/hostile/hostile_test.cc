@@ -69,6 +69,8 @@ constexpr Case kCases[] = {
     {"names", "INVALID_ARGUMENT", 60000, 60000},
     {"sources", "INVALID_ARGUMENT", 3000, 3000},
     {"epochs", "OK", 10, 10, int64_t{4} << 20},
+    {"tapes", "RESOURCE_EXHAUSTED", 80, 999},
+    {"results", "RESOURCE_EXHAUSTED", 10, kShare >> 22, int64_t{48} << 20},
     {"sessions", "RESOURCE_EXHAUSTED", 10, 35},
     {"worlds", "RESOURCE_EXHAUSTED", 40, 56},
     {"planning", "OK", 4, 4},
@@ -115,6 +117,7 @@ constexpr Case kCases[] = {
     {"copies", "OK", 24, 24, int64_t{48} << 20, false, true},
     {"flood", "OK", 20000, 20000, 0, false, true},
     {"downloads", "RESOURCE_EXHAUSTED", 16, 64, int64_t{16} << 20, false, true},
+    {"results", "RESOURCE_EXHAUSTED", 10, kShare >> 22, int64_t{48} << 20, false, true},
 };
 
 // Nobody's; none where this process may not act as another user.
@@ -129,20 +132,35 @@ std::vector<std::string> Command(const std::string& address, const Case& c) {
   return command;
 }
 
+// Of a daemon.
+struct Kind {
+  const char* name;
+  bool with_a_worker = false;
+  // Its quotas are those that it has unless told otherwise: what one client may have then is much.
+  bool roomy = false;
+
+  int64_t memory_limit() const { return roomy ? int64_t{2} << 30 : kMemoryLimit; }
+  int64_t sessions() const { return roomy ? 256 : kSessions; }
+};
+std::ostream& operator<<(std::ostream& os, const Kind& kind) { return os << kind.name; }
+
 class Beside : public ::testing::Test {
  protected:
-  void Start(bool with_a_worker) {
+  void Start(const Kind& kind) {
     ASSERT_EQ(chmod(scratch_.path().c_str(), 0711), 0);
     fault::Daemon::Options options;
     options.socket = scratch_.path() + "/chorusd";
     options.log = scratch_.path() + "/chorusd.log";
     options.clock = scratch_.path() + "/clock";
     options.flags = {"--host_devices=4", "--socket_mode=0666",
-                     absl::StrCat("--memory_limit_bytes=", kMemoryLimit),
-                     absl::StrCat("--max_sessions=", kSessions), "--max_worlds=64",
+                     absl::StrCat("--memory_limit_bytes=", kind.memory_limit()),
                      // Of sessions without a process, whose things go with it.
                      "--lease=2s"};
-    if (with_a_worker) {
+    if (!kind.roomy) {
+      options.flags.insert(options.flags.end(),
+                           {absl::StrCat("--max_sessions=", kSessions), "--max_worlds=64"});
+    }
+    if (kind.with_a_worker) {
       options.flags.insert(options.flags.end(), {"--backend=sim", "--worker_processes"});
     }
     absl::StatusOr<std::unique_ptr<fault::Daemon>> daemon = fault::Daemon::Start(options);
@@ -200,9 +218,9 @@ class Beside : public ::testing::Test {
 };
 class HostileTest : public Beside, public ::testing::WithParamInterface<Case> {
  protected:
-  void SetUp() override { Start(GetParam().of_a_worker); }
+  void SetUp() override { Start({"", GetParam().of_a_worker}); }
 };
-class MixedTest : public Beside, public ::testing::WithParamInterface<bool> {
+class MixedTest : public Beside, public ::testing::WithParamInterface<Kind> {
  protected:
   void SetUp() override { Start(GetParam()); }
 };
@@ -283,7 +301,7 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
   while (absl::Now() < end) {
     const Case& next = kCases[random() % std::size(kCases)];
     if (next.by_another_uid && !AnotherUid().has_value()) continue;
-    if (next.of_a_worker != GetParam()) continue;
+    if (next.of_a_worker != GetParam().with_a_worker) continue;
     ++begun[NameOf(next)];
     bench::Process::Options options;
     options.log = scratch_.path() + "/attack.log";
@@ -302,19 +320,20 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
       return true;
     });
     ASSERT_TRUE(told.ok()) << told;
-    ASSERT_LE(during.memory_used_bytes(), kMemoryLimit);
+    ASSERT_LE(during.memory_used_bytes(), GetParam().memory_limit());
     if (!cgroup.ok() || bench::kSanitized) continue;
     const absl::StatusOr<int64_t> peak = (*cgroup)->PeakBytes();
     ASSERT_TRUE(peak.ok()) << peak.status();
-    ASSERT_LE(*peak, kMemoryLimit + kOwnBytes + kSessions * kSessionBytes)
+    ASSERT_LE(*peak, GetParam().memory_limit() + kOwnBytes + GetParam().sessions() * kSessionBytes)
         << "beside " << absl::StrJoin(names, ", ");
   }
   for (bench::Process& attacker : attackers) attacker = bench::Process();
   for (const auto& [attack, times] : begun) std::cout << attack << " " << times << "  ";
   std::cout << std::endl;
-  // Of results, by the tenant, for its next ones: a large one and one of the usual size.
+  // Of results, by the tenant, for its next ones: a large one and one of the usual size. Where
+  // there is room it keeps all that it ever had at a time.
   constexpr int64_t kKept = int64_t{48} << 20;
-  ExpectNothingLeft(before->memory_used_bytes() + kKept);
+  if (!GetParam().roomy) ExpectNothingLeft(before->memory_used_bytes() + kKept);
   ExpectSmallSlices();
   if (cgroup.ok()) {
     std::cout << "peak of the daemon's cgroup: " << (*cgroup)->PeakBytes().value_or(-1) << " bytes"
@@ -332,9 +351,11 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Daemons, MixedTest, ::testing::Bool(),
-                         [](const ::testing::TestParamInfo<bool>& info) {
-                           return info.param ? "OfAWorker" : "OfItsOwnDevices";
+INSTANTIATE_TEST_SUITE_P(Daemons, MixedTest,
+                         ::testing::Values(Kind{"OfItsOwnDevices"}, Kind{"OfAWorker", true},
+                                           Kind{"WithTheUsualQuotas", false, true}),
+                         [](const ::testing::TestParamInfo<Kind>& info) {
+                           return info.param.name;
                          });
 
 }  // namespace
