@@ -140,7 +140,7 @@ absl::Status RunHostile(const Context& context) {
   }
   std::vector<std::string> attacks = {"planning", "sizes", "steps", "strides", "copies", "flood",
                                       "listing", "names", "graphs", "sessions", "epochs", "tapes",
-                                      "results",
+                                      "results", "compute",
                                       // By gRPC alone.
                                       "messages", "large", "lists", "downloads"};
   if (context.effort == Effort::kSmoke) attacks = {"flood", "planning"};

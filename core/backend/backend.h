@@ -60,6 +60,9 @@ struct KernelCall {
   // Set when its turn comes: the kernel is left out. Null: it never is. Must stand until a Callback
   // behind it.
   const std::atomic<bool>* unless = nullptr;
+  // Set at any time: nobody wants what the kernel makes, and it may be left out. Null, or stands,
+  // as above.
+  const std::atomic<bool>* unwanted = nullptr;
 };
 
 // Asked by a collective when its turn comes on a member's stream: what it says, if it is not OK,

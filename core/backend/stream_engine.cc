@@ -215,7 +215,10 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
       return false;
     }
     if (const auto* kernel = absl::get_if<KernelCall>(&head)) {
-      if (kernel->unless != nullptr && kernel->unless->load(std::memory_order_acquire)) {
+      const auto is_set = [](const std::atomic<bool>* flag) {
+        return flag != nullptr && flag->load(std::memory_order_acquire);
+      };
+      if (is_set(kernel->unless) || is_set(kernel->unwanted)) {
         stream->items.Pop();
         Advance(stream, absl::OkStatus());
         continue;

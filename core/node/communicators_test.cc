@@ -24,6 +24,7 @@ class FakeExecutor : public Executor {
   void CloseCommunicator(CommunicatorId id) override { open.erase(id); }
   bool Launch(absl::string_view) override { return false; }
   bool Continue() override { return false; }
+  void Abandon(LaunchId) override {}
   void Settled(LaunchId, TransferId) override {}
   void Upload(TransferId, DeviceAddress, const void*, int64_t) override {}
   void Download(TransferId, void*, DeviceAddress, int64_t, LaunchId) override {}

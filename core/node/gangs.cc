@@ -460,6 +460,14 @@ absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion, abs
   return run->gang;
 }
 
+void Gangs::Abandon(const RunState& run) {
+  if (run.launches_left == 0) return;
+  for (const LaunchMessage& message : run.launches) {
+    const Launched& launched = launches_[message.launch.value() - first_launch_.value()];
+    if (!launched.complete) launcher_->executor(launched.device)->Abandon(message.launch);
+  }
+}
+
 void Gangs::Fail(const RunState& run, const absl::Status& why) {
   Gang& gang = at(run.gang);
   if (std::exchange(gang.knows_origin, true)) return;
@@ -470,6 +478,9 @@ void Gangs::Abort(int32_t index, const absl::Status& why, absl::Time now) {
   Gang& gang = at(index);
   for (CommunicatorId id : gang.communicators) gang.lease->Drop(id, why);
   if (gang.launches_left == 0 || gang.watch.serial != 0) return;
+  for (const RunHandle handle : gang.runs) {
+    if (const RunState* run = runs_->Find(handle)) Abandon(*run);
+  }
   Watch(index,
         std::max(now, gang.launched + options_->sequencer.exec_timeout) + options_->kill_timeout);
 }

@@ -91,13 +91,15 @@ class Gangs {
   // Until Recycle(), when its runs have ended. References stay valid.
   Gang& at(int32_t index) { return gangs_[static_cast<size_t>(index)]; }
   void Recycle(int32_t index);
+  // Nobody wants the results of this launched run: its kernels that have not begun are left out.
+  void Abandon(const RunState& run);
   // Something of this launched run has failed by itself; the first such failure is its gang's.
   void Fail(const RunState& run, const absl::Status& why);
   // Its devices have failed, or not finished in time, and those that wait for each other would do
-  // so for ever: ends their waits. The gang keeps its memory until its last completion. A device
-  // that has had the node's own exec_timeout and kill_timeout for its part alone, and has not
-  // ended it, is ended by force where that can be done. (Others' memory goes with it: so it is not
-  // for a world's exec_timeout to say when, nor for the length of the queue.)
+  // so for ever: ends their waits, and abandons its runs. It keeps its memory until its last
+  // completion. A device that has had the node's own exec_timeout and kill_timeout for its part
+  // alone, and has not ended it, is ended by force where that can be done. (Others' memory goes
+  // with it: so it is not for a world's exec_timeout to say when, nor for the length of the queue.)
   void Abort(int32_t index, const absl::Status& why, absl::Time now);
 
  private:

@@ -1,11 +1,13 @@
-// When the devices of aborted work are ended by force: a world says when its ranks are told, and
-// the node when a device has had its time, for others' memory goes with it.
+// What becomes of launched work that nobody wants any more. And when the devices of aborted work
+// are ended by force: a world says when its ranks are told, and the node when a device has had its
+// time, for others' memory goes with it.
 #include "core/node/gangs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,7 @@
 namespace chorus::node {
 namespace {
 
+using testing::Each;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
@@ -32,7 +35,8 @@ constexpr absl::Duration kMoment = absl::Milliseconds(1);
 struct Told {
   std::vector<Executor::OnEvent> on_event{kDevices};
   std::vector<std::pair<int, LaunchId>> launches;  // each with its device
-  std::vector<int> killed;                         // devices
+  std::set<LaunchId> abandoned;
+  std::vector<int> killed;  // devices
 };
 
 class ToldExecutor : public Executor {
@@ -50,6 +54,7 @@ class ToldExecutor : public Executor {
     return false;
   }
   bool Continue() override { return false; }
+  void Abandon(LaunchId launch) override { told_->abandoned.insert(launch); }
   void Settled(LaunchId, TransferId) override {}
   void Upload(TransferId id, DeviceAddress, const void*, int64_t) override {
     Say(TransferredMessage{id, {}});
@@ -97,7 +102,7 @@ class ToldDevices : public Devices {
   DevicesInfo info_;
 };
 
-class AbortedGangTest : public ::testing::Test {
+class GangsTest : public ::testing::Test {
  protected:
   // A session on device 0, and what it was told of its commands.
   struct Client {
@@ -107,9 +112,9 @@ class AbortedGangTest : public ::testing::Test {
     std::vector<Reason> told;
   };
 
-  AbortedGangTest() : node_(Options(), std::make_unique<ToldDevices>(&told_), [] {}) {}
+  GangsTest() : node_(Options(), std::make_unique<ToldDevices>(&told_), [] {}) {}
   // Its devices' executors end once nothing is under way.
-  ~AbortedGangTest() override {
+  ~GangsTest() override {
     for (size_t i = 0; i < told_.launches.size(); ++i) End(i);
   }
 
@@ -121,26 +126,34 @@ class AbortedGangTest : public ::testing::Test {
     return options;
   }
 
-  // With a world of its own and a graph, 0.
-  std::unique_ptr<Client> Open(const std::string& tenant, absl::Duration exec_timeout) {
+  // A rank of a world, its own unless told otherwise, with a collective graph, 0, and a local
+  // one, 1.
+  std::unique_ptr<Client> Open(const std::string& tenant, absl::Duration exec_timeout, int rank = 0,
+                               int size = 1) {
     auto client = std::make_unique<Client>();
     OpenSessionRequest open;
     open.tenant = tenant;
-    open.devices = {DeviceIndex(0)};
+    open.devices = {DeviceIndex(rank)};
     open.lease = absl::Hours(1);
     client->session = node_.OpenSession(open, now_)->id;
     JoinRequest join;
     join.name = "job";
-    join.size = 1;
-    join.rank = Rank(0);
+    join.size = size;
+    join.rank = Rank(rank);
     join.exec_timeout = exec_timeout;
     node_.JoinWorld(client->session, join, now_,
-                    [&](const absl::StatusOr<WorldInfo>& info) { client->world = info->id; });
-    RegisterGraph graph;
-    graph.graph = {0, 1};
-    graph.encoded = EncodeGraph(AllReduceGraph(0, 1, TensorType(DType::kF32, {1}), "a.cc:1"));
-    Submit(client.get(), std::move(graph));
-    EXPECT_THAT(client->told, ElementsAre(Reason::kUnspecified));
+                    [client = client.get()](const absl::StatusOr<WorldInfo>& info) {
+                      client->world = info->id;
+                    });
+    const Graph collective = AllReduceGraph(rank, size, TensorType(DType::kF32, {1}), "a.cc:1");
+    int32_t slot = 0;
+    for (const Graph& graph : {collective, NegateGraph(1)}) {
+      RegisterGraph command;
+      command.graph = {slot++, 1};
+      command.encoded = EncodeGraph(graph);
+      Submit(client.get(), std::move(command));
+    }
+    EXPECT_THAT(client->told, Each(Reason::kUnspecified));
     return client;
   }
   void Submit(Client* client, CommandBody body) {
@@ -152,17 +165,25 @@ class AbortedGangTest : public ::testing::Test {
     });
     Poll();
   }
-  // Launches a gang of the client's, alone in its world.
-  void Run(Client* client) {
+  // A call of its world, the first one.
+  void Vote(Client* client) {
     chorus::Run run = DirectRank::LocalRun(0, {DirectRank::Inline({1})}, {{0, 1}});
     RunGroup group;
     group.world = client->world;
     group.epoch = Epoch(1);
     group.base.push_back({0, 0, 0});
     run.groups.push_back(group);
-    const size_t before = told_.launches.size();
     Submit(client, std::move(run));
+  }
+  // Launches a gang of the client's, alone in its world.
+  void Run(Client* client) {
+    const size_t before = told_.launches.size();
+    Vote(client);
     ASSERT_EQ(told_.launches.size(), before + 1);
+  }
+  LaunchId RunLocal(Client* client, int32_t slot) {
+    Submit(client, DirectRank::LocalRun(1, {DirectRank::Inline({1})}, {{slot, 1}}));
+    return told_.launches.back().second;
   }
   // The device has done what it was told as the `launch`-th.
   void End(size_t launch) {
@@ -185,7 +206,47 @@ class AbortedGangTest : public ::testing::Test {
   LocalNode node_;
 };
 
-TEST_F(AbortedGangTest, AClientsTimeoutTellsItsRanksAndKillsNoDevice) {
+TEST_F(GangsTest, WhatAnEndedSessionHasLaunchedIsAbandoned) {
+  const auto client = Open("uid:1", absl::Hours(1));
+  const auto other = Open("uid:2", absl::Hours(1));
+  const LaunchId first = RunLocal(client.get(), 1);
+  RunLocal(other.get(), 1);
+  Run(client.get());
+  const LaunchId collective = told_.launches.back().second;
+  const LaunchId last = RunLocal(client.get(), 2);
+  End(0);
+  node_.SessionDied(client->session, now_);
+  Poll();
+  EXPECT_THAT(told_.abandoned, ElementsAre(collective, last))
+      << "the first, " << first.value() << ", has ended";
+}
+
+TEST_F(GangsTest, WhatOthersWantIsNotAbandonedUntilTheyHaveIt) {
+  const auto client = Open("uid:1", absl::Hours(1), 0, 2);
+  const auto peer = Open("uid:1", absl::Hours(1), 1, 2);
+  const LaunchId before = RunLocal(client.get(), 1);
+  Vote(client.get());
+  Vote(peer.get());
+  ASSERT_EQ(told_.launches.size(), 3);
+  const LaunchId behind = RunLocal(client.get(), 2);
+  ASSERT_TRUE(node_.CloseSession(client->session, now_).ok());
+  Poll();
+  EXPECT_THAT(told_.abandoned, ElementsAre(behind));
+  End(1);
+  End(2);
+  EXPECT_EQ(peer->told.back(), Reason::kUnspecified);
+  EXPECT_THAT(told_.abandoned, ElementsAre(before, behind));
+}
+
+TEST_F(GangsTest, WorkOfAnAbortedGangIsAbandoned) {
+  const auto client = Open("uid:1", kMoment);
+  Run(client.get());
+  EXPECT_THAT(told_.abandoned, IsEmpty());
+  At(kMoment);
+  EXPECT_THAT(told_.abandoned, ElementsAre(told_.launches[0].second));
+}
+
+TEST_F(GangsTest, AClientsTimeoutTellsItsRanksAndKillsNoDevice) {
   const auto client = Open("uid:1", kMoment);
   Run(client.get());
   At(kMoment);
@@ -200,7 +261,7 @@ TEST_F(AbortedGangTest, AClientsTimeoutTellsItsRanksAndKillsNoDevice) {
   EXPECT_THAT(told_.killed, ElementsAre(0)) << "once";
 }
 
-TEST_F(AbortedGangTest, ALongerTimeoutOfTheWorldCountsForTheDevice) {
+TEST_F(GangsTest, ALongerTimeoutOfTheWorldCountsForTheDevice) {
   const auto client = Open("uid:1", absl::Seconds(1000));
   Run(client.get());
   At(absl::Seconds(1000));
@@ -211,7 +272,7 @@ TEST_F(AbortedGangTest, ALongerTimeoutOfTheWorldCountsForTheDevice) {
   EXPECT_THAT(told_.killed, ElementsAre(0));
 }
 
-TEST_F(AbortedGangTest, ADeviceThatGetsOnWithOthersWorkIsNotKilled) {
+TEST_F(GangsTest, ADeviceThatGetsOnWithOthersWorkIsNotKilled) {
   const auto other = Open("uid:2", absl::Seconds(5000));
   const auto another = Open("uid:3", absl::Seconds(5000));
   const auto client = Open("uid:1", kMoment);
@@ -233,7 +294,7 @@ TEST_F(AbortedGangTest, ADeviceThatGetsOnWithOthersWorkIsNotKilled) {
 }
 
 // What comes behind does not tell that the device works on this: a stream may hang by itself.
-TEST_F(AbortedGangTest, WorkBehindItGivesItNoMoreTime) {
+TEST_F(GangsTest, WorkBehindItGivesItNoMoreTime) {
   const auto client = Open("uid:1", kMoment);
   const auto other = Open("uid:2", absl::Seconds(5000));
   Run(client.get());
@@ -244,7 +305,7 @@ TEST_F(AbortedGangTest, WorkBehindItGivesItNoMoreTime) {
   EXPECT_THAT(told_.killed, ElementsAre(0));
 }
 
-TEST_F(AbortedGangTest, WorkThatEndsAfterAllKillsNoDevice) {
+TEST_F(GangsTest, WorkThatEndsAfterAllKillsNoDevice) {
   const auto client = Open("uid:1", kMoment);
   Run(client.get());
   At(absl::Seconds(299));

@@ -275,7 +275,7 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
   parts.failures.Note(FlightKind::kSessionEnded, now, session.get(), nullptr, Sequence(), Ticket(),
                       error.id);
   parts.worlds.RemoveSession(session.get(), died, now);
-  parts.runs.FailWaiting(*session, error, now);
+  parts.runs.EndAllOf(*session, error, now);
   session->log.Abandon(ToStatus(error));
   parts.ended.Add(session->names.TakeAll());
   session->staging.clear();

@@ -574,7 +574,9 @@ void Runs::End(RunState* run) {
   session.run_bytes -= run->bytes;
   // Less never fails.
   (void)session.run_charge.Cover(session.run_bytes);
+  const std::shared_ptr<Session> ended = session.dead() ? run->session : nullptr;
   table_->Remove(run->handle);
+  if (ended != nullptr) AbandonLaunched(*ended);
 }
 
 // --- By the session or the node -----------------------------------------------------------------
@@ -601,11 +603,35 @@ void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
   target->world->agreement->Cancel(target->handle, rank, now);
 }
 
-void Runs::FailWaiting(const Session& session, const Error& why, absl::Time now) {
+void Runs::EndAllOf(const Session& session, const Error& why, absl::Time now) {
   const std::vector<RunHandle> runs = session.runs;
   for (RunHandle handle : runs) {
     RunState* const run = table_->Find(handle);
     if (run != nullptr && run->phase == RunState::Phase::kWaiting) Fail(run, why, now);
+  }
+  AbandonLaunched(session);
+}
+
+// But for what others still want: a collective with members that live, and what it may read, which
+// is what the runs before it make.
+void Runs::AbandonLaunched(const Session& ended) {
+  const auto lives = [this](RunHandle handle) {
+    const RunState* const run = table_->Find(handle);
+    return run != nullptr && !run->session->dead();
+  };
+  Sequence wanted;
+  for (const RunHandle handle : ended.runs) {
+    const RunState& run = *table_->Find(handle);
+    bool is_wanted = run.phase == RunState::Phase::kVoted;
+    if (run.phase == RunState::Phase::kLaunched) {
+      const auto& members = gangs_->at(run.gang).runs;
+      is_wanted = std::any_of(members.begin(), members.end(), lives);
+    }
+    if (is_wanted) wanted = std::max(wanted, run.sequence);
+  }
+  for (const RunHandle handle : ended.runs) {
+    const RunState& run = *table_->Find(handle);
+    if (run.phase == RunState::Phase::kLaunched && run.sequence > wanted) gangs_->Abandon(run);
   }
 }
 

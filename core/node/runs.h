@@ -82,8 +82,9 @@ class Runs final : public AgreementListener {
   // Bytes of one of its inputs have come to its device, or have not.
   void Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status);
   void Complete(const CompletionMessage& completion, absl::Time now);
-  // The session has ended: nothing will read the results of its runs that still wait.
-  void FailWaiting(const Session& session, const Error& why, absl::Time now);
+  // The session has ended: nothing will read the results of its runs. Those that wait fail, those
+  // that are launched end early.
+  void EndAllOf(const Session& session, const Error& why, absl::Time now);
   // The session's runs that `world` has votes of.
   std::vector<RunHandle> VotedIn(const World& world, const Session& session);
   // The daemon ends: runs that come are refused, those that are there fail.
@@ -142,6 +143,7 @@ class Runs final : public AgreementListener {
   std::function<void()> HoldBackAll(const World& world);
   void LetGoOn(const std::shared_ptr<Session>& session);
   void End(RunState* run);
+  void AbandonLaunched(const Session& ended);
 
   const NodeOptions* const options_;
   const Clock* const clock_;

@@ -166,6 +166,18 @@ class DeviceExecutor final : public Executor {
     return HasMore();
   }
 
+  void Abandon(LaunchId launch) override {
+    const auto found =
+        std::lower_bound(endings_.begin(), endings_.end(), launch,
+                         [](const auto& ending, LaunchId other) { return ending.first < other; });
+    if (found != endings_.end() && found->first == launch) {
+      if (const std::shared_ptr<Ending> ending = found->second.lock()) ending->unwanted = true;
+      return;
+    }
+    // It may be among those whose turn has not come.
+    MustWait([this, launch] { Abandon(launch); });
+  }
+
   void Settled(LaunchId last, TransferId last_upload) override {
     if (MustWait([this, last, last_upload] { Settled(last, last_upload); })) return;
     MutexLock lock(&failures_mutex_);
@@ -228,6 +240,13 @@ class DeviceExecutor final : public Executor {
     launch.next = 0;
     launch.commits = message_.commit != CommunicatorId();
     launch.failure = Failure();
+    launch.ending = nullptr;
+    // What is one kernel ends with it.
+    if (plan->kernels.size() > 1) {
+      launch.ending = std::make_shared<Ending>();
+      while (!endings_.empty() && endings_.front().second.expired()) endings_.pop_front();
+      endings_.emplace_back(message_.launch, launch.ending);
+    }
     for (int s = 0; s < kPlanStreams; ++s) launch.uses[s] = plan->uses[s] || launch.commits;
     launch.uses[kCompute] |= !message_.inlines.empty();
     const Position needed = NeededBy(message_.after);
@@ -278,8 +297,8 @@ class DeviceExecutor final : public Executor {
     for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += launch.uses[s];
     Note(launch.may_fail);
     launching_ = false;
-    Finish(launch.uses, launch.parity, std::move(launch.guard), std::move(launch.inlines),
-           launch.failure);
+    Finish(launch.uses, launch.parity, std::move(launch.guard), std::move(launch.ending),
+           std::move(launch.inlines), launch.failure);
   }
 
   // Both streams find the bytes in their place.
@@ -336,6 +355,7 @@ class DeviceExecutor final : public Executor {
     }
     absl::Status status() override { return Result().status; }
   };
+  struct Ending;
   // The launch that is being enqueued; `message_`, `bound_`, `left_out_` and `commit_` are its own.
   using Inlines = absl::InlinedVector<LaunchMessage::Inline, 1>;
   struct UnderWay {
@@ -347,10 +367,12 @@ class DeviceExecutor final : public Executor {
     int parity = 0;
     Failure failure;  // of what could not be enqueued
     std::shared_ptr<Guard> guard;
+    std::shared_ptr<Ending> ending;          // null: of its kernels none can be left out
     std::shared_ptr<const Inlines> inlines;  // read until it has ended
   };
   // What the ends of one launch on its streams have in common.
   struct Ending {
+    std::atomic<bool> unwanted{false};
     std::atomic<int> left{0};
     std::shared_ptr<const Inlines> inlines;
     Mutex mutex;
@@ -639,6 +661,7 @@ class DeviceExecutor final : public Executor {
       KernelCall call;
       call.kernel = step->kernel;
       if (guard != nullptr && step->held_back) call.unless = &guard->failed;
+      if (launch_.ending != nullptr) call.unwanted = &launch_.ending->unwanted;
       for (const DevicePlan::Location& location : step->inputs)
         call.inputs.push_back(AddressOf(location));
       for (const DevicePlan::Location& location : step->outputs)
@@ -760,10 +783,11 @@ class DeviceExecutor final : public Executor {
   }
 
   void Finish(const bool (&uses)[kPlanStreams], int parity, std::shared_ptr<Guard> guard,
-              std::shared_ptr<const Inlines> inlines, const Failure& enqueued) {
+              std::shared_ptr<Ending> ending, std::shared_ptr<const Inlines> inlines,
+              const Failure& enqueued) {
     const LaunchId launch = message_.launch;
     if (uses[kCompute] != uses[kCommunication] && enqueued.status.ok() && guard == nullptr &&
-        inlines == nullptr) {
+        ending == nullptr && inlines == nullptr) {
       // Two words, so that std::function needs no memory for them.
       const uint64_t tagged = launch.value() << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 |
                               static_cast<uint64_t>(parity);
@@ -776,7 +800,7 @@ class DeviceExecutor final : public Executor {
           });
       return;
     }
-    auto ending = std::make_shared<Ending>();
+    if (ending == nullptr) ending = std::make_shared<Ending>();
     ending->left = uses[kCompute] + uses[kCommunication];
     ending->inlines = std::move(inlines);
     {
@@ -793,6 +817,12 @@ class DeviceExecutor final : public Executor {
               MutexLock lock(&ending->mutex);
               ending->failure.Add(result, is_own);
               if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+              if (ending->unwanted) {
+                ending->failure.Add(
+                    MakeError(Reason::kCancelled,
+                              absl::StrCat("launch ", launch.value(), " was abandoned")),
+                    /*is_own=*/false);
+              }
               all = ending->failure;
             }
             const Failure before = guard == nullptr ? Failure() : guard->Result();
@@ -857,6 +887,8 @@ class DeviceExecutor final : public Executor {
   std::array<Position, kPositions> positions_;   // of the last launches
   size_t positions_count_ = 0;
 
+  // Of launches of several kernels that have not ended, and of others.
+  std::deque<std::pair<LaunchId, std::weak_ptr<Ending>>> endings_;
   UnderWay launch_;
   bool launching_ = false;                    // it is not enqueued whole
   int64_t slice_ = 0;                         // steps that may still be enqueued in this call

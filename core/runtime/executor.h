@@ -52,6 +52,10 @@ class Executor {
   static constexpr int64_t kSliceSteps = 64;
   virtual bool Launch(absl::string_view launch) = 0;
   virtual bool Continue() = 0;
+  // Nobody wants what this launch makes, nor what is made of that: kernels that have not begun are
+  // left out. One of which something may have been left out completes with kCancelled, if with no
+  // other failure.
+  virtual void Abandon(LaunchId launch) = 0;
   // No launch that follows reads what these or earlier ones wrote: nobody will ask any more whether
   // they have failed. Until then that is kept of each that has.
   virtual void Settled(LaunchId last, TransferId last_upload) = 0;

@@ -1165,6 +1165,45 @@ TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsabl
   EXPECT_EQ(rig_.Check({MakeSession(&alone)}), "");
 }
 
+TEST_P(ExecutorFailureTest, OfALaunchThatIsAbandonedKernelsThatHaveNotBegunAreLeftOut) {
+  if (ranks() < 2) return;
+  const auto gang = rig_.Prepare(Sessions([](RankBuilder* b) {
+    const ValueIndex x = b->Input(F32({4}));
+    const ValueIndex y = b->Op("add", {b->AllReduce(x), x});  // no other rank computes it
+    AddOutput(b, y);
+    AddOutput(b, b->Op("neg", {y}));
+  }));
+  ASSERT_TRUE(gang->status.ok()) << gang->status;
+  std::vector<Value> before;
+  for (const int output : {0, 1}) before.push_back(rig_.Output(*gang, 0, output));
+  // Rank 0's comes first: it waits for the others, and its kernels for that.
+  std::sort(gang->messages.begin(), gang->messages.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [device, message] : gang->messages) {
+    ByteWriter bytes;
+    EncodeLaunch(message, &bytes);
+    rig_.executor(device)->Launch(bytes.bytes());
+    if (device == 0) rig_.executor(0)->Abandon(message.launch);
+  }
+  for (const auto& [device, message] : gang->messages) {
+    const absl::Status status = rig_.WaitFor(message.launch);
+    EXPECT_EQ(ErrorOf(status).reason, device == 0 ? Reason::kCancelled : Reason::kUnspecified)
+        << status;
+    // It has ended, and there never was another.
+    rig_.executor(device)->Abandon(message.launch);
+    rig_.executor(device)->Abandon(LaunchId(1'000'000));
+  }
+  for (const int output : {0, 1}) {
+    EXPECT_EQ(rig_.Output(*gang, 0, output), before[static_cast<size_t>(output)]) << output;
+    EXPECT_FALSE(rig_.Output(*gang, 1, output) == before[static_cast<size_t>(output)]) << output;
+  }
+  EXPECT_EQ(rig_.Check(Sessions([](RankBuilder* b) {
+    const ValueIndex sum = b->AllReduce(b->Input(F32({4})));
+    AddOutput(b, b->Op("neg", {b->Op("neg", {sum})}));
+  })),
+            "");
+}
+
 TEST_P(ExecutorFailureTest, PlansMustBeSoundBeforeTheyAreLoaded) {
   const std::string bytes = CompileEager().device_plans[0];
   for (size_t size = 0; size < bytes.size(); ++size) {

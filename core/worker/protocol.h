@@ -105,6 +105,11 @@ struct Launch {
   absl::string_view bytes;  // EncodeLaunch; refers
   CHORUS_FIELDS(m.device, m.bytes)
 };
+struct Abandon {
+  int32_t device = 0;
+  LaunchId launch;
+  CHORUS_FIELDS(m.device, m.launch)
+};
 struct Settled {
   int32_t device = 0;
   LaunchId last;
@@ -148,7 +153,7 @@ struct Stop {  // after what has been launched
 
 using ToWorker = absl::variant<MapMemory, UnmapMemory, LoadPlan, UnloadPlan, OpenCommunicator,
                                AbortCommunicator, CloseCommunicator, Launch, Settled, Upload,
-                               Download, FreeSlot, AskWorkspace, Ping, Stop>;
+                               Download, FreeSlot, AskWorkspace, Ping, Stop, Abandon>;
 void Encode(const ToWorker& message, ByteWriter* out);
 absl::StatusOr<ToWorker> DecodeToWorker(absl::string_view bytes);
 

@@ -36,7 +36,8 @@ std::vector<ToWorker> EachToWorker() {
           FreeSlot{3},
           AskWorkspace{11, "node"},
           Ping(),
-          Stop()};
+          Stop(),
+          Abandon{1, LaunchId(5)}};
 }
 
 std::vector<ToDaemon> EachToDaemon() {

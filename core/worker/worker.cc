@@ -273,6 +273,10 @@ class Server {
     executor->Launch(asked.bytes);
     return absl::OkStatus();
   }
+  absl::Status Do(const Abandon& asked, Executor* executor) {
+    executor->Abandon(asked.launch);
+    return absl::OkStatus();
+  }
   absl::Status Do(const Settled& asked, Executor* executor) {
     executor->Settled(asked.last, asked.last_upload);
     return absl::OkStatus();

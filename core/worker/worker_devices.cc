@@ -180,6 +180,9 @@ class FarDevices final : public WorkerDevices {
       return false;
     }
     bool Continue() override { return false; }
+    void Abandon(LaunchId launch) override {
+      devices_->Post(device_, worker::Abandon{device_, launch}).IgnoreError();
+    }
     void Settled(LaunchId last, TransferId last_upload) override {
       devices_->Post(device_, worker::Settled{device_, last, last_upload}).IgnoreError();
     }

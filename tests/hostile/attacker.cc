@@ -576,6 +576,35 @@ absl::StatusOr<Report> Steps(Attacker* attacker) {
   return report;
 }
 
+// Runs of much arithmetic on little memory, which nobody waits for.
+absl::StatusOr<Report> Compute(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  constexpr int64_t kSide = 512;
+  constexpr int kProducts = 20000;  // each of a quarter of a milliard steps
+  const TensorType square(DType::kF32, {kSide, kSide});
+  Graph graph = Chain(kProducts, Dim(int64_t{1}));
+  graph.inputs[0].type = square;
+  for (Node& node : graph.nodes) {
+    node.op = "matmul";
+    node.inputs.push_back(0);
+    node.outputs = {square};
+  }
+  CHORUS_ASSIGN_OR_RETURN(report.refused, impl.RegisterStaged(EncodeGraph(graph), /*slot=*/0));
+  if (!report.refused.ok()) return report;
+  CHORUS_ASSIGN_OR_RETURN(const AttachClient::Staging staging,
+                          impl.Stage(std::string(static_cast<size_t>(square.num_bytes()), '\0')));
+  ExternalRange zeros;
+  zeros.arena = staging.arena;
+  Run run;
+  run.graph = {0, 1};
+  run.inputs = {zeros};
+  run.outputs.emplace_back();  // nobody wants it
+  for (; report.done < 4; ++report.done) CHORUS_RETURN_IF_ERROR(impl.Submit(run).status());
+  CHORUS_RETURN_IF_ERROR(impl.Do(Release()).status());
+  return report;
+}
+
 // A few bytes, millions of times.
 absl::StatusOr<Report> Strides(Attacker* attacker) {
   Report report;
@@ -773,6 +802,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"planning", &Planning},
       {"sizes", &Sizes},
       {"steps", &Steps},
+      {"compute", &Compute},
       {"strides", &Strides},
       {"copies", &Copies},
       {"flood", &Flood},

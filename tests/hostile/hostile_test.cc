@@ -76,6 +76,8 @@ constexpr Case kCases[] = {
     {"planning", "OK", 4, 4},
     {"sizes", "OK", 40, 40},
     {"steps", "OK", 20, 20},
+    // Hours of it, if nothing ended them with the session.
+    {"compute", "OK", 4, 4, int64_t{32} << 20},
     {"strides", "OK", 8, 8, int64_t{32} << 20},
     {"copies", "OK", 24, 24, int64_t{48} << 20},
     {"flood", "OK", 20000, 20000},
@@ -113,6 +115,7 @@ constexpr Case kCases[] = {
     {"planning", "OK", 4, 4, 0, false, true},
     {"sizes", "OK", 40, 40, 0, false, true},
     {"steps", "OK", 20, 20, 0, false, true},
+    {"compute", "OK", 4, 4, int64_t{32} << 20, false, true},
     {"strides", "OK", 8, 8, int64_t{32} << 20, false, true},
     {"copies", "OK", 24, 24, int64_t{48} << 20, false, true},
     {"flood", "OK", 20000, 20000, 0, false, true},

@@ -1049,6 +1049,35 @@ TEST_P(BackendConformance, WhatAKernelAsksForIsBehindTheCallbacksOfStreamsItWait
   }
 }
 
+// Said when the kernel has been enqueued already, behind what has not happened yet.
+TEST_P(BackendConformance, AKernelThatNobodyWantsAnyMoreIsLeftOut) {
+  DeviceRig rig(GetParam().open(2, &MakeTestKernel));
+  auto members = rig.OpenAll(1);
+  const TensorType type(DType::kF32, {1});
+  const TensorType* inputs[] = {&type, &type};
+  NodeView node;
+  node.op = "test_affine";
+  node.inputs = inputs;
+  const auto kernel = *rig.backend()->device(0)->MakeKernel(node, {type});
+  for (const bool wanted : {true, false}) {
+    std::atomic<bool> unwanted{false};
+    KernelCall call;
+    call.kernel = kernel.get();
+    call.inputs = {rig.Upload(0, std::vector<float>{1}), rig.Upload(0, std::vector<float>{2})};
+    call.outputs = {rig.Upload(0, std::vector<float>{-1})};
+    call.unwanted = &unwanted;
+    CollectiveCall barrier;
+    barrier.kind = Kind::kBarrier;
+    ASSERT_TRUE(members[0]->Enqueue(barrier, rig.stream(0)).ok());
+    rig.stream(0)->Launch(call);
+    unwanted = !wanted;
+    ASSERT_TRUE(members[1]->Enqueue(barrier, rig.stream(1)).ok());
+    for (const int m : {0, 1}) ASSERT_TRUE(rig.Synchronize(m).ok());
+    EXPECT_EQ(rig.Download<float>(0, call.outputs[0], 1)[0] == -1, !wanted) << wanted;
+    rig.FreeAll();
+  }
+}
+
 TEST_P(BackendConformance, SubsetsMeetIndependentlyOfEachOther) {
   DeviceRig rig(GetParam().open(3, &MakeTestKernel));
   auto members = rig.OpenAll(1);
