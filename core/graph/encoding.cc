@@ -24,6 +24,37 @@ constexpr uint8_t kLeadsToCollective = 2;
 constexpr uint8_t kLeadsToLeaf = 4;
 constexpr uint8_t kHasPart = 8;
 
+// Bytes that an element of a list has at least where it is encoded.
+template <typename T>
+constexpr size_t kMinBytes = 1;
+template <>
+constexpr size_t kMinBytes<GroupSlot> = 3;
+template <>
+constexpr size_t kMinBytes<GraphInput> = 6;
+template <>
+constexpr size_t kMinBytes<Node> = 9;
+template <>
+constexpr size_t kMinBytes<Attribute> = 3;
+template <>
+constexpr size_t kMinBytes<TensorType> = 3;
+template <>
+constexpr size_t kMinBytes<Dim> = 2;
+template <>
+constexpr size_t kMinBytes<GraphOutput> = 3;
+template <>
+constexpr size_t kMinBytes<SizeRule> = 7;
+
+// In memory a byte is this much at most: the only element of its list, or a text that is not short.
+constexpr int64_t kMaxMemoryOfByte = 32;
+template <typename T>
+constexpr bool kIsWithin = ListBytes<T>(1) <= kMaxMemoryOfByte* static_cast<int64_t>(kMinBytes<T>);
+static_assert(kIsWithin<GroupSlot> && kIsWithin<GroupRank> && kIsWithin<int32_t>);
+static_assert(kIsWithin<GraphInput> && kIsWithin<GraphOutput> && kIsWithin<SizeRule>);
+static_assert(kIsWithin<Node> && kIsWithin<Attribute> && kIsWithin<int64_t>);
+static_assert(kIsWithin<TensorType> && kIsWithin<Dim>);
+static_assert(TextBytes(kInlineTextBytes + 1) <=
+              kMaxMemoryOfByte * static_cast<int64_t>(kInlineTextBytes + 1));
+
 // --- Encoding ---
 
 template <typename Int>
@@ -155,13 +186,12 @@ class Decoder {
     }
     if (!Take(static_cast<int64_t>(sizeof(Graph)))) return refused_;
     CHORUS_RETURN_IF_ERROR(
-        GetList("group slot", 3, &Decoder::GetGroupSlot, kAnyCount, &graph.group_slots));
-    CHORUS_RETURN_IF_ERROR(GetList("input", 6, &Decoder::GetInput, kAnyCount, &graph.inputs));
-    CHORUS_RETURN_IF_ERROR(GetList("node", 9, &Decoder::GetNode, limits_.max_nodes, &graph.nodes));
-    CHORUS_RETURN_IF_ERROR(GetList("output", 3, &Decoder::GetOutput, kAnyCount, &graph.outputs));
+        GetList("group slot", &Decoder::GetGroupSlot, kAnyCount, &graph.group_slots));
+    CHORUS_RETURN_IF_ERROR(GetList("input", &Decoder::GetInput, kAnyCount, &graph.inputs));
+    CHORUS_RETURN_IF_ERROR(GetList("node", &Decoder::GetNode, limits_.max_nodes, &graph.nodes));
+    CHORUS_RETURN_IF_ERROR(GetList("output", &Decoder::GetOutput, kAnyCount, &graph.outputs));
     if (in_.remaining() > 0) {
-      CHORUS_RETURN_IF_ERROR(
-          GetList("size rule", 7, &Decoder::GetSizeRule, kAnyCount, &graph.sizes));
+      CHORUS_RETURN_IF_ERROR(GetList("size rule", &Decoder::GetSizeRule, kAnyCount, &graph.sizes));
       if (graph.sizes.empty()) return Malformed("graph: a list of no size rules");
     }
     if (!in_.Done()) {
@@ -189,8 +219,8 @@ class Decoder {
   // Room in `list` for as many as are counted here; the elements follow. 0 where something is
   // wrong.
   template <typename T>
-  size_t GetRoom(size_t min_bytes_each, std::vector<T>* list) {
-    const size_t count = in_.GetCount(min_bytes_each);
+  size_t GetRoom(std::vector<T>* list) {
+    const size_t count = in_.GetCount(kMinBytes<T>);
     if (!Take(ListBytes<T>(count))) return 0;
     list->reserve(count);
     return count;
@@ -240,7 +270,7 @@ class Decoder {
 
   std::vector<int64_t> GetInts64() {
     std::vector<int64_t> values;
-    const size_t count = GetRoom(1, &values);
+    const size_t count = GetRoom(&values);
     for (size_t i = 0; i < count && in_.ok(); ++i) values.push_back(in_.GetSigned());
     return values;
   }
@@ -248,7 +278,7 @@ class Decoder {
   template <typename Int>
   std::vector<Int> GetInts32() {
     std::vector<Int> values;
-    const size_t count = GetRoom(1, &values);
+    const size_t count = GetRoom(&values);
     for (size_t i = 0; i < count && in_.ok(); ++i) values.push_back(GetInt32());
     return values;
   }
@@ -313,10 +343,10 @@ class Decoder {
     Node node;
     node.op = GetText();
     node.version = GetInt32();
-    const size_t attributes = GetRoom(3, &node.attributes);
+    const size_t attributes = GetRoom(&node.attributes);
     for (size_t i = 0; i < attributes && in_.ok(); ++i) node.attributes.push_back(GetAttribute());
     node.inputs = GetInts32<ValueIndex>();
-    const size_t outputs = GetRoom(3, &node.outputs);
+    const size_t outputs = GetRoom(&node.outputs);
     for (size_t i = 0; i < outputs && in_.ok(); ++i) node.outputs.push_back(GetType());
     node.device_slot = GetInt32();
     node.effect = GetEnum(Effect::kRandom);
@@ -328,7 +358,7 @@ class Decoder {
   GroupSlot GetGroupSlot() {
     GroupSlot slot;
     slot.size = GetInt32();
-    const size_t held = GetRoom(1, &slot.held);
+    const size_t held = GetRoom(&slot.held);
     for (size_t i = 0; i < held && in_.ok(); ++i) slot.held.emplace_back(GetInt32());
     slot.device_slots = GetInts32<int32_t>();
     return slot;
@@ -365,10 +395,10 @@ class Decoder {
 
   // A counted list. The error says which element does not decode and where it starts.
   template <typename T>
-  absl::Status GetList(absl::string_view what, size_t min_bytes_each, T (Decoder::*get)(),
-                       int64_t most, std::vector<T>* list) {
+  absl::Status GetList(absl::string_view what, T (Decoder::*get)(), int64_t most,
+                       std::vector<T>* list) {
     const size_t start = total_ - in_.remaining();
-    const size_t count = in_.GetCount(min_bytes_each);
+    const size_t count = in_.GetCount(kMinBytes<T>);
     if (!in_.ok()) {
       return Malformed(absl::StrCat("graph: the number of ", what, "s at byte ", start, " of ",
                                     total_, " is more than the bytes that follow can hold"));
@@ -441,6 +471,11 @@ int64_t MemoryOf(const Graph& graph) {
   for (const GraphInput& input : graph.inputs) bytes += MemoryBehind(input.type);
   for (const Node& node : graph.nodes) bytes += MemoryBehind(node);
   return bytes;
+}
+
+int64_t MaxMemoryOf(absl::string_view bytes) {
+  return static_cast<int64_t>(sizeof(Graph)) +
+         kMaxMemoryOfByte * static_cast<int64_t>(bytes.size());
 }
 
 absl::Status TooMuchMemory(absl::string_view what, int64_t most, int64_t got) {

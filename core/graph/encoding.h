@@ -45,6 +45,9 @@ Hash128 HashGraph(const Graph& graph);
 // group slots with their members and slots, size rules; of a node its attributes, inputs, outputs
 // and counts; the dims of a type; the numbers of an attribute) and texts that are not short.
 int64_t MemoryOf(const Graph& graph);
+// Of the graph that is encoded in `bytes`, from above: what no bytes go beyond. Graphs of trainers
+// take up to half of it.
+int64_t MaxMemoryOf(absl::string_view bytes);
 // What they have on the heap; they themselves are part of the list in which they stand.
 int64_t MemoryBehind(const TensorType& type);
 int64_t MemoryBehind(const Node& node);

@@ -312,6 +312,7 @@ TEST(EncodingTest, NeverTakesMoreThanItMay) {
     const int64_t memory = MemoryOf(graph);
     ASSERT_GT(memory, static_cast<int64_t>(kMany)) << what;
     EXPECT_TRUE(DecodeGraph(bytes, Memory(memory)).ok()) << what;
+    EXPECT_LE(memory, MaxMemoryOf(bytes)) << what;
     for (const int64_t part : {2, 10, 100}) {
       const int64_t limit = memory / part;
       const HeapUse heap;

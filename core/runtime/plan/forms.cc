@@ -52,14 +52,15 @@ constexpr int64_t kBytesOfValue =
 constexpr int64_t kBytesOfPiece =
     4 * sizeof(int64_t) + 2 * sizeof(DevicePlan::Location) + 2 * sizeof(Plan::Operand) + 32;
 
-int64_t MemoryToPlan(const PlanState& state, const Node& node, const OpDef& def) {
+int64_t MemoryToPlan(const Graph& graph, const ValueTable& table, const Node& node,
+                     const OpDef& def) {
   // Copied for equal work or as a kernel, again to be encoded, and as bytes.
   int64_t bytes = 3 * (static_cast<int64_t>(sizeof(Node)) + MemoryBehind(node)) +
                   static_cast<int64_t>(2 * sizeof(DevicePlan::Step) + sizeof(NodeState) + 64) +
                   static_cast<int64_t>(node.outputs.size()) * kBytesOfValue;
-  for (const ValueIndex v : node.inputs) bytes += MemoryToRead(state.table.type(v));
+  for (const ValueIndex v : node.inputs) bytes += MemoryToRead(table.type(v));
   if (!node.collective.has_value()) return bytes;
-  const int64_t members = GroupSize(state.graph, node);
+  const int64_t members = GroupSize(graph, node);
   const int64_t pieces = (def.one_input ? members : static_cast<int64_t>(node.inputs.size())) +
                          (def.one_output ? members : static_cast<int64_t>(node.outputs.size()));
   return bytes + pieces * kBytesOfPiece +
@@ -69,15 +70,15 @@ int64_t MemoryToPlan(const PlanState& state, const Node& node, const OpDef& def)
 }
 
 // Of what does not stand in a node.
-int64_t MemoryToPlanEnds(const PlanState& state) {
+int64_t MemoryToPlanEnds(const Graph& graph, const ValueTable& table) {
   int64_t bytes = 0;
-  for (const GraphInput& input : state.graph.inputs) {
+  for (const GraphInput& input : graph.inputs) {
     bytes += kBytesOfValue + MemoryOfType(input.type);
   }
   // The publisher of an output keeps its type beside it.
-  for (const GraphOutput& output : state.graph.outputs) {
+  for (const GraphOutput& output : graph.outputs) {
     bytes += static_cast<int64_t>(2 * sizeof(Plan::Output) + 64) +
-             MemoryOfType(state.table.type(output.value));
+             MemoryOfType(table.type(output.value));
   }
   return bytes;
 }
@@ -91,25 +92,30 @@ absl::StatusOr<int64_t> WorkspaceBytes(const PlanState& state, const Node& node)
 
 }  // namespace
 
+absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, const ValueTable& table, int64_t most) {
+  int64_t total = MemoryToPlanEnds(graph, table);
+  const OpDef* def = nullptr;
+  for (size_t n = 0; n < graph.nodes.size() && total <= most; ++n) {
+    const Node& node = graph.nodes[n];
+    if (n == 0 || graph.nodes[n - 1].op != node.op) def = FindOp(node.op);
+    if (def == nullptr) return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
+    total += MemoryToPlan(graph, table, node, *def);
+  }
+  if (total > most) return TooMuchMemory("the graph's plan", most, total);
+  return total;
+}
+
 absl::Status FindForms(PlanState* state) {
   const Graph& graph = state->graph;
   CHORUS_RETURN_IF_ERROR(CheckSlots(graph));
-  int64_t total = 0;
-  const auto take = [&](int64_t bytes) {
-    total += bytes;
-    const int64_t most = state->options.limits.max_bytes;
-    return total <= most ? absl::OkStatus() : TooMuchMemory("the graph's plan", most, total);
-  };
-  CHORUS_RETURN_IF_ERROR(take(MemoryToPlanEnds(*state)));
+  CHORUS_RETURN_IF_ERROR(
+      MemoryToPlan(graph, state->table, state->options.limits.max_bytes).status());
   state->nodes.resize(graph.nodes.size());
   for (NodeIndex n = 0; n < state->num_nodes(); ++n) {
     const Node& node = state->node(n);
     NodeState& node_state = state->nodes[n];
     node_state.def =
         n > 0 && state->node(n - 1).op == node.op ? state->nodes[n - 1].def : FindOp(node.op);
-    if (node_state.def == nullptr)
-      return Unsupported(absl::StrCat("op '", node.op, "' is not run"));
-    CHORUS_RETURN_IF_ERROR(take(MemoryToPlan(*state, node, *node_state.def)));
     if (node.collective.has_value()) {
       node_state.form = Form::kCollective;
       node_state.pieces = FindPieces(node, *node_state.def, state->table, GroupSize(graph, node));

@@ -97,9 +97,9 @@ TEST(PlanLimitsTest, WhatIsTooMuchIsRefusedBeforeItIsMade) {
     const absl::StatusOr<Plan> plan = CompilePlan(graph, {});
     ASSERT_TRUE(plan.ok()) << name << ": " << plan.status();
     const int64_t limit = MemoryOf(*plan) / 4;
-    // The tables of values, and the counts by node, are there before.
+    // The tables of values are there before.
     const ValueTable values(graph);
-    const int64_t tables = 24 * values.size() + 128 * static_cast<int64_t>(graph.nodes.size());
+    const int64_t tables = 24 * values.size() + 8 * static_cast<int64_t>(graph.nodes.size());
     const HeapUse heap;
     const absl::Status status = CompilePlan(graph, Limits(limit)).status();
     EXPECT_EQ(ErrorOf(status).reason, Reason::kQuota) << name << ": " << status;
