@@ -40,6 +40,31 @@ void Background::Do(const std::string& tenant, std::function<void()> work,
   changed_.SignalAll();
 }
 
+bool Background::Ask(absl::FunctionRef<void()> question) {
+  {
+    MutexLock lock(&mutex_);
+    question_ = &question;
+  }
+  post_([this] { Answer(); });
+  MutexLock lock(&mutex_);
+  while (question_ != nullptr && !stop_) changed_.Wait(&mutex_);
+  return std::exchange(question_, nullptr) == nullptr;
+}
+
+// On the node thread, as Stop() is: the question stands until it has been answered.
+void Background::Answer() {
+  const absl::FunctionRef<void()>* question = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    question = question_;
+  }
+  if (question == nullptr) return;
+  (*question)();
+  MutexLock lock(&mutex_);
+  question_ = nullptr;
+  changed_.SignalAll();
+}
+
 void Background::Loop() {
   while (true) {
     Job job;

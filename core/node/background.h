@@ -1,11 +1,11 @@
 // Work that takes longer than the node thread may be kept from others: large graphs are decoded,
 // checked and planned here, strided memory is copied.
 //
-// One thread, so that what is made here before a session is charged for it is one thing at a time.
+// One thread: what work takes while it is done, beside its result, is of one thing at a time.
 // Tenants take turns: a tenant that asks for much waits behind its own work.
 //
-// Threads: the node thread makes all calls; work runs on the thread of its own. Ownership: owns
-// that thread and what has not run. Errors: none; work hands its own on.
+// Threads: the node thread makes all calls but Ask(); work runs on the thread of its own.
+// Ownership: owns that thread and what has not run. Errors: none; work hands its own on.
 #ifndef CHORUS_CORE_NODE_BACKGROUND_H_
 #define CHORUS_CORE_NODE_BACKGROUND_H_
 
@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "core/base/mutex.h"
 
 namespace chorus::node {
@@ -32,8 +33,11 @@ class Background {
   // node thread: what only that may touch is kept there, until the work is done with it. Work of
   // one tenant is done in the order of the calls; an empty name is the node itself.
   void Do(const std::string& tenant, std::function<void()> work, std::function<void()> then);
+  // Of work, in the middle: runs `question` on the node thread, and waits until it has. False: it
+  // never will, for the node ends.
+  bool Ask(absl::FunctionRef<void()> question);
   // Waits for the work under way. What has not begun is dropped, as is what comes from now on, and
-  // nothing follows any more.
+  // nothing is asked nor follows any more.
   void Stop();
 
  private:
@@ -46,6 +50,7 @@ class Background {
     std::deque<Job> jobs;
   };
   void Loop();
+  void Answer();
 
   const std::function<void(std::function<void()>)> post_;
   // The node thread's: what follows the jobs under way.
@@ -55,6 +60,7 @@ class Background {
   Mutex mutex_;
   CondVar changed_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  const absl::FunctionRef<void()>* question_ ABSL_GUARDED_BY(mutex_) = nullptr;  // not answered yet
   std::deque<Queue> turns_ ABSL_GUARDED_BY(mutex_);  // of tenants with jobs; the first is next
   std::thread thread_;                               // last: it uses the rest
 };

@@ -103,6 +103,41 @@ TEST_F(BackgroundTest, WhatTheWorkHoldsIsGoneBeforeWhatFollows) {
   EXPECT_TRUE(was_expired);
 }
 
+TEST_F(BackgroundTest, WorkAsksTheNodeThreadAndWaits) {
+  std::thread::id answered;
+  std::thread::id known;
+  bool was_answered = false;
+  background_.Do(
+      "a",
+      [&] {
+        was_answered = background_.Ask([&] { answered = std::this_thread::get_id(); });
+        known = answered;
+      },
+      [] {});
+  RunNext();
+  RunNext();
+  EXPECT_TRUE(was_answered);
+  EXPECT_EQ(answered, std::this_thread::get_id());
+  EXPECT_EQ(known, answered);
+}
+
+TEST_F(BackgroundTest, StoppedItDoesNotAnswer) {
+  bool was_asked = false;
+  bool was_answered = true;
+  background_.Do(
+      "a", [&] { was_answered = background_.Ask([&] { was_asked = true; }); }, [] {});
+  std::function<void()> question;
+  {
+    MutexLock lock(&mutex_);
+    while (posted_.empty()) changed_.Wait(&mutex_);
+    question = std::move(posted_.front());
+  }
+  background_.Stop();
+  EXPECT_FALSE(was_answered);
+  question();  // late
+  EXPECT_FALSE(was_asked);
+}
+
 TEST_F(BackgroundTest, StoppedItDropsWhatHasNotBegunAndWhatComes) {
   Block();
   int begun = 0;

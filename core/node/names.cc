@@ -190,8 +190,13 @@ absl::Status Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRe
 absl::Status Names::Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
   CHORUS_RETURN_IF_ERROR(record.status());
   CHORUS_ASSIGN_OR_RETURN(Charge counted, budget_->Charge(Domain::kHost, Resource::kGraphs, 1));
-  CHORUS_ASSIGN_OR_RETURN(slot->charge,
-                          budget_->Charge(Domain::kHost, Resource::kGraphBytes, (*record)->bytes));
+  // Whoever had it made has been charged for it.
+  if (!(*record)->charge.LiesWithin(*budget_)) {
+    CHORUS_ASSIGN_OR_RETURN(
+        Charge charge, budget_->Charge(Domain::kHost, Resource::kGraphBytes, (*record)->bytes));
+    (*record)->charge = std::move(charge);
+  }
+  slot->charge = std::move((*record)->charge);
   slot->counted = std::move(counted);
   slot->record = *std::move(record);
   return absl::OkStatus();

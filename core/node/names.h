@@ -116,9 +116,10 @@ class Names {
 
   // --- Graphs ---------------------------------------------------------------------------------
   absl::Status CheckFresh(GraphId id) const;
-  // The id is fresh. Charges for the name and the record; returns why there is none, which runs of
-  // it are told. Where there is not even memory for the name, that is what runs of unknown graphs
-  // are told from now on. RESOURCE_EXHAUSTED kQuota: the tenant has as many graphs as it may have.
+  // The id is fresh. Charges for the name and the record, unless this session has been charged for
+  // making it: then that is the name's. Returns why there is none, which runs of it are told. Where
+  // there is not even memory for the name, that is what runs of unknown graphs are told from now
+  // on. RESOURCE_EXHAUSTED kQuota: the tenant has as many graphs as it may have.
   absl::Status NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   // NOT_FOUND kUnknownName, or why it was refused.
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindGraph(GraphId id) const;

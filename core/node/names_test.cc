@@ -142,6 +142,28 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(4, 1))), Reason::kMalformed);
 }
 
+// It is charged for already; others are for themselves, and whoever had it made no longer.
+TEST_F(NamesTest, TheFirstNameOfAGraphTakesWhatMakingItIsChargedFor) {
+  const BudgetRef other = Budget::OfNode(int64_t{1} << 20);
+  const auto charge_for = [](GraphRecord* record, const BudgetRef& budget) {
+    record->bytes = 1000;
+    record->charge = *budget->Charge(Domain::kHost, Resource::kGraphBytes, record->bytes);
+  };
+  const auto own = std::make_shared<GraphRecord>();
+  charge_for(own.get(), budget_);
+  EXPECT_TRUE(names_.NameGraph(GraphAt(0, 1), own).ok());
+  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 1000);
+  EXPECT_EQ(own->charge.amount(), 0);
+  names_.ReleaseGraph(GraphAt(0, 1));
+  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 0);
+
+  const auto others = std::make_shared<GraphRecord>();
+  charge_for(others.get(), other);
+  EXPECT_TRUE(names_.NameGraph(GraphAt(1, 1), others).ok());
+  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 1000);
+  EXPECT_EQ(other->held(Resource::kGraphBytes), 0);
+}
+
 TEST(NamesTablesTest, AGraphForWhoseNameThereIsNoMemoryTellsItsRunsSo) {
   News news;
   Completions completions(&news);

@@ -84,6 +84,11 @@ class Charge {
   // Charges more of the same, as Budget::Charge does, or gives some back. Not of a default-made
   // one.
   absl::Status Resize(int64_t amount);
+  // So much of it, which it has, as a charge of its own.
+  Charge Split(int64_t amount) {
+    amount_ -= amount;
+    return Charge(budget_, domain_, resource_, amount);
+  }
 
  private:
   friend class Budget;

@@ -96,6 +96,18 @@ TEST(BudgetTest, AChargeGrowsAndShrinks) {
   EXPECT_EQ(node->held(Resource::kResultBytes), 1);
 }
 
+TEST(BudgetTest, APartOfAChargeIsOneOfItsOwn) {
+  const BudgetRef budget = Budget::OfNode(100);
+  Charge whole = *budget->Charge(Domain::kHost, Resource::kGraphBytes, 100);
+  {
+    const Charge part = whole.Split(30);
+    EXPECT_EQ(part.amount(), 30);
+    EXPECT_EQ(whole.amount(), 70);
+    EXPECT_EQ(budget->used(), 100);
+  }
+  EXPECT_EQ(budget->used(), 70);
+}
+
 TEST(BudgetTest, AMovedChargeIsGivenBackOnce) {
   const BudgetRef node = Budget::OfNode(100);
   {
