@@ -18,6 +18,15 @@ int64_t MemoryOfLoaded(const Plan& plan) {
   return bytes;
 }
 
+// A graph and what checking it takes: tables of its values, which are less than the graph; the
+// types of one node, the text of an error.
+constexpr int64_t kTimesToCheck = 2;
+constexpr int64_t kBytesToCheck = 16 << 10;
+
+absl::StatusOr<Charge> NothingOf(const GraphStore::Client& client) {
+  return client.budget->Charge(Domain::kHost, Resource::kGraphBytes, 0);
+}
+
 // To take a graph or a plan apart, beside its bytes, which are small pieces.
 constexpr int64_t kWorkPerEnd = 16;
 constexpr int64_t kWorkPerUnload = 16;
@@ -69,9 +78,9 @@ void GraphsByBytes::Forget(const std::string& encoded) {
 
 absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& graph,
                                                                  const PlanVariant& variant,
-                                                                 const PlanLimits& limits) const {
+                                                                 int64_t bytes_to_plan) const {
   PlanOptions options = options_.plan;
-  options.limits = limits;
+  options.limits.max_bytes = bytes_to_plan;
   options.order = variant.order;
   options.instances = variant.instances;
   options.one_domain = variant.one_domain;
@@ -88,60 +97,83 @@ absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& gr
   return loaded;
 }
 
-absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(
-    Graph graph, const PlanLimits& limits) const {
-  CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, options_.limits));
+absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph,
+                                                                    std::vector<int64_t> maxima,
+                                                                    int64_t bytes_to_plan) const {
   auto record = std::make_unique<GraphRecord>();
-  CHORUS_ASSIGN_OR_RETURN(record->maxima, CheckSymbols(graph));
-  if (record->maxima.empty()) {
-    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<LoadedPlan> plan, MakePlan(graph, {}, limits));
+  if (maxima.empty()) {
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<LoadedPlan> plan, MakePlan(graph, {}, bytes_to_plan));
     record->main = std::move(*plan);
     const ValueTable values(graph);
     for (const GraphOutput& output : graph.outputs) {
       record->output_types.push_back(std::make_shared<TensorType>(values.type(output.value)));
     }
   }
+  record->maxima = std::move(maxima);
   record->largest_node = LargestNode(graph);
   record->bytes = MemoryOf(graph) + MemoryOfLoaded(record->main.plan);
+  record->bytes_to_plan = bytes_to_plan;
   record->graph = std::move(graph);
   return record;
 }
 
-absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeAt(const Graph& graph,
-                                                                const std::vector<int64_t>& sizes,
-                                                                const PlanLimits& limits) const {
-  CHORUS_ASSIGN_OR_RETURN(Graph at_sizes, Specialize(graph, sizes));
-  return MakeRecord(std::move(at_sizes), limits);
+absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeAt(
+    const GraphRecord& record, const std::vector<int64_t>& sizes) const {
+  CHORUS_ASSIGN_OR_RETURN(Graph at_sizes, Specialize(record.graph, sizes));
+  CHORUS_RETURN_IF_ERROR(ValidateGraph(at_sizes, options_.limits));
+  return MakeRecord(std::move(at_sizes), /*maxima=*/{}, record.bytes_to_plan);
 }
 
-absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(std::string encoded, bool large,
-                                                                    GraphsByBytes* records) {
-  if (std::shared_ptr<GraphRecord> record = records->Find(encoded)) return record;
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(absl::string_view bytes,
+                                                                    bool large,
+                                                                    GraphsByBytes* records,
+                                                                    Cover cover) {
+  if (std::shared_ptr<GraphRecord> record = records->Find(bytes)) return record;
+  const auto size = static_cast<int64_t>(bytes.size());
+  const auto cover_with_copy = [&](int64_t bytes_made) {
+    const absl::Status status = cover(size + bytes_made);
+    if (status.ok()) return status;
+    Error error = ErrorOf(status);
+    error.message = absl::StrCat("to make a graph of ", size, " bytes: ", error.message);
+    return ToStatus(error);
+  };
   DecodeLimits limits;
   limits.max_nodes = options_.limits.max_nodes;
-  limits.max_bytes = options_.max_graph_bytes;
+  limits.max_bytes = std::min(MaxMemoryOf(bytes), options_.max_graph_bytes);
+  CHORUS_RETURN_IF_ERROR(cover_with_copy(kTimesToCheck * limits.max_bytes + kBytesToCheck));
+  // The copy comes first: nothing is decoded while the client can still write it.
+  std::string encoded(bytes);
   CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded, limits));
   CountWork(static_cast<int64_t>(graph.nodes.size()));
-  PlanLimits plan = options_.plan.limits;
-  if (!large && background_ != nullptr) {
-    plan.max_bytes = std::min(plan.max_bytes, options_.max_inline_plan_bytes);
+  CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, options_.limits));
+  CHORUS_ASSIGN_OR_RETURN(std::vector<int64_t> maxima, CheckSymbols(graph));
+  CHORUS_ASSIGN_OR_RETURN(const int64_t bytes_to_plan,
+                          MemoryToPlan(graph, options_.plan.limits.max_bytes));
+  if (!large && background_ != nullptr && bytes_to_plan > options_.max_inline_plan_bytes) {
+    return nullptr;
   }
-  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> new_record,
-                          MakeRecord(std::move(graph), plan));
   // A graph that cannot be planned at its largest is refused now.
-  std::unique_ptr<GraphRecord> at_maxima;
-  if (!new_record->maxima.empty()) {
-    CHORUS_ASSIGN_OR_RETURN(at_maxima, MakeAt(new_record->graph, new_record->maxima, plan));
-  }
-  new_record->bytes += static_cast<int64_t>(encoded.size());
-  new_record->encoded = std::make_shared<const std::string>(std::move(encoded));
-  if (at_maxima != nullptr) {
+  const bool has_sizes = !maxima.empty();
+  CHORUS_RETURN_IF_ERROR(cover_with_copy((has_sizes ? 2 : 1) * MemoryOf(graph) + bytes_to_plan));
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> new_record,
+                          MakeRecord(std::move(graph), std::move(maxima), bytes_to_plan));
+  if (has_sizes) {
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<GraphRecord> at_maxima,
+                            MakeAt(*new_record, new_record->maxima));
     new_record->at_sizes.Add(new_record->maxima, Share(std::move(at_maxima), large));
   }
-  const auto forget = [records, bytes = new_record->encoded] { records->Forget(*bytes); };
+  new_record->bytes += size;
+  new_record->encoded = std::make_shared<const std::string>(std::move(encoded));
+  const auto forget = [records, encoded = new_record->encoded] { records->Forget(*encoded); };
   std::shared_ptr<GraphRecord> record = Share(std::move(new_record), large, forget);
   records->Add(record);
   return record;
+}
+
+absl::Status GraphStore::ResizeThere(Charge* charge, int64_t bytes) const {
+  absl::Status status;
+  if (background_->Ask([&] { status = charge->Resize(bytes); })) return status;
+  return absl::CancelledError("the node ends");
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded,
@@ -152,61 +184,91 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_v
     return MakeError(Reason::kQuota, absl::StrCat("a graph may have ", options_.max_graph_bytes,
                                                   " bytes, got ", encoded.size()));
   }
-  const auto charge = [this, budget = client.budget](Record record) -> Record {
-    CHORUS_RETURN_IF_ERROR(record.status());
-    CHORUS_RETURN_IF_ERROR(ChargeMaxima(record->get(), budget));
-    return record;
-  };
-  const bool large =
-      background_ != nullptr && static_cast<int64_t>(encoded.size()) > options_.max_inline_bytes;
-  // The copy comes first: nothing is decoded while the client can still write it.
-  if (!large) {
-    Record record = FindOrMake(std::string(encoded), large, &small_);
-    const bool may_be_large = !record.ok() && ErrorOf(record.status()).reason == Reason::kQuota;
-    if (!may_be_large || background_ == nullptr) return charge(std::move(record));
+  CHORUS_ASSIGN_OR_RETURN(Charge charge, NothingOf(client));
+  if (background_ == nullptr || static_cast<int64_t>(encoded.size()) <= options_.max_inline_bytes) {
+    Record record = FindOrMake(encoded, /*large=*/false, &small_,
+                               [&](int64_t bytes) { return charge.Resize(bytes); });
+    const bool is_large = record.ok() && *record == nullptr;
+    if (!is_large) return Charged(std::move(record), std::move(charge));
   }
-  auto result = std::make_shared<Record>(nullptr);
+  charge.Resize(0).IgnoreError();
+  struct Making {
+    Charge charge;  // the node thread's
+    Record record;
+  };
+  auto making = std::make_shared<Making>(Making{std::move(charge), nullptr});
   background_->Do(
       client.tenant,
-      [this, result, encoded] { *result = FindOrMake(std::string(encoded), true, &large_); },
-      [result, charge, later = std::move(later)] { later(charge(std::move(*result))); });
+      [this, making, encoded] {
+        making->record = FindOrMake(encoded, /*large=*/true, &large_, [&](int64_t bytes) {
+          return ResizeThere(&making->charge, bytes);
+        });
+      },
+      [making, later = std::move(later)] {
+        later(Charged(std::move(making->record), std::move(making->charge)));
+      });
   return nullptr;
 }
 
-// Charges for the record at its maxima, which comes with one that was made just now.
-absl::Status GraphStore::ChargeMaxima(GraphRecord* record, const BudgetRef& budget) const {
-  const std::shared_ptr<GraphRecord> at_maxima = record->at_sizes.Find(record->maxima);
-  if (at_maxima == nullptr || at_maxima->charge.amount() > 0) return absl::OkStatus();
-  CHORUS_ASSIGN_OR_RETURN(at_maxima->charge,
-                          budget->Charge(Domain::kHost, Resource::kGraphBytes, at_maxima->bytes));
-  return absl::OkStatus();
+absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Charged(
+    absl::StatusOr<std::shared_ptr<GraphRecord>> record, Charge charge) {
+  const bool was_there = charge.amount() == 0;
+  if (!record.ok() || was_there) return record;
+  const std::shared_ptr<GraphRecord> at_maxima = (*record)->at_sizes.Find((*record)->maxima);
+  const int64_t maxima_bytes = at_maxima == nullptr ? 0 : at_maxima->bytes;
+  const absl::Status status = charge.Resize((*record)->bytes + maxima_bytes);
+  // What there is stays charged until it is gone, also where that is no success.
+  if (at_maxima != nullptr) {
+    at_maxima->charge = charge.Split(std::min(maxima_bytes, charge.amount()));
+  }
+  (*record)->charge = std::move(charge);
+  CHORUS_RETURN_IF_ERROR(status);
+  return record;
 }
 
 template <typename Key, typename T, size_t kMost, typename Make>
 absl::StatusOr<std::shared_ptr<T>> GraphStore::FindVariant(
     const std::shared_ptr<GraphRecord>& record, Variants<Key, T, kMost> GraphRecord::*variants,
-    const Key& key, const Client& client, const Waiting& waiting, Make make) {
+    const Key& key, const Client& client, const Waiting& waiting, int64_t bytes_to_make,
+    Make make) {
   using Result = absl::StatusOr<std::unique_ptr<T>>;
   if (std::shared_ptr<T> variant = ((*record).*variants).Find(key)) return variant;
   CHORUS_RETURN_IF_ERROR(waiting.failed);
-  const auto keep = [this, variants, key, budget = client.budget](
-                        GraphRecord* of, Result result) -> absl::StatusOr<std::shared_ptr<T>> {
+  const auto keep = [this, variants, key](GraphRecord* of, Result result,
+                                          Charge charge) -> absl::StatusOr<std::shared_ptr<T>> {
     CHORUS_RETURN_IF_ERROR(result.status());
-    CHORUS_ASSIGN_OR_RETURN(
-        (*result)->charge, budget->Charge(Domain::kHost, Resource::kGraphBytes, BytesOf(**result)));
+    const absl::Status status = charge.Resize(BytesOf(**result));
+    (*result)->charge = std::move(charge);
     std::shared_ptr<T> shared = Share(*std::move(result), of->large);
+    CHORUS_RETURN_IF_ERROR(status);
     (of->*variants).Add(key, shared);
     return shared;
   };
-  if (!record->large) return keep(record.get(), make(*record));
+  CHORUS_ASSIGN_OR_RETURN(Charge charge, NothingOf(client));
+  if (!record->large) {
+    CHORUS_RETURN_IF_ERROR(charge.Resize(bytes_to_make));
+    return keep(record.get(), make(*record), std::move(charge));
+  }
   CHORUS_ASSIGN_OR_RETURN(OnMade later, waiting.wait());
   if (!((*record).*variants).waits().Wait(key, std::move(later))) return nullptr;
-  auto result = std::make_shared<Result>(nullptr);
+  struct Making {
+    Charge charge;  // the node thread's
+    absl::Status charged;
+    Result result;
+  };
+  auto making = std::make_shared<Making>(Making{std::move(charge), {}, nullptr});
   background_->Do(
-      client.tenant, [make, result, of = record.get()] { *result = make(*of); },
-      [keep, result, record, variants, key] {
-        const absl::Status made = result->status();
-        const absl::Status kept = keep(record.get(), std::move(*result)).status();
+      client.tenant,
+      [this, make, making, bytes_to_make, of = record.get()] {
+        making->charged = ResizeThere(&making->charge, bytes_to_make);
+        if (making->charged.ok()) making->result = make(*of);
+      },
+      [keep, making, record, variants, key] {
+        const absl::Status made = making->result.status();
+        absl::Status kept = making->charged;
+        if (kept.ok()) {
+          kept = keep(record.get(), std::move(making->result), std::move(making->charge)).status();
+        }
         // That the first who asked cannot pay for it is nothing to the others: they ask again.
         ((*record).*variants).waits().Tell(key, kept, made);
       });
@@ -217,17 +279,16 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::AtSizes(
     const std::shared_ptr<GraphRecord>& record, const std::vector<int64_t>& sizes,
     const Client& client, const Waiting& waiting) {
   return FindVariant(record, &GraphRecord::at_sizes, sizes, client, waiting,
-                     [this, sizes](const GraphRecord& of) {
-                       return MakeAt(of.graph, sizes, options_.plan.limits);
-                     });
+                     record->bytes + record->bytes_to_plan,
+                     [this, sizes](const GraphRecord& of) { return MakeAt(of, sizes); });
 }
 
 absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::PlanOf(
     const std::shared_ptr<GraphRecord>& record, const PlanVariant& variant, const Client& client,
     const Waiting& waiting) {
-  return FindVariant(record, &GraphRecord::plans, variant, client, waiting,
+  return FindVariant(record, &GraphRecord::plans, variant, client, waiting, record->bytes_to_plan,
                      [this, variant](const GraphRecord& of) {
-                       return MakePlan(of.graph, variant, options_.plan.limits);
+                       return MakePlan(of.graph, variant, of.bytes_to_plan);
                      });
 }
 

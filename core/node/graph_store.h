@@ -1,5 +1,9 @@
 // Registered graphs with their plans, shared by every session that registers the same bytes.
 //
+// Before anything is made whoever asks for it is charged for all that making it may take at that
+// time, and once it is there for what it takes: for as much as its bytes can say while it is
+// decoded and checked, then for the graph as it is and for all that planning it takes at most.
+//
 // Threads: the node thread. What takes it long is done in the background, where nothing is touched
 // but what is being made. Ownership: sessions share the records, and each record its variants; the
 // store only finds them. Errors: said at each function.
@@ -66,7 +70,10 @@ struct GraphRecord {
   // What it takes, with its main plan and what executors make of that: each session that names it
   // is charged for it.
   int64_t bytes = 0;
-  // For a record that another one is at some sizes; for one without a name left, until it is gone.
+  // What a plan of it takes to make (MemoryToPlan), also at any sizes.
+  int64_t bytes_to_plan = 0;
+  // For a record that another one is at some sizes; for one without a name, until whoever had it
+  // made names it; for one without a name left, until it is gone.
   Charge charge;
   std::vector<std::shared_ptr<const TensorType>> output_types;
   // Collectives in program order, all members having called equally often, and all devices of one
@@ -129,8 +136,9 @@ class GraphStore {
   // called once, unless the node ends before ---
 
   // Decodes, checks and plans; the record of equal bytes is shared. A graph of more nodes than the
-  // limits have, or of more bytes, is refused before it is made. A session that names the record
-  // is charged for it. What `encoded` points to must stand until this has ended; it may change.
+  // limits have, or of more bytes, is refused before it is made. The client is charged for what is
+  // made: the record has that charge. RESOURCE_EXHAUSTED kOutOfMemory: it cannot be. What `encoded`
+  // points to must stand until this has ended; it may change.
   using OnRecord = std::function<void(absl::StatusOr<std::shared_ptr<GraphRecord>>)>;
   absl::StatusOr<std::shared_ptr<GraphRecord>> Register(absl::string_view encoded,
                                                         const Client& client, OnRecord later);
@@ -143,7 +151,7 @@ class GraphStore {
     absl::FunctionRef<absl::StatusOr<OnMade>()> wait;
   };
   // `record` at these sizes, one for each of its maxima: made, checked and planned at the first
-  // request, and kept with those of a few other sizes.
+  // request, for which the client is charged, and kept with those of a few other sizes.
   absl::StatusOr<std::shared_ptr<GraphRecord>> AtSizes(const std::shared_ptr<GraphRecord>& record,
                                                        const std::vector<int64_t>& sizes,
                                                        const Client& client,
@@ -157,29 +165,36 @@ class GraphStore {
   bool Continue();
 
  private:
+  // Charges for so many bytes, all that is held of what is being made, from now on.
+  using Cover = absl::FunctionRef<absl::Status(int64_t bytes)>;
+
   // What may run in the background.
   absl::StatusOr<std::unique_ptr<LoadedPlan>> MakePlan(const Graph& graph,
                                                        const PlanVariant& variant,
-                                                       const PlanLimits& limits) const;
-  absl::StatusOr<std::unique_ptr<GraphRecord>> MakeRecord(Graph graph,
-                                                          const PlanLimits& limits) const;
-  absl::StatusOr<std::unique_ptr<GraphRecord>> MakeAt(const Graph& graph,
-                                                      const std::vector<int64_t>& sizes,
-                                                      const PlanLimits& limits) const;
-  // kQuota: also where it is not `large` and takes what makes it so.
-  absl::StatusOr<std::shared_ptr<GraphRecord>> FindOrMake(std::string encoded, bool large,
-                                                          GraphsByBytes* records);
+                                                       int64_t bytes_to_plan) const;
+  absl::StatusOr<std::unique_ptr<GraphRecord>> MakeRecord(Graph graph, std::vector<int64_t> maxima,
+                                                          int64_t bytes_to_plan) const;
+  absl::StatusOr<std::unique_ptr<GraphRecord>> MakeAt(const GraphRecord& record,
+                                                      const std::vector<int64_t>& sizes) const;
+  // Null: it is not `large`, and takes what makes it so.
+  absl::StatusOr<std::shared_ptr<GraphRecord>> FindOrMake(absl::string_view bytes, bool large,
+                                                          GraphsByBytes* records, Cover cover);
+  // Within work of the background: as `charge->Resize`, on the node thread.
+  absl::Status ResizeThere(Charge* charge, int64_t bytes) const;
 
   // On the node thread. What is shared goes, with its loaded plans, when its last user does.
   std::shared_ptr<GraphRecord> Share(std::unique_ptr<GraphRecord> record, bool large,
                                      std::function<void()> forget = nullptr);
   std::shared_ptr<LoadedPlan> Share(std::unique_ptr<LoadedPlan> plan, bool large);
-  absl::Status ChargeMaxima(GraphRecord* record, const BudgetRef& budget) const;
+  // What is charged for making it is for the record, if it was made, and its `maxima`.
+  static absl::StatusOr<std::shared_ptr<GraphRecord>> Charged(
+      absl::StatusOr<std::shared_ptr<GraphRecord>> record, Charge charge);
   template <typename Key, typename T, size_t kMost, typename Make>
   absl::StatusOr<std::shared_ptr<T>> FindVariant(const std::shared_ptr<GraphRecord>& record,
                                                  Variants<Key, T, kMost> GraphRecord::*variants,
                                                  const Key& key, const Client& client,
-                                                 const Waiting& waiting, Make make);
+                                                 const Waiting& waiting, int64_t bytes_to_make,
+                                                 Make make);
   void Go(std::function<void()> end);
   template <typename T>
   void TakeApart(std::unique_ptr<T> unused, int64_t bytes, bool large,

@@ -1,6 +1,8 @@
 #include "core/node/graph_store.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -10,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/base/work.h"
@@ -17,6 +22,9 @@
 #include "core/graph/graph.h"
 #include "core/node/background.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/runtime/plan/plan.h"
+#include "core/runtime/testing/hostile_graphs.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus::node {
@@ -33,6 +41,56 @@ std::string Independent(int collectives) {
   return EncodeGraph(builder.graph().Build());
 }
 
+// The node thread's: what the background posts waits until the test runs it.
+class Posts {
+ public:
+  Background& background() { return background_; }
+  void RunNext() {
+    std::function<void()> next;
+    {
+      MutexLock lock(&mutex_);
+      while (posts_.empty()) posted_.Wait(&mutex_);
+      next = std::move(posts_.front());
+      posts_.pop_front();
+    }
+    next();
+  }
+  // Waits until there is one, and lets it wait.
+  void AwaitNext() {
+    MutexLock lock(&mutex_);
+    while (posts_.empty()) posted_.Wait(&mutex_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar posted_;
+  std::deque<std::function<void()>> posts_;
+  Background background_{[this](std::function<void()> post) {
+    MutexLock lock(&mutex_);
+    posts_.push_back(std::move(post));
+    posted_.SignalAll();
+  }};
+};
+
+GraphStore::Options AllLarge() {
+  GraphStore::Options options;
+  options.max_inline_bytes = 0;
+  return options;
+}
+
+// Its input has a dimension that runs fix.
+std::string OfAnySize(int nodes) {
+  testing::RankBuilder builder;
+  ValueIndex x = builder.Input(TensorType(DType::kF32, {64}));
+  for (int i = 0; i < nodes; ++i) x = builder.Op("neg", {x});
+  GraphOutput output;
+  output.value = x;
+  builder.graph().AddOutput(output);
+  Graph graph = builder.graph().Build();
+  graph.inputs[0].type.dims[0] = Dim::Symbol(0, 64);
+  return EncodeGraph(graph);
+}
+
 GraphStore::Client ClientOf(const BudgetRef& budget) {
   static const std::string* const tenant = new std::string("uid:1");
   return {*tenant, budget};
@@ -46,6 +104,23 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> InOrder(GraphStore* store,
     return absl::InternalError("a small graph is not waited for");
   };
   return store->PlanOf(record, {order, {}, {}}, ClientOf(budget), {absl::OkStatus(), wait});
+}
+
+// A large graph; `look` is called before each post.
+absl::StatusOr<std::shared_ptr<GraphRecord>> MakeLarge(
+    GraphStore* store, const std::string& encoded, const BudgetRef& budget, Posts* posts,
+    const std::function<void()>& look = [] {}) {
+  absl::optional<absl::StatusOr<std::shared_ptr<GraphRecord>>> made;
+  const auto at_once = store->Register(
+      encoded, ClientOf(budget),
+      [&](absl::StatusOr<std::shared_ptr<GraphRecord>> record) { made = std::move(record); });
+  EXPECT_TRUE(at_once.ok() && *at_once == nullptr) << at_once.status();
+  while (!made.has_value()) {
+    posts->AwaitNext();
+    look();
+    posts->RunNext();
+  }
+  return *std::move(made);
 }
 
 // For the text of an error of memory: nobody looks for it at the time.
@@ -178,15 +253,14 @@ TEST(GraphStoreTest, PlansBesideTheMainOneAreChargedToWhoAskedForThem) {
   const BudgetRef poor = Budget::OfNode(100);
   const BudgetRef rich = Budget::OfNode(int64_t{1} << 30);
   GraphStore store({}, nullptr, [](DeviceIndex, PlanId) {});
-  auto record = store.Register(Independent(3), ClientOf(poor),
-                               nullptr);  // the record itself is for its names to pay
+  auto record = store.Register(Independent(3), ClientOf(rich), nullptr);
   ASSERT_TRUE(record.ok()) << record.status();
-  EXPECT_GT((*record)->bytes, 100);
+  EXPECT_EQ(rich->used(), (*record)->bytes);
   const std::vector<int32_t> order = {2, 1, 0};
   EXPECT_EQ(ErrorOf(InOrder(&store, *record, order, poor).status()).reason, Reason::kOutOfMemory);
   EXPECT_EQ((*record)->plans.size(), 0u);
   ASSERT_TRUE(InOrder(&store, *record, order, rich).ok());
-  EXPECT_GT(rich->used(), 100);
+  EXPECT_GT(rich->used(), (*record)->bytes + 100);
   EXPECT_TRUE(InOrder(&store, *record, order, poor).ok()) << "it is there";
   record->reset();
   EXPECT_EQ(rich->used(), 0);
@@ -194,38 +268,11 @@ TEST(GraphStoreTest, PlansBesideTheMainOneAreChargedToWhoAskedForThem) {
 
 // Tenants share a graph's record, and wait for what is made of it together.
 TEST(GraphStoreTest, ThatTheFirstWhoAsksCannotPayIsNothingToTheOthers) {
-  Mutex mutex;
-  CondVar posted;
-  std::deque<std::function<void()>> posts;
-  Background background([&](std::function<void()> post) {
-    MutexLock lock(&mutex);
-    posts.push_back(std::move(post));
-    posted.SignalAll();
-  });
-  const auto run_one = [&] {
-    std::function<void()> post;
-    {
-      MutexLock lock(&mutex);
-      while (posts.empty()) posted.Wait(&mutex);
-      post = std::move(posts.front());
-      posts.pop_front();
-    }
-    post();
-  };
-  GraphStore::Options options;
-  options.max_inline_bytes = 0;  // all are large
-  GraphStore store(options, &background, [](DeviceIndex, PlanId) {});
+  Posts posts;
+  GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
   const BudgetRef poor = Budget::OfNode(100);
   const BudgetRef rich = Budget::OfNode(int64_t{1} << 30);
-  std::shared_ptr<GraphRecord> record;
-  const std::string encoded = Independent(3);
-  const auto registered = store.Register(
-      encoded, ClientOf(rich), [&](const absl::StatusOr<std::shared_ptr<GraphRecord>>& made) {
-        ASSERT_TRUE(made.ok()) << made.status();
-        record = *made;
-      });
-  ASSERT_TRUE(registered.ok()) << registered.status();
-  while (record == nullptr) run_one();
+  const std::shared_ptr<GraphRecord> record = *MakeLarge(&store, Independent(3), rich, &posts);
 
   std::vector<std::pair<std::string, absl::Status>> told;
   const auto ask = [&](const std::string& who, const BudgetRef& budget) {
@@ -240,7 +287,7 @@ TEST(GraphStoreTest, ThatTheFirstWhoAsksCannotPayIsNothingToTheOthers) {
   };
   EXPECT_EQ(ask("poor", poor), nullptr);
   EXPECT_EQ(ask("rich", rich), nullptr);
-  while (told.empty()) run_one();
+  while (told.empty()) posts.RunNext();
   ASSERT_EQ(told.size(), 2u);
   EXPECT_EQ(told[0].first, "poor");
   EXPECT_EQ(ErrorOf(told[0].second).reason, Reason::kOutOfMemory);
@@ -248,10 +295,10 @@ TEST(GraphStoreTest, ThatTheFirstWhoAsksCannotPayIsNothingToTheOthers) {
   EXPECT_TRUE(told[1].second.ok()) << told[1].second;
   told.clear();
   EXPECT_EQ(ask("rich", rich), nullptr) << "it has to be made again";
-  while (told.empty()) run_one();
+  while (told.empty()) posts.RunNext();
   EXPECT_TRUE(told[0].second.ok()) << told[0].second;
   EXPECT_NE(ask("rich", rich), nullptr);
-  background.Stop();
+  posts.background().Stop();
 }
 
 TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {
@@ -276,19 +323,184 @@ TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {
   EXPECT_EQ(error.reason, Reason::kQuota) << error.message;
 }
 
+// --- What is charged while something is made ---
+
+constexpr int64_t kMuch = int64_t{1} << 30;
+
+int64_t HeldOf(const BudgetRef& budget) { return budget->held(Resource::kGraphBytes); }
+
+// With what it is at its maxima, which comes with it.
+int64_t BytesOf(GraphRecord& record) {
+  const std::shared_ptr<GraphRecord> at_maxima = record.at_sizes.Find(record.maxima);
+  return record.bytes + (at_maxima == nullptr ? 0 : at_maxima->bytes);
+}
+
+TEST(GraphStoreTest, AGraphIsChargedBeforeEachStepOfMakingIt) {
+  Posts posts;
+  const BudgetRef budget = Budget::OfNode(kMuch);
+  const std::string encoded = Independent(70);
+  const Graph graph = *DecodeGraph(encoded);
+  const int64_t copy = static_cast<int64_t>(encoded.size());
+  const int64_t bytes_to_plan = *MemoryToPlan(graph, kMuch);
+  GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+  std::vector<int64_t> held;
+  auto record = MakeLarge(&store, encoded, budget, &posts, [&] { held.push_back(HeldOf(budget)); });
+  ASSERT_TRUE(record.ok()) << record.status();
+  // Nothing is made yet; it is decoded and checked; it is planned.
+  ASSERT_EQ(held.size(), 3u);
+  EXPECT_EQ(held[0], 0);
+  EXPECT_GT(held[1], copy + MemoryOf(graph));
+  EXPECT_EQ(held[2], copy + MemoryOf(graph) + bytes_to_plan);
+  EXPECT_EQ(HeldOf(budget), (*record)->bytes) << "what it takes, once it is there";
+
+  held.clear();
+  const BudgetRef other = Budget::OfNode(0);
+  auto found = MakeLarge(&store, encoded, other, &posts, [&] { held.push_back(HeldOf(other)); });
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(*found, *record);
+  EXPECT_EQ(held, std::vector<int64_t>{0}) << "nothing is made of what is there";
+  // Until it is gone; also where nobody names it, for the session that asked has ended.
+  *found = nullptr;
+  *record = nullptr;
+  EXPECT_GT(HeldOf(budget), 0);
+  posts.RunNext();
+  EXPECT_EQ(HeldOf(budget), 0);
+  posts.background().Stop();
+}
+
+TEST(GraphStoreTest, VariantsAreChargedBeforeTheyAreMade) {
+  Posts posts;
+  const BudgetRef budget = Budget::OfNode(kMuch);
+  GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+  const auto record = *MakeLarge(&store, Independent(70), budget, &posts);
+  const int64_t before = HeldOf(budget);
+  std::vector<int32_t> order(70);
+  std::iota(order.rbegin(), order.rend(), 0);
+  absl::optional<absl::Status> told;
+  const auto wait = [&told]() -> absl::StatusOr<GraphStore::OnMade> {
+    return GraphStore::OnMade([&told](const absl::Status& status) { told = status; });
+  };
+  const auto ask = [&] {
+    return store.PlanOf(record, {order, {}, {}}, ClientOf(budget), {absl::OkStatus(), wait});
+  };
+  ASSERT_EQ(*ask(), nullptr);
+  posts.RunNext();
+  EXPECT_EQ(HeldOf(budget), before + record->bytes_to_plan);
+  posts.RunNext();
+  ASSERT_TRUE(told.has_value() && told->ok());
+  const auto plan = *ask();
+  ASSERT_NE(plan, nullptr);
+  EXPECT_EQ(HeldOf(budget), before + plan->charge.amount());
+  posts.background().Stop();
+}
+
+// Nine zero bytes are a node.
+std::string Bomb(size_t nodes) {
+  Graph graph;
+  graph.nodes.resize(nodes);
+  return EncodeGraph(graph);
+}
+
+// Each with what it is charged for while it is made, on the thread on which it is.
+TEST(GraphStoreTest, MakingTakesNoMoreThanIsChargedForIt) {
+  std::vector<std::pair<std::string, std::string>> graphs;
+  for (const testing::HostileGraph kind : testing::kHostileGraphs) {
+    for (const int size : {20, 1000}) {
+      graphs.emplace_back(testing::NameOf(kind),
+                          EncodeGraph(testing::MakeHostileGraph(kind, size)));
+    }
+  }
+  graphs.emplace_back("independent", Independent(1000));
+  graphs.emplace_back("sizes", OfAnySize(1000));
+  graphs.emplace_back("bomb", Bomb(100000));
+  graphs.emplace_back("no graph", std::string(5000, 'x'));
+  for (const auto& [name, encoded] : graphs) {
+    Posts posts;
+    absl::optional<HeapUse> heap;
+    posts.background().Do(
+        "", [&heap] { heap.emplace(); }, [] {});
+    posts.RunNext();
+    const BudgetRef budget = Budget::OfNode(kMuch);
+    int64_t charged = 0;
+    {
+      GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+      const auto record = MakeLarge(&store, encoded, budget, &posts,
+                                    [&] { charged = std::max(charged, HeldOf(budget)); });
+      EXPECT_EQ(record.ok(), name != "bomb" && name != "no graph") << record.status();
+      EXPECT_EQ(HeldOf(budget), record.ok() ? BytesOf(**record) : 0) << name;
+      int64_t most = 0;
+      posts.background().Do(
+          "", [&] { most = heap->most_bytes(); }, [] {});
+      posts.RunNext();
+      // Beside it, what a text and the jobs themselves take.
+      EXPECT_LE(most, charged + 4096) << name;
+      std::printf("%-20s %9zu bytes: %10lld charged, %10lld taken\n", name.c_str(), encoded.size(),
+                  static_cast<long long>(charged), static_cast<long long>(most));
+      posts.background().Stop();
+    }
+  }
+}
+
+TEST(GraphStoreTest, WhoCannotBeChargedHasNothingMade) {
+  const BudgetRef node = Budget::OfNode(kMuch);
+  for (const bool is_large : {false, true}) {
+    // Not more than the inline bytes, and more than their copy.
+    constexpr int64_t kLittle = 8000;
+    for (const std::string& encoded : {Independent(70), Bomb(400)}) {
+      Budget::Limits limits;
+      limits.bytes[static_cast<size_t>(Domain::kHost)] = kLittle;
+      const BudgetRef session = Budget::Within(node, "session 1", limits);
+      Posts posts;
+      GraphStore store(is_large ? AllLarge() : GraphStore::Options(), &posts.background(),
+                       [](DeviceIndex, PlanId) {});
+      absl::optional<HeapUse> heap;
+      posts.background().Do(
+          "", [&heap] { heap.emplace(); }, [] {});
+      posts.RunNext();
+      const HeapUse here;
+      const absl::Status status =
+          is_large ? MakeLarge(&store, encoded, session, &posts).status()
+                   : store.Register(encoded, ClientOf(session), nullptr).status();
+      int64_t most = here.most_bytes();
+      posts.background().Do(
+          "", [&] { most = std::max(most, heap->most_bytes()); }, [] {});
+      posts.RunNext();
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfMemory) << status;
+      EXPECT_THAT(
+          ErrorOf(status).message,
+          ::testing::MatchesRegex(absl::StrCat(
+              "to make a graph of ", encoded.size(),
+              " bytes: out of memory: [0-9]+ bytes are needed, 8000 of the 8000 that session 1 may "
+              "hold are free")));
+      EXPECT_LE(most, 4096) << "texts";
+      EXPECT_EQ(node->used(), 0);
+      posts.background().Stop();
+    }
+  }
+}
+
+TEST(GraphStoreTest, WhatIsChargedForMakingGoesWhenTheNodeEnds) {
+  for (const int answers : {0, 1, 2}) {
+    Posts posts;
+    const BudgetRef budget = Budget::OfNode(kMuch);
+    GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+    const auto never = [](const absl::StatusOr<std::shared_ptr<GraphRecord>>&) { FAIL(); };
+    const std::string encoded = Independent(70);
+    ASSERT_TRUE(store.Register(encoded, ClientOf(budget), never).ok());
+    for (int i = 0; i < answers; ++i) posts.RunNext();
+    posts.AwaitNext();
+    EXPECT_EQ(HeldOf(budget) > 0, answers > 0);
+    posts.background().Stop();
+    EXPECT_EQ(HeldOf(budget), 0);
+  }
+}
+
 // Few bytes that take long are worked on where large graphs are.
 TEST(GraphStoreTest, APlanOfManyPiecesIsMadeInTheBackground) {
-  std::vector<std::function<void()>> posted;
-  Mutex mutex;
-  CondVar changed;
-  Background background([&](std::function<void()> closure) {
-    MutexLock lock(&mutex);
-    posted.push_back(std::move(closure));
-    changed.Signal();
-  });
+  Posts posts;
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
   {
-    GraphStore store({}, &background, [](DeviceIndex, PlanId) {});
+    GraphStore store({}, &posts.background(), [](DeviceIndex, PlanId) {});
     // As large as graphs of the node thread's are.
     const std::string common = Independent(70);
     EXPECT_GT(common.size(), 3000u);
@@ -310,25 +522,11 @@ TEST(GraphStoreTest, APlanOfManyPiecesIsMadeInTheBackground) {
     const std::string encoded = EncodeGraph(builder.graph().Build());
     EXPECT_LE(encoded.size(), 4096u);
     for (int i = 0; i < 2; ++i) {
-      absl::StatusOr<std::shared_ptr<GraphRecord>> made(nullptr);
-      const auto at_once = store.Register(
-          encoded, ClientOf(budget),
-          [&](absl::StatusOr<std::shared_ptr<GraphRecord>> record) { made = std::move(record); });
-      ASSERT_TRUE(at_once.ok()) << at_once.status();
-      ASSERT_EQ(*at_once, nullptr);
-      while (made.ok() && *made == nullptr) {
-        std::vector<std::function<void()>> closures;
-        {
-          MutexLock lock(&mutex);
-          while (posted.empty()) changed.Wait(&mutex);
-          closures.swap(posted);
-        }
-        for (const auto& closure : closures) closure();
-      }
+      const auto made = MakeLarge(&store, encoded, budget, &posts);
       ASSERT_TRUE(made.ok()) << made.status();
       EXPECT_TRUE((*made)->large);
     }
-    background.Stop();
+    posts.background().Stop();
   }
 }
 
