@@ -27,10 +27,13 @@ constexpr int64_t kWorkPerPlace = 3;
 constexpr int64_t kWorkPerError = 32;
 constexpr int64_t kWorkPerFailed = 4;
 
-// Of a row of a list that grows by doubling; of a row of a table, which is at least a third full
-// once it has grown, and has a byte more for each place.
+// Of a row of a list that grows by doubling; of a row of a tree, whose nodes have room for three at
+// least and are a third full; of a row of a table, which is at least a third full once it has
+// grown, and has a byte more for each place.
 template <typename T>
 constexpr int64_t kInList = 2 * sizeof(T);
+template <typename Tree>
+constexpr int64_t kInTree = 3 * (sizeof(typename Tree::value_type) + 16);
 template <typename Table>
 constexpr int64_t kInTable = 3 * (sizeof(typename Table::value_type) + 1);
 
@@ -207,8 +210,8 @@ absl::Status Sequencer::CheckRoom(const Vote& vote) const {
   size_t instances = 0;
   size_t tapes = 0;
   for (size_t i = 0; i < keys_.size(); ++i) {
-    instances += instance_by_key_.contains(keys_[i]) ? 0 : 1;
-    tapes += vote.what->participations[i].wants_grad && !tape_by_key_.contains(keys_[i]) ? 1 : 0;
+    instances += instance_by_key_.Contains(keys_[i]) ? 0 : 1;
+    tapes += vote.what->participations[i].wants_grad && !tape_by_key_.Contains(keys_[i]) ? 1 : 0;
   }
   if (fits(instances, tapes)) return absl::OkStatus();
   if (instances_.size() + instances > options_.max_pending) {
@@ -485,9 +488,7 @@ absl::StatusOr<absl::Span<const InstanceKey>> Sequencer::Resolve(const Vote& vot
 // Null: an end of a pair that has made no call in its member's step.
 Sequencer::Counter* Sequencer::CounterOf(const Move& move) {
   if (!move.is_pair) return &groups_[move.group.value()].counters[move.member.value()];
-  auto& pairs = members_[move.rank.value()].pairs;
-  const auto it = pairs.find(move.end);
-  return it == pairs.end() ? nullptr : &it->second;
+  return members_[move.rank.value()].pairs.Find(move.end);
 }
 
 CallPosition Sequencer::NextOf(Rank rank, const Counter& counter) const {
@@ -505,7 +506,7 @@ bool Sequencer::BeginMoves() {
     member.left_rest = false;
     member.left_rest_text.clear();
     // What is sent in a step is received in it.
-    member.pairs.clear();
+    member.pairs.Clear();
     skipped |= member.lacking > 0;
   }
   for (Move& move : moves_) {
@@ -530,7 +531,7 @@ void Sequencer::EndMoves() {
     Counter* counter = CounterOf(move);
     if (counter == nullptr) {
       if (move.next.call == 0) continue;  // where every end of a pair begins
-      counter = &members_[move.rank.value()].pairs[move.end];
+      counter = members_[move.rank.value()].pairs.Emplace(move.end, Counter()).first;
     }
     counter->next = move.next;
     if (move.source == nullptr) continue;
@@ -563,9 +564,8 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat, int32_t tape) co
   if (member.step < key.step()) return false;
   const Counter* counter = nullptr;
   if (key.is_pair()) {
-    const auto it = member.pairs.find({key.group, key.source, key.destination, key.tag, seat == 1});
-    if (it == member.pairs.end()) return false;
-    counter = &it->second;
+    counter = member.pairs.Find({key.group, key.source, key.destination, key.tag, seat == 1});
+    if (counter == nullptr) return false;
   } else {
     counter = &groups_[key.group.value()].counters[MemberAt(key, seat).value()];
   }
@@ -574,7 +574,7 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat, int32_t tape) co
 
 bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
   // Where somebody waits, nobody has passed.
-  if (instance_by_key_.contains(key)) return false;
+  if (instance_by_key_.Contains(key)) return false;
   bool passed = false;
   for (int32_t other = 0; other < SeatCount(key); ++other) {
     passed |= other != seat && HasPassed(key, other);
@@ -615,8 +615,7 @@ std::string Sequencer::PositionText(const InstanceKey& key, int32_t seat, std::s
   }
   const Counter* counter = nullptr;
   if (key.is_pair()) {
-    const auto it = member.pairs.find({key.group, key.source, key.destination, key.tag, seat == 1});
-    if (it != member.pairs.end()) counter = &it->second;
+    counter = member.pairs.Find({key.group, key.source, key.destination, key.tag, seat == 1});
   } else {
     counter = &groups_[key.group.value()].counters[MemberAt(key, seat).value()];
   }
@@ -764,9 +763,9 @@ void Sequencer::FailPassed(Actions* actions) {
   // By name, so that texts do not depend on who voted first.
   std::sort(passed_.begin(), passed_.end());
   for (const auto& entry : passed_) {
-    const auto it = instance_by_key_.find(entry.first);
-    if (it == instance_by_key_.end()) continue;  // failed with another one
-    const Instance& instance = instances_[it->second];
+    const int32_t* const row = instance_by_key_.Find(entry.first);
+    if (row == nullptr) continue;  // failed with another one
+    const Instance& instance = instances_[*row];
     CountWork(kWorkPerError);
     FailAlone(
         instance.component,
@@ -878,10 +877,10 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.ranks.clear();
   run.waiters.clear();
   for (const RunHandle producer : vote.producers) {
-    const auto it = run_by_handle_.find(producer);
-    if (it == run_by_handle_.end()) continue;
-    runs_[it->second].has_dependents = true;
-    runs_[it->second].consumers.push_back(r);
+    const int32_t* const row = run_by_handle_.Find(producer);
+    if (row == nullptr) continue;
+    runs_[*row].has_dependents = true;
+    runs_[*row].consumers.push_back(r);
     run.producers.push_back(producer);
   }
   for (const Participation& part : vote.what->participations) {
@@ -891,7 +890,7 @@ int32_t Sequencer::AddRun(const Vote& vote) {
       run.ranks.push_back(rank);
     }
   }
-  run_by_handle_.emplace(vote.run, r);
+  run_by_handle_.Emplace(vote.run, r);
   runs_.Append(&pending_, r);
   if (run.externally_blocked) externally_blocked_.emplace(run.order, r);
   return r;
@@ -905,7 +904,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     return Malformed(absl::StrCat("the run is for epoch ", vote.epoch.value(), "; epoch ",
                                   epoch_.value(), " is open"));
   }
-  if (run_by_handle_.contains(vote.run)) {
+  if (run_by_handle_.Contains(vote.run)) {
     return Malformed(absl::StrCat("run ", vote.run.value(), " has voted already"));
   }
   if (vote.epoch < epoch_) {
@@ -942,32 +941,35 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
 void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* fault,
                            absl::optional<Error>* passed, Actions* actions) {
   const std::vector<Participation>& parts = vote.what->participations;
+  PendingRun& run = runs_[r];
   int32_t component = kNone;
   for (size_t i = 0; i < parts.size(); ++i) {
     const InstanceKey& key = keys_[i];
     const int32_t seat = seats_[i];
     const Participation& part = parts[i];
-    const auto inserted = instance_by_key_.emplace(key, kNone);
+    const auto inserted = instance_by_key_.Emplace(key, kNone);
     if (inserted.second) {
       const int32_t created = NewInstance(key, SeatCount(key), r, fault);
-      inserted.first->second = created;
+      *inserted.first = created;
       if (component == kNone) component = components_.New();
-      instances_[created].component = component;
-      components_[component].instances.push_back(created);
-      components_[component].missing += instances_[created].missing;
+      Instance& instance = instances_[created];
+      instance.component = component;
+      Component& gang = components_[component];
+      gang.instances.push_back(created);
+      gang.missing += instance.missing;
       // Only here: where somebody waits already, nobody has passed.
-      const int32_t count = static_cast<int32_t>(instances_[created].seats.size());
+      const int32_t count = static_cast<int32_t>(instance.seats.size());
       for (int32_t other = 0; other < count && !passed->has_value(); ++other) {
-        if (other == seat || instances_[created].seats[other].absent) continue;
-        if (HasPassed(key, other, instances_[created].parent)) {
+        if (other == seat || instance.seats[other].absent) continue;
+        if (HasPassed(key, other, instance.parent)) {
           *passed = PassedError(key, part, seat, other);
         }
       }
     } else {
-      Merge(&component, instances_[inserted.first->second].component);
+      Merge(&component, instances_[*inserted.first].component);
     }
-    const int32_t id = inserted.first->second;
-    runs_[r].instances.push_back(id);
+    const int32_t id = *inserted.first;
+    run.instances.push_back(id);
     Instance& instance = instances_[id];
     instance.seats[seat].run = r;
     instance.seats[seat].participation = static_cast<int32_t>(i);
@@ -995,26 +997,26 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
       }
     }
     if (part.wants_grad) EnsureTape(id);
-    if (instances_[id].tape != kNone) {
-      SetEntry(instances_[id].tape, seat, part);
-      if (part.wants_grad) Hold({instances_[id].tape, seat});
+    if (instance.tape != kNone) {
+      SetEntry(instance.tape, seat, part);
+      if (part.wants_grad) Hold({instance.tape, seat});
     }
   }
   if (component == kNone) component = components_.New();  // a local run
-  runs_[r].component = component;
+  run.component = component;
   components_[component].runs.push_back(r);
   ready_.push_back(component);
   // Only now is it known which gradients this run asks for itself. Those use their entries up.
   for (const Participation& part : parts) {
     if (part.instance.kind != InstanceRef::Kind::kGradient) continue;
     const int32_t forward = part.instance.node;
-    const EntryRef at{instances_[runs_[r].instances[forward]].tape, seats_[forward]};
+    const EntryRef at{instances_[run.instances[forward]].tape, seats_[forward]};
     if (EntryAt(at).state != TapeEntry::State::kLive) continue;
     LetGo(at, TapeEntry::State::kConsumed);
     EntryAt(at).consumed_in = epoch_;
   }
   for (size_t i = 0; i < parts.size(); ++i) {
-    const int32_t tape = instances_[runs_[r].instances[i]].tape;
+    const int32_t tape = instances_[run.instances[i]].tape;
     if (tape == kNone || tapes_[tape].entries[seats_[i]].state == TapeEntry::State::kLive) continue;
     absl::optional<Error> lost = MarkAbandoned(tape, seats_[i]);
     if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
@@ -1028,7 +1030,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     const InstanceKey forward = key.Parent();
     parent = FindTape(forward);
     // Without a tape the forward instance is of this very vote: Resolve has seen to that.
-    if (parent == kNone) parent = EnsureTape(instance_by_key_.at(forward));
+    if (parent == kNone) parent = EnsureTape(*instance_by_key_.Find(forward));
   }
   const int32_t id = instances_.New();
   Instance& instance = instances_[id];
@@ -1080,8 +1082,9 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
 }
 
 void Sequencer::Enlist(int32_t id) {
-  instances_[id].timed = true;
-  instances_[id].placed = false;
+  Instance& instance = instances_[id];
+  instance.timed = true;
+  instance.placed = false;
   instances_.Append(&timed_, id);
   if (unplaced_++ == 0) first_unplaced_ = id;
 }
@@ -1159,10 +1162,10 @@ void Sequencer::CountAbsent(int32_t id, int32_t seat) {
 int32_t Sequencer::EnsureTape(int32_t id) {
   if (instances_[id].tape != kNone) return instances_[id].tape;
   const InstanceKey& key = instances_[id].key;
-  const auto forgotten = tape_by_key_.find(key);  // of a member that is behind
-  if (forgotten != tape_by_key_.end()) ForgetGone(forgotten->second);
+  const int32_t* const forgotten = tape_by_key_.Find(key);  // of a member that is behind
+  if (forgotten != nullptr) ForgetGone(*forgotten);
   const int32_t t = tapes_.New();
-  tape_by_key_.emplace(key, t);
+  tape_by_key_.Emplace(key, t);
   instances_[id].tape = t;
   Tape& tape = tapes_[t];
   tape.key = key;
@@ -1293,19 +1296,19 @@ void Sequencer::LeaveParent(int32_t id) {
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
   Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
-  tape_by_key_.erase(tape.key);
+  tape_by_key_.Erase(tape.key);
   tape.entries.clear();  // with what they keep
   tapes_.Free(t);
 }
 
 int32_t Sequencer::FindTape(const InstanceKey& forward) const {
-  const auto it = tape_by_key_.find(forward);
-  if (it == tape_by_key_.end() || tapes_[it->second].instance == kGone) return kNone;
-  const Tape& tape = tapes_[it->second];
-  if (!somebody_gone_ && refused_members_ == 0) return it->second;
-  if (tape.instance != kNone || !tape.children.empty()) return it->second;
+  const int32_t* const row = tape_by_key_.Find(forward);
+  if (row == nullptr || tapes_[*row].instance == kGone) return kNone;
+  const Tape& tape = tapes_[*row];
+  if (!somebody_gone_ && refused_members_ == 0) return *row;
+  if (tape.instance != kNone || !tape.children.empty()) return *row;
   for (int32_t seat = 0; seat < static_cast<int32_t>(tape.entries.size()); ++seat) {
-    if (StateOf({it->second, seat}) == TapeEntry::State::kLive) return it->second;
+    if (StateOf({*row, seat}) == TapeEntry::State::kLive) return *row;
   }
   return kNone;
 }
@@ -1569,10 +1572,8 @@ void Sequencer::DependencesOf(int32_t component,
                               std::vector<std::pair<int32_t, int32_t>>* out) const {
   for (const int32_t r : components_[component].runs) {
     for (const RunHandle producer : runs_[r].producers) {
-      const auto it = run_by_handle_.find(producer);
-      if (it != run_by_handle_.end() && runs_[it->second].component != component) {
-        out->emplace_back(r, it->second);
-      }
+      const int32_t* const row = run_by_handle_.Find(producer);
+      if (row != nullptr && runs_[*row].component != component) out->emplace_back(r, *row);
     }
   }
   for (const int32_t id : components_[component].instances) {
@@ -1591,11 +1592,12 @@ void Sequencer::DependencesOf(int32_t component,
 // A closed component is blocked while another world, or a run that is not launched, holds it up. It
 // is tried again when the first of these lets go, so each launch tries only what waited for it.
 bool Sequencer::IsBlocked(int32_t component) {
-  for (const int32_t r : components_[component].runs) {
-    if (runs_[r].externally_blocked) return true;
-  }
   bool simple = true;
-  for (const int32_t r : components_[component].runs) simple &= runs_[r].producers.empty();
+  for (const int32_t r : components_[component].runs) {
+    const PendingRun& run = runs_[r];
+    if (run.externally_blocked) return true;
+    simple &= run.producers.empty();
+  }
   for (const int32_t id : components_[component].instances) {
     simple &= instances_[id].parent == kNone;
   }
@@ -1655,7 +1657,8 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   reordered_.clear();
   bool trivial = gang.instances.size() <= 1;
   for (const int32_t r : *runs) {
-    trivial &= runs_[r].instances.size() <= 1 && runs_[r].producers.empty();
+    const PendingRun& run = runs_[r];
+    trivial &= run.instances.size() <= 1 && run.producers.empty();
   }
   if (trivial) {
     instances->assign(gang.instances.begin(), gang.instances.end());
@@ -1705,8 +1708,8 @@ void Sequencer::Sign(const std::vector<int32_t>& runs, std::vector<int32_t>* ins
     }
     out.End();
     for (const RunHandle producer : run.producers) {
-      const auto it = run_by_handle_.find(producer);
-      if (it != run_by_handle_.end()) out.Put(runs_[it->second].mark);
+      const int32_t* const row = run_by_handle_.Find(producer);
+      if (row != nullptr) out.Put(runs_[*row].mark);
     }
     out.End();
   }
@@ -1746,8 +1749,8 @@ absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
     view.ranks = run.ranks;
     for (const int32_t id : run.instances) view.instances.push_back(instances_[id].mark);
     for (const RunHandle producer : run.producers) {
-      const auto it = run_by_handle_.find(producer);
-      if (it != run_by_handle_.end()) view.producers.push_back(runs_[it->second].mark);
+      const int32_t* const row = run_by_handle_.Find(producer);
+      if (row != nullptr) view.producers.push_back(runs_[*row].mark);
     }
   }
   for (const int32_t id : instances) {
@@ -1843,7 +1846,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
   gang.last_of_world.reset();
   gang.runs.clear();
   gangs_.Append(&launched_, g);
-  gang_by_ticket_.emplace(action.ticket, g);
+  gang_by_ticket_.Emplace(action.ticket, g);
 
   action.instances.resize(instances.size());
   for (size_t i = 0; i < instances.size(); ++i) {
@@ -1889,7 +1892,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     if (run.donates) action.donating.push_back(run.handle);
     gang.runs.push_back(run.handle);
     for (const int32_t waiter : run.waiters) ready_.push_back(waiter);
-    run_by_handle_.erase(run.handle);
+    run_by_handle_.Erase(run.handle);
     run.what.reset();
     runs_.Remove(&pending_, r);
     runs_.Free(r);
@@ -1903,7 +1906,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     }
     Unlist(id);
     if (instance.key.at.part > 0) --further_parts_;
-    instance_by_key_.erase(instance.key);
+    instance_by_key_.Erase(instance.key);
     instance.seats.clear();
     instances_.Free(id);
   }
@@ -1916,9 +1919,9 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
 
 void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
   BeginEvent(now);
-  const auto it = run_by_handle_.find(run);
-  if (it == run_by_handle_.end()) return;
-  PendingRun& row = runs_[it->second];
+  const int32_t* const pending = run_by_handle_.Find(run);
+  if (pending == nullptr) return;
+  PendingRun& row = runs_[*pending];
   if (!row.externally_blocked) return;
   row.externally_blocked = false;
   externally_blocked_.erase(row.order);
@@ -1928,9 +1931,9 @@ void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
 
 void Sequencer::Reserved(RunHandle run, absl::Time now, Actions* actions) {
   BeginEvent(now);
-  const auto it = run_by_handle_.find(run);
-  if (it == run_by_handle_.end()) return;
-  PendingRun& row = runs_[it->second];
+  const int32_t* const pending = run_by_handle_.Find(run);
+  if (pending == nullptr) return;
+  PendingRun& row = runs_[*pending];
   if (row.reserve != PendingRun::Reserve::kAsked) return;
   row.reserve = PendingRun::Reserve::kDone;
   ready_.push_back(row.component);
@@ -1939,15 +1942,15 @@ void Sequencer::Reserved(RunHandle run, absl::Time now, Actions* actions) {
 
 void Sequencer::Cancel(RunHandle run, Rank rank, absl::Time now, Actions* actions) {
   BeginEvent(now);
-  const auto it = run_by_handle_.find(run);
-  if (it == run_by_handle_.end()) return;
+  const int32_t* const row = run_by_handle_.Find(run);
+  if (row == nullptr) return;
   Error error(Reason::kCancelled);
-  if (!runs_[it->second].instances.empty()) {
-    error = MakeInstanceError(error.reason, runs_[it->second].instances[0]);
+  if (!runs_[*row].instances.empty()) {
+    error = MakeInstanceError(error.reason, runs_[*row].instances[0]);
   }
   error.culprit = CulpritOf(rank);
   error.message =
-      absl::StrCat(RankText(rank), " cancelled ", RunText(it->second), " before it was launched");
+      absl::StrCat(RankText(rank), " cancelled ", RunText(*row), " before it was launched");
   EndEpoch(error, actions);
 }
 
@@ -2036,9 +2039,9 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
 
 void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions) {
   BeginEvent(now);
-  const auto it = run_by_handle_.find(run);
-  if (it == run_by_handle_.end()) return;
-  FailAlone(runs_[it->second].component, why, actions);
+  const int32_t* const row = run_by_handle_.Find(run);
+  if (row == nullptr) return;
+  FailAlone(runs_[*row].component, why, actions);
 }
 
 size_t Sequencer::NewPairs(absl::Span<const RefusedMember> members) const {
@@ -2049,7 +2052,7 @@ size_t Sequencer::NewPairs(absl::Span<const RefusedMember> members) const {
     for (const RefusedCalls& calls : refused.calls) {
       if (calls.source.value() < 0 || calls.next == 0) continue;
       const PairEnd end{calls.group, calls.source, calls.destination, calls.tag, calls.is_recv};
-      if (refused.step > member.step || !member.pairs.contains(end)) ++count;
+      if (refused.step > member.step || !member.pairs.Contains(end)) ++count;
     }
   }
   return count;
@@ -2203,9 +2206,9 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
 void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time now,
                          Actions* actions) {
   BeginEvent(now);
-  const auto it = gang_by_ticket_.find(ticket);
-  if (it == gang_by_ticket_.end()) return;
-  const int32_t g = it->second;
+  const int32_t* const gang = gang_by_ticket_.Find(ticket);
+  if (gang == nullptr) return;
+  const int32_t g = *gang;
   if (status.ok()) {
     if (gangs_[g].last_of_world.has_value()) {
       // Gangs may finish in another order than they were launched in.
@@ -2397,7 +2400,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   struct Remains {
     std::shared_ptr<void> of_epoch;
     Pool<Tape> tapes;
-    absl::flat_hash_map<InstanceKey, int32_t> tape_by_key;
+    SplitHashMap<InstanceKey, int32_t> tape_by_key;
   };
   ended->remaining_rows += static_cast<int64_t>(tapes_.size());
   ended->remains = std::make_shared<Remains>(Remains{
@@ -2456,14 +2459,14 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
     SequencerAction& action = FailRun(run.handle, epoch_, Epoch(), shared_error, actions);
     for (const int32_t id : run.instances) action.dropped.push_back(instances_[id].key);
     if (run.externally_blocked) externally_blocked_.erase(run.order);
-    run_by_handle_.erase(run.handle);
+    run_by_handle_.Erase(run.handle);
   }
   for (const int32_t r : runs) {
     PendingRun& run = runs_[r];
     for (const RunHandle producer : run.producers) {
-      const auto it = run_by_handle_.find(producer);
-      if (it == run_by_handle_.end()) continue;
-      auto& consumers = runs_[it->second].consumers;
+      const int32_t* const row = run_by_handle_.Find(producer);
+      if (row == nullptr) continue;
+      auto& consumers = runs_[*row].consumers;
       consumers.erase(std::remove(consumers.begin(), consumers.end(), r), consumers.end());
     }
     run.what.reset();
@@ -2490,7 +2493,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
       differing_.erase(std::find(differing_.begin(), differing_.end(), id));
     }
     if (instance.key.at.part > 0) --further_parts_;
-    instance_by_key_.erase(instance.key);
+    instance_by_key_.Erase(instance.key);
     instance.seats.clear();
     instances_.Free(id);
   }
@@ -2525,7 +2528,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   struct Remains {
     Pool<PendingRun> runs;
     Pool<Instance> instances;
-    absl::flat_hash_map<InstanceKey, int32_t> instance_by_key;
+    SplitHashMap<InstanceKey, int32_t> instance_by_key;
     absl::btree_map<Place, int32_t> instance_by_place;
     Pool<Component> components;
   };
@@ -2538,7 +2541,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   action.remaining_rows = static_cast<int64_t>(remains->instances.size());
   action.remains = std::move(remains);
   pending_ = {};
-  run_by_handle_.clear();
+  run_by_handle_.Clear();
   timed_ = {};
   first_unplaced_ = kNone;
   unplaced_ = 0;
@@ -2586,7 +2589,7 @@ void Sequencer::FailGang(int32_t g, const Error& error, Actions* actions) {
 }
 
 void Sequencer::ForgetGang(int32_t g) {
-  gang_by_ticket_.erase(gangs_[g].ticket);
+  gang_by_ticket_.Erase(gangs_[g].ticket);
   gangs_[g].what.reset();
   gangs_.Remove(&launched_, g);
   gangs_.Free(g);
@@ -2613,7 +2616,7 @@ CallPosition Sequencer::NextCall(GroupId group, Rank rank) const {
   return NextOf(rank, row.counters[it - row.members.begin()]);
 }
 int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
-bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.contains(run); }
+bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.Contains(run); }
 
 std::vector<PendingInstance> Sequencer::Pending(absl::Time now, int64_t* room) const {
   std::vector<PendingInstance> result;
@@ -2673,9 +2676,9 @@ int64_t Sequencer::TapeBytes() const {
 }
 
 int64_t Sequencer::InstanceBytes() const {
-  constexpr int64_t kPlace = 3 * sizeof(decltype(instance_by_place_)::value_type);
-  return kInList<Instance> + kInTable<decltype(instance_by_key_)> + kPlace + kInList<Component> +
-         8 * kInList<int32_t> + SeatBytes(sizeof(Seat));
+  return kInList<Instance> + kInTable<decltype(instance_by_key_)> +
+         kInTree<decltype(instance_by_place_)> + kInList<Component> + 8 * kInList<int32_t> +
+         SeatBytes(sizeof(Seat));
 }
 
 // Rows that were used once are there for the next ones; what an entry of theirs has is not.
@@ -2735,10 +2738,9 @@ std::string Sequencer::CanonicalState() const {
   }
   const auto pair_call = [this](const InstanceKey& pair, bool is_recv) {
     const Member& member = members_[RankAt(pair, is_recv ? 1 : 0).value()];
-    const auto it =
-        member.pairs.find({pair.group, pair.source, pair.destination, pair.tag, is_recv});
-    return std::make_pair(member.step,
-                          it == member.pairs.end() ? int64_t{0} : it->second.next.call);
+    const Counter* const counter =
+        member.pairs.Find({pair.group, pair.source, pair.destination, pair.tag, is_recv});
+    return std::make_pair(member.step, counter == nullptr ? int64_t{0} : counter->next.call);
   };
   const auto least_of = [&](const InstanceKey& key) {
     if (!key.is_pair()) return least_calls[key.group.value()];
@@ -2776,15 +2778,16 @@ std::string Sequencer::CanonicalState() const {
   }
   std::vector<std::pair<InstanceKey, bool>> ends;
   for (const Member& member : members_) {
-    for (const auto& entry : member.pairs) {
+    member.pairs.ForEach([&](const PairEnd& end, const Counter&) {
       InstanceKey pair;
-      pair.group = entry.first.group;
-      pair.source = entry.first.source;
-      pair.destination = entry.first.destination;
-      pair.tag = entry.first.tag;
-      const bool is_recv = entry.first.is_recv;
-      if (pair_call(pair, is_recv).second != least_of(pair)) ends.emplace_back(pair, is_recv);
-    }
+      pair.group = end.group;
+      pair.source = end.source;
+      pair.destination = end.destination;
+      pair.tag = end.tag;
+      if (pair_call(pair, end.is_recv).second != least_of(pair)) {
+        ends.emplace_back(pair, end.is_recv);
+      }
+    });
   }
   std::sort(ends.begin(), ends.end());
   out.PutVarint(ends.size());
@@ -2808,8 +2811,7 @@ std::string Sequencer::CanonicalState() const {
     out.Put(run.reserve);
     out.PutVarint(run.producers.size());
     for (const RunHandle producer : run.producers) {
-      const auto it = run_by_handle_.find(producer);
-      out.PutSigned(it == run_by_handle_.end() ? 0 : producer.value());
+      out.PutSigned(run_by_handle_.Contains(producer) ? producer.value() : 0);
     }
     for (const int32_t id : run.instances) {
       const Instance& instance = instances_[id];
@@ -2820,9 +2822,9 @@ std::string Sequencer::CanonicalState() const {
     }
   }
   std::map<InstanceKey, int32_t> tapes;
-  for (const auto& entry : tape_by_key_) {
-    if (FindTape(entry.first) != kNone) tapes.insert(entry);
-  }
+  tape_by_key_.ForEach([&](const InstanceKey& key, int32_t tape) {
+    if (FindTape(key) != kNone) tapes.emplace(key, tape);
+  });
   out.PutVarint(tapes.size());
   for (const auto& entry : tapes) {
     put_key(entry.first);

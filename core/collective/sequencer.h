@@ -47,6 +47,7 @@
 #include "core/base/bytes.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/base/split_hash_map.h"
 #include "core/collective/decisions.h"
 #include "core/collective/gang_order.h"
 #include "core/collective/instance.h"
@@ -363,7 +364,7 @@ class Sequencer {
 
   Pool<PendingRun> runs_;
   Pool<PendingRun>::Chain pending_;
-  absl::flat_hash_map<RunHandle, int32_t> run_by_handle_;
+  SplitHashMap<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;
   // Of timed_, but for the newest: most are launched before a place is worth its while, and few can
@@ -374,7 +375,7 @@ class Sequencer {
   std::vector<int32_t> differing_;              // instances
   absl::flat_hash_set<uint64_t> warned_sites_;  // hashes of pairs of lines
   int64_t further_parts_ = 0;                   // pending instances with a part that is not 0
-  absl::flat_hash_map<InstanceKey, int32_t> instance_by_key_;
+  SplitHashMap<InstanceKey, int32_t> instance_by_key_;
   Pool<Component> components_;
   // Tapes that nobody can ask anything of any more go a few an event (ForgetSome): those of an
   // ended epoch, whose instance is kGone, and those whose holders have left, are dead or were
@@ -383,10 +384,10 @@ class Sequencer {
   std::vector<int32_t> ended_tapes_;  // rows that were kGone once, and may be of something else now
   size_t gone_tapes_ = 0;             // rows that are
   int32_t refused_members_ = 0;       // that have a newest_refused
-  absl::flat_hash_map<InstanceKey, int32_t> tape_by_key_;
+  SplitHashMap<InstanceKey, int32_t> tape_by_key_;
   Pool<OpenGang> gangs_;
   Pool<OpenGang>::Chain launched_;  // by ticket
-  absl::flat_hash_map<Ticket, int32_t> gang_by_ticket_;
+  SplitHashMap<Ticket, int32_t> gang_by_ticket_;
   std::map<int64_t, int32_t> externally_blocked_;  // runs, by submission
   KnownOrders known_orders_;  // of instances by first use in the gang's runs, and of runs
   std::deque<std::pair<Epoch, std::shared_ptr<const Error>>> causes_;

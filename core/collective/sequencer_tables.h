@@ -16,11 +16,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
+#include "core/base/block_vector.h"
 #include "core/base/ids.h"
+#include "core/base/split_hash_map.h"
 #include "core/collective/instance.h"
 #include "core/collective/vote.h"
 
@@ -43,15 +44,15 @@ class Pool {
   int32_t New() {
     if (free_.empty()) {
       rows_.emplace_back();
-      return static_cast<int32_t>(rows_.size()) - 1;
+      return end() - 1;
     }
     const int32_t row = free_.back();
     free_.pop_back();
     return row;
   }
   void Free(int32_t row) { free_.push_back(row); }
-  T& operator[](int32_t row) { return rows_[row]; }
-  const T& operator[](int32_t row) const { return rows_[row]; }
+  T& operator[](int32_t row) { return rows_[static_cast<size_t>(row)]; }
+  const T& operator[](int32_t row) const { return rows_[static_cast<size_t>(row)]; }
   size_t size() const { return rows_.size() - free_.size(); }
   // All rows are below, free ones too.
   int32_t end() const { return static_cast<int32_t>(rows_.size()); }
@@ -62,20 +63,21 @@ class Pool {
     int32_t tail = kNone;
   };
   void Append(Chain* chain, int32_t row) {
-    rows_[row].previous = chain->tail;
-    rows_[row].next = kNone;
-    (chain->tail == kNone ? chain->head : rows_[chain->tail].next) = row;
+    T& added = (*this)[row];
+    added.previous = chain->tail;
+    added.next = kNone;
+    (chain->tail == kNone ? chain->head : (*this)[chain->tail].next) = row;
     chain->tail = row;
   }
   void Remove(Chain* chain, int32_t row) {
-    const int32_t previous = rows_[row].previous;
-    const int32_t next = rows_[row].next;
-    (previous == kNone ? chain->head : rows_[previous].next) = next;
-    (next == kNone ? chain->tail : rows_[next].previous) = previous;
+    const int32_t previous = (*this)[row].previous;
+    const int32_t next = (*this)[row].next;
+    (previous == kNone ? chain->head : (*this)[previous].next) = next;
+    (next == kNone ? chain->tail : (*this)[next].previous) = previous;
   }
 
  private:
-  std::vector<T> rows_;
+  BlockVector<T> rows_;
   std::vector<int32_t> free_;
 };
 
@@ -116,12 +118,12 @@ struct Member {
   State state = State::kHere;
   std::string how_dead;
   MemberInfo info;
-  int64_t step = 0;                             // the last that it has been heard of in
-  bool left_rest = false;                       // it takes part in nothing more of that step
-  std::string left_rest_text;                   // why, for others
-  int64_t lacking = 0;                          // pending instances that need its vote
-  absl::flat_hash_map<PairEnd, Counter> pairs;  // in `step`
-  EntryRef newest_entry;                        // of those that it holds
+  int64_t step = 0;                      // the last that it has been heard of in
+  bool left_rest = false;                // it takes part in nothing more of that step
+  std::string left_rest_text;            // why, for others
+  int64_t lacking = 0;                   // pending instances that need its vote
+  SplitHashMap<PairEnd, Counter> pairs;  // in `step`
+  EntryRef newest_entry;                 // of those that it holds
   // What it held when it was refused a gradient has none any more: this entry and all older ones.
   // They go a few an event; until then they are known by a number of refusals that is not this one.
   EntryRef newest_refused;

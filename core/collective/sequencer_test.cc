@@ -2892,6 +2892,42 @@ TEST(SequencerMemoryTest, HoldsNoMoreBytesThanItSays) {
   }
 }
 
+// Tables that are full move what they have to others: a vote never waits until all has been moved.
+TEST(SequencerMemoryTest, AVoteMovesLittleHoweverMuchThereIs) {
+  constexpr int64_t kCalls = 64;  // of a run
+  constexpr int64_t kMostBytes = 1 << 20;
+  const SequencerOptions options;
+  struct Case {
+    int32_t size;  // of which the first rank votes
+    bool wants_grad;
+    size_t calls;
+  };
+  // What may be differentiated, what waits, and the runs of what waits.
+  for (const Case& c : {Case{1, true, options.max_tapes}, Case{2, false, options.max_pending}}) {
+    SCOPED_TRACE(c.calls);
+    TestRun run(0, Epoch(1));
+    const int32_t slot = run.Slot(kWorld, c.size, {0}, {0});
+    for (int64_t call = 0; call < kCalls; ++call) run.AllReduce(slot, 0).wants_grad = c.wants_grad;
+    run.Build();
+    Sequencer sequencer(c.size, options);
+    Actions actions;
+    int64_t most = 0;
+    for (int64_t call = 0; call < static_cast<int64_t>(c.calls); call += kCalls) {
+      run.vote().run = RunHandle(call + 1);
+      run.vote().groups[0].base[0].call = call;
+      const HeapUse heap;
+      actions.clear();
+      ASSERT_TRUE(sequencer.Submit(run.vote(), At(0), &actions).ok());
+      most = std::max(most, heap.most_bytes());
+      if (actions.empty()) continue;
+      const Ticket ticket = actions[0].ticket;
+      sequencer.Finished(ticket, absl::OkStatus(), At(0), &actions);
+    }
+    std::cout << most << " bytes" << std::endl;
+    EXPECT_LT(most, kMostBytes);
+  }
+}
+
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {
   Sequencer sequencer = World(2);
   size_t size = 0;

@@ -20,7 +20,6 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -149,7 +148,7 @@ class CommandLog {
   absl::btree_set<int64_t> unfinished_;
   absl::btree_map<int64_t, RunOutcome> failures_;
   int64_t forgotten_ = 0;
-  absl::flat_hash_map<int64_t, Waiters<Outcome>> waiters_;  // by sequence; none is empty
+  std::map<int64_t, Waiters<Outcome>> waiters_;  // by sequence; none is empty
 };
 
 }  // namespace chorus::node

@@ -122,11 +122,12 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
     }
     if (exclusive) continue;
     const Hash128 value_id = HashOf(encoded);
-    std::shared_ptr<std::vector<BufferRef>>& shared = run->world->equal_work[value_id];
+    std::shared_ptr<std::vector<BufferRef>>& shared =
+        *run->world->equal_work.Emplace(value_id, nullptr).first;
     if (shared == nullptr) {
       absl::StatusOr<std::vector<BufferRef>> results = Reserve(group, run);
       if (!results.ok()) {
-        run->world->equal_work.erase(value_id);
+        run->world->equal_work.Erase(value_id);
         return results.status();
       }
       shared = std::make_shared<std::vector<BufferRef>>(*std::move(results));
@@ -171,9 +172,8 @@ void EqualWork::Forget(RunState* run) {
   World& world = *run->world;
   for (RunState::EqualShare& share : run->equal_work) {
     share.results.reset();
-    const auto shared = world.equal_work.find(share.value_id);
-    const bool in_use = shared == world.equal_work.end() || shared->second.use_count() > 1;
-    if (!in_use) world.equal_work.erase(shared);
+    const auto* const shared = world.equal_work.Find(share.value_id);
+    if (shared != nullptr && shared->use_count() == 1) world.equal_work.Erase(share.value_id);
   }
   run->equal_work.clear();
   const auto instances = world.agreement->Resolve(run->vote);
@@ -193,7 +193,7 @@ absl::Status EqualWork::Deal(absl::Span<RunState* const> members, CommunicatorLe
       const Hash128 value_id = run->equal_work[g].value_id;
       if (value_id == Hash128()) continue;
       holders.push_back({value_id, run, static_cast<int32_t>(g)});
-      run->world->equal_work.erase(value_id);
+      run->world->equal_work.Erase(value_id);
     }
   }
   if (holders.size() < 2) return absl::OkStatus();

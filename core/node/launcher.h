@@ -8,13 +8,13 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -136,8 +136,8 @@ class Launcher {
   std::vector<int64_t> launch_counts_;
   PlanId last_plan_;
   std::vector<PlanId> lost_plans_;  // by device: these, and those before them
-  absl::flat_hash_map<PlanId, LoadingPart> loading_;
-  absl::flat_hash_map<PlanId, Charge> loaded_;
+  std::map<PlanId, LoadingPart> loading_;
+  std::map<PlanId, Charge> loaded_;
   TransferId last_transfer_;
   absl::btree_map<TransferId, OnTransferred> transfers_;  // under way
   LaunchId last_launch_;

@@ -286,7 +286,7 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
     AfterFailing(HoldBackAll(*world));
   }
   world->shared.clear();
-  world->equal_work.clear();
+  world->equal_work.Clear();
   Error error = *action->error;
   SayOpenEpoch(*world, action->opened, &error);
   failures_->Record(nullptr, world.get(), &error);

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/base/split_hash_map.h"
 #include "core/collective/decisions.h"
 #include "core/node/agreement.h"
 #include "core/node/requests.h"
@@ -61,10 +61,10 @@ struct World : std::enable_shared_from_this<World> {
     int32_t output = 0;
     BufferRef buffer;
   };
-  absl::flat_hash_map<InstanceKey, absl::InlinedVector<SharedResult, 1>> shared;
+  std::map<InstanceKey, absl::InlinedVector<SharedResult, 1>> shared;
   // Buffers for the results of groups of equal work, by the id of their values: reserved by the
   // first run that has the group, taken by the others, let go at launch.
-  absl::flat_hash_map<Hash128, std::shared_ptr<std::vector<BufferRef>>> equal_work;
+  SplitHashMap<Hash128, std::shared_ptr<std::vector<BufferRef>>> equal_work;
   // By rank and line: the error that tells of gradients that it gave up. Each is told once in a
   // while: the list is begun anew when it is long.
   std::map<std::pair<int32_t, std::string>, ErrorId> given_up;
