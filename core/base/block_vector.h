@@ -1,8 +1,8 @@
 // A list that grows at its end without moving what it has, but for little: elements stand in blocks
 // of a fixed number. So however long it is, one more element takes no longer than a block.
 //
-// As long as one block has room for all it is as small and as fast as a std::vector. Only what users
-// need: for the rest there are std::vector and std::deque.
+// As long as one block has room for all it is as small and as fast as a std::vector. Only what
+// users need: for the rest there are std::vector and std::deque.
 //
 // Threads: as std::vector. Ownership: it has its elements; a copy has its own. References to
 // elements end at the next emplace_back(). Errors: an index out of bounds is a bug.
@@ -31,9 +31,7 @@ class BlockVector {
     }
     ++size_;
   }
-  T& operator[](size_t i) {
-    return i < kBlock ? first_[i] : more_[i / kBlock - 1][i % kBlock];
-  }
+  T& operator[](size_t i) { return i < kBlock ? first_[i] : more_[i / kBlock - 1][i % kBlock]; }
   const T& operator[](size_t i) const { return const_cast<BlockVector&>(*this)[i]; }
   size_t size() const { return size_; }
 

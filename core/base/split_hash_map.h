@@ -1,10 +1,10 @@
-// A table of hashes that grows a part at a time: however much is in it, one more entry moves no more
-// than a part's. A table in one piece that is full moves all that it has, a quarter of a million
-// entries in tens of milliseconds.
+// A table of hashes that grows a part at a time: however much is in it, one more entry moves no
+// more than a part's. A table in one piece that is full moves all that it has, a quarter of a
+// million entries in tens of milliseconds.
 //
-// It has one part as long as that has room for all, and costs no more than absl::flat_hash_map then.
-// A part that is full becomes two, by the next bit of the hashes; those before, from the highest on,
-// say which part an entry is in.
+// It has one part as long as that has room for all, and costs no more than absl::flat_hash_map
+// then. A part that is full becomes two, by the next bit of the hashes; those before, from the
+// highest on, say which part an entry is in.
 //
 // Threads: as absl::flat_hash_map. Ownership: it has its entries; a copy has its own. Pointers to
 // values end at the next Emplace() or Erase(). Errors: none.

@@ -184,6 +184,7 @@ absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
   steps_.clear();
   pair_moves_.clear();
   requests_.clear();
+  newest_request_.clear();
   for (size_t i = 0; i < n; ++i) CHORUS_RETURN_IF_ERROR(ResolveOne(vote, i, late));
   if (!vote.pair_calls.empty() && vote.pair_calls.size() != pair_moves_.size()) {
     return Malformed(absl::StrCat("the run's send/recv use ", pair_moves_.size(),
@@ -461,17 +462,18 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
     return refuse(absl::StrCat(RankText(RankAt(key, seat)), " holds no tape entry for ",
                                key.Parent().ToString()));
   }
+  CountWork(1);
   const InstanceKey::Request asked = key.path.back();
-  InstanceKey::Request next = entry.next;
-  for (const Asked& earlier : requests_) {
-    if (earlier.tape == tape && earlier.seat == seat) next = earlier.next;
-  }
+  const auto newest = newest_request_.emplace(EntryRef{tape, seat}, requests_.size());
+  const InstanceKey::Request next =
+      newest.second ? entry.next : requests_[newest.first->second].next;
   if (asked < next) {
     return refuse(absl::StrCat("request ", asked.number, " of step ", asked.step,
                                " for a gradient of ", key.Parent().ToString(),
                                " goes back; the next one is ", next.number, " of step ",
                                next.step));
   }
+  newest.first->second = requests_.size();
   requests_.push_back({tape, seat, {asked.step, asked.number + 1}});
   return absl::OkStatus();
 }

@@ -422,11 +422,12 @@ class Sequencer {
     InstanceKey::Request next;
     int64_t from = 0;  // the member's next request in that step, before the event
   };
-  std::vector<Asked> requests_;          // of gradients, by the vote at hand
-  std::vector<int32_t> ready_;           // components to try
-  std::vector<int32_t> gang_runs_;       // of the gang whose order was found last
-  std::vector<int32_t> gang_instances_;  // the same
-  ByteWriter signature_;                 // the same
+  std::vector<Asked> requests_;                           // of gradients, by the vote at hand
+  absl::flat_hash_map<EntryRef, size_t> newest_request_;  // in requests_, by what it is asked of
+  std::vector<int32_t> ready_;                            // components to try
+  std::vector<int32_t> gang_runs_;                        // of the gang whose order was found last
+  std::vector<int32_t> gang_instances_;                   // the same
+  ByteWriter signature_;                                  // the same
   // The same: runs that must follow another order than their own.
   std::vector<std::pair<int32_t, const std::vector<int32_t>*>> reordered_;
   int32_t search_ = 0;  // number of the last search for circles

@@ -111,6 +111,10 @@ struct EntryRef {
   friend bool operator==(const EntryRef& a, const EntryRef& b) {
     return a.tape == b.tape && a.seat == b.seat;
   }
+  template <typename H>
+  friend H AbslHashValue(H h, const EntryRef& e) {
+    return H::combine(std::move(h), e.tape, e.seat);
+  }
 };
 
 struct Member {

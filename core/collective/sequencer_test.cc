@@ -2189,6 +2189,29 @@ TEST(SequencerPositionTest, AMoveLooksOnlyAtWhatItMayHavePassed) {
   EXPECT_LT(SliceWork(), 4000);  // 200 times 88 calls would be 4400 more
 }
 
+// A vote asks for gradients of as many instances as a graph may have collectives, or for as many of
+// one: each is a request by itself.
+TEST(SequencerPositionTest, EachRequestOfAVoteIsLookedAtOnce) {
+  constexpr int64_t kCalls = 2048;
+  Sequencer sequencer = World(1);
+  TestRun forward(1, Epoch(1));
+  const int32_t slot = forward.Slot(kWorld, 1, {0}, {0});
+  for (int64_t call = 0; call < kCalls; ++call) forward.AllReduce(slot, 0).wants_grad = true;
+  EXPECT_THAT(Launched(Cast(&sequencer, forward)), ElementsAre(1));
+  for (const bool of_one : {false, true}) {
+    SCOPED_TRACE(of_one);
+    TestRun gradients(2, Epoch(1));
+    gradients.Slot(kWorld, 1, {0}, {kCalls});
+    for (int64_t call = 0; call < kCalls; ++call) {
+      gradients.GradientOf(WorldKey(1, of_one ? 0 : call), of_one ? static_cast<int32_t>(call) : 0,
+                           slot, 0);
+    }
+    const WorkSlice slice;
+    ASSERT_TRUE(sequencer.Resolve(gradients.Build()).ok());
+    EXPECT_LE(SliceWork(), 2 * kCalls);
+  }
+}
+
 // All that waits for a rank and that it passes by going on: its calls, ends of pairs, and requests.
 TEST(SequencerPositionTest, WhoGoesOnPassesWhatItLeavesBehindInEveryWay) {
   enum class By { kLaterStep, kRestOfStep, kLateVote };
