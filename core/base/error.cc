@@ -263,6 +263,19 @@ Reason ReasonFromName(absl::string_view name) {
   return Reason::kUnspecified;
 }
 
+int64_t BytesOf(const Error& error) {
+  constexpr size_t kPerText = 32;  // of the heap
+  size_t bytes = sizeof(Error) + error.ended.size() * sizeof(Error::EndedEpoch);
+  for (const std::string* text : {&error.message, &error.culprit.node, &error.instance, &error.op,
+                                  &error.source, &error.expected, &error.got}) {
+    bytes += text->size() + kPerText;
+  }
+  for (const Error::Version& version : error.ranks) {
+    bytes += sizeof(version) + version.what.size() + version.source.size() + 2 * kPerText;
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 std::string RemedyText(const Error& error) {
   const ReasonInfo& info = InfoOf(error.reason);
   std::string text = absl::StrCat(" [", info.name, "; ", info.remedy);

@@ -151,6 +151,9 @@ struct Error {
   bool alone = false;
 };
 
+// In memory, with its texts, about.
+int64_t BytesOf(const Error& error);
+
 // What a status's text has after the error's message: " [BAD_TYPE; fix the call; error 17]".
 std::string RemedyText(const Error& error);
 // `text` without that; unchanged where it does not end with it.

@@ -1195,7 +1195,22 @@ void Sequencer::SetEntry(int32_t t, int32_t seat, const Participation& part) {
   entry.leads_to_collective = part.leads_to_collective;
   entry.leads_to_leaf = part.leads_to_leaf;
   if (!part.leads_to_collective && !part.leads_to_leaf) return;
-  entry.label = part.label != nullptr ? part.label : LabelOf(part);
+  SetLabel(&entry, part.label != nullptr ? part.label : LabelOf(part));
+}
+
+void Sequencer::SetLabel(TapeEntry* entry, std::shared_ptr<const PartLabel> label) {
+  if (entry->label == label) return;
+  if (label != nullptr) {
+    const auto uses = label_uses_.Emplace(label.get(), 0);
+    if (uses.second) label_bytes_ += BytesOf(*label);
+    ++*uses.first;
+  }
+  entry->label.swap(label);
+  if (label == nullptr) return;
+  int64_t* const uses = label_uses_.Find(label.get());
+  if (--*uses > 0) return;
+  label_uses_.Erase(label.get());
+  label_bytes_ -= BytesOf(*label);
 }
 
 // The seat has no entry (any more): it gives zeros to what it has not asked for itself. The
@@ -1299,7 +1314,8 @@ void Sequencer::ForgetTapeIfUnused(int32_t t) {
   Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
   tape_by_key_.Erase(tape.key);
-  tape.entries.clear();  // with what they keep
+  for (TapeEntry& entry : tape.entries) SetLabel(&entry, nullptr);
+  tape.entries.clear();
   tapes_.Free(t);
 }
 
@@ -2407,6 +2423,8 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   ended->remaining_rows += static_cast<int64_t>(tapes_.size());
   ended->remains = std::make_shared<Remains>(Remains{
       std::move(ended->remains), std::exchange(tapes_, {}), std::exchange(tape_by_key_, {})});
+  label_uses_.Clear();
+  label_bytes_ = 0;
   ended_tapes_.clear();
   gone_tapes_ = 0;
   refused_members_ = 0;
@@ -2522,8 +2540,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   action.opened = opened;
   action.error = cause;
 
-  causes_.emplace_back(epoch_, cause);
-  while (static_cast<int>(causes_.size()) > std::max(options_.kept_causes, 0)) causes_.pop_front();
+  KeepCause(cause);
   epoch_ = opened;
 
   ForgetPendingTapes();
@@ -2554,6 +2571,22 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   for (Member& member : members_) member.lacking = 0;
   ForgetSome();
   return &action;
+}
+
+// Of the open epoch, which ends with it.
+void Sequencer::KeepCause(std::shared_ptr<const Error> cause) {
+  // A text of one byte takes a block, too.
+  constexpr int64_t kMostBytes = int64_t{2} * Error::kMaxBytes;
+  if (BytesOf(*cause) > kMostBytes) {
+    cause = std::make_shared<const Error>(DecodeError(EncodeError(*cause)));
+  }
+  cause_bytes_ += BytesOf(*cause);
+  causes_.emplace_back(epoch_, std::move(cause));
+  while (static_cast<int>(causes_.size()) > std::max(options_.kept_causes, 0) ||
+         cause_bytes_ > kMostCauseBytes) {
+    cause_bytes_ -= BytesOf(*causes_.front().second);
+    causes_.pop_front();
+  }
 }
 
 // Forward instances that were never launched have no gradients. The others keep their entries, but
@@ -2695,16 +2728,23 @@ int64_t Sequencer::HeldBytes() const {
   bytes += list(keys_) + list(seats_) + list(moves_) + list(moves_of_) + list(stretches_) +
            list(passed_) + list(asked_) + list(requests_) + list(ready_) + list(gang_runs_) +
            list(gang_instances_) + list(reordered_);
-  bytes += static_cast<int64_t>(signature_.bytes().capacity() + known_orders_.bytes() +
-                                pair_moves_.capacity() * (sizeof(PairEnd) + sizeof(int64_t) + 1) +
-                                warned_sites_.capacity() * (sizeof(uint64_t) + 1));
+  bytes +=
+      label_bytes_ + static_cast<int64_t>(label_uses_.size()) * kInTable<decltype(label_uses_)>;
+  bytes +=
+      static_cast<int64_t>(signature_.bytes().capacity() + known_orders_.bytes() +
+                           pair_moves_.capacity() * (sizeof(PairEnd) + sizeof(int64_t) + 1) +
+                           newest_request_.capacity() * (sizeof(EntryRef) + sizeof(size_t) + 1) +
+                           warned_sites_.capacity() * (sizeof(uint64_t) + 1));
   return bytes;
 }
 
 int64_t Sequencer::BytesPerCall() const {
   constexpr int64_t kScratch = kInList<InstanceKey> + kInList<Move> + kInList<Asked> +
-                               kInList<Stretch> + kInTable<decltype(pair_moves_)>;
-  return TapeBytes() + SeatBytes(sizeof(TapeEntry)) + InstanceBytes() + kScratch;
+                               kInList<Stretch> + kInTable<decltype(pair_moves_)> +
+                               kInTable<decltype(newest_request_)>;
+  // A vote brings labels for its own seats.
+  constexpr int64_t kLabel = kMostLabelBytes + kInTable<decltype(label_uses_)>;
+  return TapeBytes() + SeatBytes(sizeof(TapeEntry)) + InstanceBytes() + kLabel + kScratch;
 }
 
 size_t Sequencer::LiveRows() const {

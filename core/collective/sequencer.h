@@ -62,6 +62,10 @@ class Sequencer {
  public:
   using Actions = std::vector<SequencerAction>;
 
+  // Of the causes of epochs that have ended, which it keeps: a world is charged for so much from
+  // the start. The oldest go where there is no room for the newest.
+  static constexpr int64_t kMostCauseBytes = int64_t{128} << 10;
+
   Sequencer(int world_size, SequencerOptions options);
 
   // --- Membership -----------------------------------------------------------------------------
@@ -172,8 +176,8 @@ class Sequencer {
   // Of these what stays when no run is pending or under way: entries of tapes, and counters of
   // pairs.
   size_t HeldRows() const;
-  // Of what is pending, of tapes and pairs, and of what stays for the next ones, from above. Not of
-  // members and groups, of runs that are pending or under way, and of causes.
+  // Of what is pending, of tapes, their labels and pairs, and of what stays for the next ones, from
+  // above. Not of members and groups, of runs that are pending or under way, and of causes.
   int64_t HeldBytes() const;
   // How much more that may be for each call of a vote, or for each pair of a refusal.
   int64_t BytesPerCall() const;
@@ -231,6 +235,8 @@ class Sequencer {
   void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
   void SetEntry(int32_t tape, int32_t seat, const Participation& part);
+  // Null: it has none any more.
+  void SetLabel(TapeEntry* entry, std::shared_ptr<const PartLabel> label);
   absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
   absl::optional<Error> LostGradientError(const InstanceKey& gradient, const Tape& tape,
                                           int32_t seat) const;
@@ -323,6 +329,7 @@ class Sequencer {
   SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch opened,
                            std::shared_ptr<const Error> error, Actions* actions);
   void FailGang(int32_t gang, const Error& error, Actions* actions);
+  void KeepCause(std::shared_ptr<const Error> cause);
   void ForgetGang(int32_t gang);
   std::shared_ptr<const Error> CauseOrForgotten(Epoch epoch) const;
 
@@ -390,7 +397,12 @@ class Sequencer {
   SplitHashMap<Ticket, int32_t> gang_by_ticket_;
   std::map<int64_t, int32_t> externally_blocked_;  // runs, by submission
   KnownOrders known_orders_;  // of instances by first use in the gang's runs, and of runs
+  // All together they take kMostCauseBytes at most; of longer ones the texts are cut.
   std::deque<std::pair<Epoch, std::shared_ptr<const Error>>> causes_;
+  int64_t cause_bytes_ = 0;
+  // What tapes say of their entries' parts: their graphs may be gone. How many entries have each.
+  SplitHashMap<const PartLabel*, int64_t> label_uses_;
+  int64_t label_bytes_ = 0;
 
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand

@@ -2951,6 +2951,57 @@ TEST(SequencerMemoryTest, AVoteMovesLittleHoweverMuchThereIs) {
   }
 }
 
+TEST(SequencerMemoryTest, CausesOfEpochsTakeNoMoreThanTheyMay) {
+  for (const size_t bytes : {size_t{8}, Error::kMaxBytes, 16 * Error::kMaxBytes}) {
+    SCOPED_TRACE(bytes);
+    Sequencer sequencer = World(2);
+    Error cause(Reason::kAborted, std::string(bytes, 'x'));
+    cause.source = std::string(bytes, 'y');
+    const HeapUse heap;
+    for (int epoch = 0; epoch < 200; ++epoch) {
+      {
+        Actions actions;
+        sequencer.Abort(cause, At(0), &actions);
+      }
+      ASSERT_LE(heap.bytes(), Sequencer::kMostCauseBytes + 16384) << epoch;
+    }
+    const Epoch last(sequencer.epoch().value() - 1);
+    EXPECT_EQ(sequencer.Cause(last)->reason, Reason::kAborted);
+    // Of usual ones all are there that are to be.
+    const Epoch first(last.value() + 1 - SequencerOptions().kept_causes);
+    EXPECT_EQ(sequencer.Cause(first).has_value(), bytes == 8);
+  }
+}
+
+// Their graphs may be gone.
+TEST(SequencerMemoryTest, LabelsOfTapesAreOfTheBytesThatItSays) {
+  constexpr int64_t kCalls = 2000;
+  Actions actions;
+  const HeapUse heap;
+  Sequencer sequencer = World(1);
+  for (int64_t call = 0; call < kCalls; ++call) {
+    const int64_t room = sequencer.HeldBytes() + sequencer.BytesPerCall();
+    {
+      TestRun run(1 + call, Epoch(1));
+      Participation& part = run.AllReduce(run.Slot(kWorld, 1, {0}, {call}), 0);
+      part.wants_grad = true;
+      part.leads_to_leaf = true;
+      part.descriptor.dims.assign(200, call);
+      part.source = absl::StrCat(std::string(400, 'x'), call, ".cc:1");
+      ASSERT_TRUE(sequencer.Submit(run.Build(), At(0), &actions).ok());
+    }
+    sequencer.Finished(actions[0].ticket, absl::OkStatus(), At(0), &actions);
+    actions = Actions();
+    ASSERT_LE(sequencer.HeldBytes(), std::max(room, int64_t{16384}));
+    ASSERT_LE(heap.bytes(), sequencer.HeldBytes() + 16384) << call;
+  }
+  const int64_t held = sequencer.HeldBytes();
+  for (int64_t call = 0; call < kCalls; ++call) {
+    sequencer.DropTape(Rank(0), WorldKey(1, call), false, Epoch(1), At(0), &actions);
+  }
+  EXPECT_LT(sequencer.HeldBytes(), held - kCalls * 512);
+}
+
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {
   Sequencer sequencer = World(2);
   size_t size = 0;

@@ -19,4 +19,10 @@ std::shared_ptr<const PartLabel> LabelOf(const Participation& part) {
   return label;
 }
 
+int64_t BytesOf(const PartLabel& label) {
+  constexpr size_t kCounts = 16;  // of those that share it
+  return static_cast<int64_t>(sizeof(label) + kCounts + label.op.capacity() +
+                              label.what.capacity() + label.source.capacity() + 3);
+}
+
 }  // namespace chorus

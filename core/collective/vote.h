@@ -51,6 +51,9 @@ struct Participation {
   std::shared_ptr<const PartLabel> label;
 };
 std::shared_ptr<const PartLabel> LabelOf(const Participation& part);
+// In memory, from above; of LabelOf's never more than kMostLabelBytes.
+inline constexpr int64_t kMostLabelBytes = 768;
+int64_t BytesOf(const PartLabel& label);
 // What one rank asks for, with its end of a pair, in words.
 std::string PartText(const Participation& part);
 

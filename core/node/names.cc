@@ -13,20 +13,6 @@ namespace {
 // The work of releasing a name, beside that of a graph's end (graph_store.cc).
 constexpr int64_t kWorkPerName = 1;
 
-// What an error takes beside what every name is charged for, about.
-int64_t BytesOf(const Error& error) {
-  constexpr size_t kPerText = 32;  // of the heap
-  size_t bytes = sizeof(Error) + error.ended.size() * sizeof(Error::EndedEpoch);
-  for (const std::string* text : {&error.message, &error.culprit.node, &error.instance, &error.op,
-                                  &error.source, &error.expected, &error.got}) {
-    bytes += text->size() + kPerText;
-  }
-  for (const Error::Version& version : error.ranks) {
-    bytes += sizeof(version) + version.what.size() + version.source.size() + 2 * kPerText;
-  }
-  return static_cast<int64_t>(bytes);
-}
-
 // What it is about, in as many bytes whatever it was.
 Error WithoutTexts(const Error& error) {
   Error brief(error.reason, "it has failed; there is no memory to keep why");

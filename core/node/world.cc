@@ -16,22 +16,29 @@ namespace {
 // Of a group's member, with its counter's line, and what it has asked for; or of a world's, which
 // is a member of the first group from when all have joined.
 constexpr int64_t kPerMember = 320;
+// Of a rank, with what its agreement knows of it: how it died, and why it is out of line.
+constexpr int64_t kPerRank = 1536;
 
 }  // namespace
 
 absl::Status World::MakeMembers(int size) {
   static_assert(sizeof(Member) <= kPerMember);
-  CHORUS_RETURN_IF_ERROR(rows.Cover(size * kPerMember));
+  CHORUS_RETURN_IF_ERROR(rows.Cover(FixedBytes(size)));
   members.resize(static_cast<size_t>(size));
   return absl::OkStatus();
 }
 
+int64_t World::FixedBytes(int size) {
+  return Sequencer::kMostCauseBytes + int64_t{size} * (kPerMember + kPerRank);
+}
+
 absl::Status World::Reserve(size_t calls, size_t groups, size_t group_members) {
   constexpr int64_t kPerGroup = 512;
-  return rows.Cover(
-      agreement->HeldBytes() + static_cast<int64_t>(calls) * agreement->BytesPerCall() +
-      (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
-      (agreement->num_group_members() + static_cast<int64_t>(group_members)) * kPerMember);
+  return rows.Cover(FixedBytes(size()) + agreement->HeldBytes() +
+                    static_cast<int64_t>(calls) * agreement->BytesPerCall() +
+                    (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
+                    (agreement->num_group_members() + static_cast<int64_t>(group_members)) *
+                        kPerMember);
 }
 
 void SayOpenEpoch(const World& world, Epoch open, Error* error) {

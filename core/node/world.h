@@ -83,6 +83,8 @@ struct World : std::enable_shared_from_this<World> {
   bool formed() const { return agreement != nullptr; }
 
  private:
+  // Whatever comes: of ranks, and of the causes of epochs that have ended.
+  static int64_t FixedBytes(int size);
   // For all that there is and this much more.
   absl::Status Reserve(size_t calls, size_t groups, size_t group_members);
 };
