@@ -575,11 +575,13 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat, int32_t tape) co
 }
 
 bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
-  // Where somebody waits, nobody has passed.
-  if (instance_by_key_.Contains(key)) return false;
+  // Where somebody waits, nobody has passed, but for what is about to fail for it.
+  const int32_t* const row = instance_by_key_.Find(key);
+  if (row != nullptr && !passing()) return false;
   bool passed = false;
   for (int32_t other = 0; other < SeatCount(key); ++other) {
-    passed |= other != seat && HasPassed(key, other);
+    if (other == seat) continue;
+    passed |= row == nullptr ? HasPassed(key, other) : IsPassed(instances_[*row], other);
   }
   return passed;
 }
@@ -672,10 +674,10 @@ sequencer_tables::Place Sequencer::PlaceOf(const Instance& instance) {
 }
 
 void Sequencer::FindPassed() {
-  stretches_.clear();
-  const auto add = [this](Rank rank, const Place& first, const Place& end) {
+  std::vector<Stretch> found;
+  const auto add = [&](Rank rank, const Place& first, const Place& end) {
     const bool awaited = members_[rank.value()].lacking > 0;
-    if (awaited && first < end) stretches_.push_back({rank, first, end});
+    if (awaited && first < end) found.push_back({rank, first, end});
   };
   for (const Stepped& stepped : steps_) {
     for (const bool is_gradient : {false, true}) {
@@ -715,64 +717,107 @@ void Sequencer::FindPassed() {
     end.number = request.next.number;
     add(RankAt(tapes_[request.tape].key, request.seat), first, end);
   }
-  passed_.clear();
-  if (stretches_.empty()) return;
-  // What is in several stretches of a rank is looked at once.
-  std::sort(stretches_.begin(), stretches_.end(), [](const Stretch& a, const Stretch& b) {
+  if (found.empty()) return;
+  std::sort(found.begin(), found.end(), [](const Stretch& a, const Stretch& b) {
     return a.rank != b.rank ? a.rank < b.rank : a.first < b.first;
   });
-  int64_t looked_at = 0;
-  Rank rank(-1);
-  GroupId group(-1);
-  int32_t seat_in_group = kNone;  // of `rank`
-  const auto look_at = [&](int32_t id) {
-    ++looked_at;
-    const Instance& instance = instances_[id];
-    const InstanceKey& key = instance.key;
-    if (!key.is_pair() && key.group != group) {
-      group = key.group;
-      const std::vector<Rank>& members = groups_[group.value()].members;
-      const auto at = std::find(members.begin(), members.end(), rank);
-      seat_in_group = at == members.end() ? kNone : static_cast<int32_t>(at - members.begin());
-    }
-    for (int32_t end = 0; end < (key.is_pair() ? 2 : 1); ++end) {
-      const int32_t seat = key.is_pair() ? end : seat_in_group;
-      if (seat == kNone || RankAt(key, seat) != rank) continue;
-      if (instance.seats[seat].run != kNone || instance.seats[seat].absent) continue;
-      if (!HasPassed(key, seat, instance.parent)) continue;
-      passed_.emplace_back(key, seat);
-      break;
-    }
-  };
-  const Place* done = nullptr;  // of this rank: all before has been looked at
-  for (const Stretch& stretch : stretches_) {
-    if (stretch.rank != rank) {
-      rank = stretch.rank;
-      group = GroupId(-1);
-      done = nullptr;
-      for (int32_t id = first_unplaced_; id != kNone; id = instances_[id].next) look_at(id);
-    }
-    auto at = instance_by_place_.lower_bound(
-        done != nullptr && stretch.first < *done ? *done : stretch.first);
-    for (; at != instance_by_place_.end() && at->first < stretch.end; ++at) look_at(at->second);
-    if (done == nullptr || *done < stretch.end) done = &stretch.end;
+  size_t ranks = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    ranks += i == 0 || found[i].rank != found[i - 1].rank ? 1 : 0;
   }
-  CountWork(looked_at / kLooksOfWork);
+  // Each rank looks at all that has no place.
+  PlaceSome(options_.newest_pending / ranks);
+  for (size_t i = 0; i < found.size(); ++i) {
+    Stretch& stretch = found[i];
+    if (i == 0 || stretch.rank != found[i - 1].rank) {
+      Chair chair{stretch.rank};
+      for (int32_t id = first_unplaced_; id != kNone; id = instances_[id].next) {
+        LookAt(id, &chair);
+      }
+      CountWork(static_cast<int64_t>(unplaced_) / kLooksOfWork);
+    } else if (stretch.first < found[i - 1].end) {
+      // What is in several stretches of a rank is looked at once.
+      stretch.first = found[i - 1].end;
+      stretch.end = std::max(stretch.end, found[i - 1].end);
+    }
+    if (stretch.first < stretch.end) stretches_.push_back(stretch);
+  }
+  LookForPassed();
+}
+
+void Sequencer::LookAt(int32_t id, Chair* chair) {
+  const Instance& instance = instances_[id];
+  const InstanceKey& key = instance.key;
+  if (!key.is_pair() && key.group != chair->group) {
+    chair->group = key.group;
+    const std::vector<Rank>& members = groups_[key.group.value()].members;
+    const auto at = std::find(members.begin(), members.end(), chair->rank);
+    chair->seat = at == members.end() ? kNone : static_cast<int32_t>(at - members.begin());
+  }
+  for (int32_t end = 0; end < (key.is_pair() ? 2 : 1); ++end) {
+    const int32_t seat = key.is_pair() ? end : chair->seat;
+    if (seat == kNone || RankAt(key, seat) != chair->rank) continue;
+    if (!IsPassed(instance, seat)) continue;
+    passed_.emplace_back(key, seat);
+    break;
+  }
+}
+
+bool Sequencer::IsPassed(const Instance& instance, int32_t seat) const {
+  return instance.seats[seat].run == kNone && !instance.seats[seat].absent &&
+         HasPassed(instance.key, seat, instance.parent);
+}
+
+void Sequencer::LookForPassed() {
+  constexpr int64_t kMostLooks = 1024;
+  constexpr size_t kMostPassed = 128;
+  int64_t looks = 0;
+  const auto goes_on = [&] { return looks < kMostLooks && passed_.size() < kMostPassed; };
+  while (!stretches_.empty() && goes_on()) {
+    Stretch& stretch = stretches_.back();
+    Chair chair{stretch.rank};
+    auto at = stretch.is_begun ? instance_by_place_.upper_bound(stretch.first)
+                               : instance_by_place_.lower_bound(stretch.first);
+    const auto is_over = [&] {
+      return at == instance_by_place_.end() || !(at->first < stretch.end);
+    };
+    for (; !is_over() && goes_on(); ++at) {
+      ++looks;
+      LookAt(at->second, &chair);
+      stretch.first = at->first;
+      stretch.is_begun = true;
+    }
+    if (is_over()) stretches_.pop_back();
+  }
+  CountWork(looks / kLooksOfWork);
+  // By name, so that texts do not depend on who voted first; the first one is the last.
+  std::sort(passed_.begin(), passed_.end(), [](const auto& a, const auto& b) { return b < a; });
 }
 
 void Sequencer::FailPassed(Actions* actions) {
   FindPassed();
-  // By name, so that texts do not depend on who voted first.
-  std::sort(passed_.begin(), passed_.end());
-  for (const auto& entry : passed_) {
-    const int32_t* const row = instance_by_key_.Find(entry.first);
-    if (row == nullptr) continue;  // failed with another one
-    const Instance& instance = instances_[*row];
-    CountWork(kWorkPerError);
-    FailAlone(
-        instance.component,
-        PassedError(entry.first, PartAt(instance, instance.first), instance.first, entry.second),
-        actions);
+  FailSomePassed(actions);
+}
+
+void Sequencer::FailSomePassed(Actions* actions) {
+  while (passing()) {
+    if (passed_.empty()) {
+      LookForPassed();
+    } else {
+      const std::pair<InstanceKey, int32_t> passed = std::move(passed_.back());
+      passed_.pop_back();
+      CountWork(1);
+      const int32_t* const row = instance_by_key_.Find(passed.first);
+      // Failed with another one, or it got zeros since.
+      if (row == nullptr || !IsPassed(instances_[*row], passed.second)) continue;
+      const Instance& instance = instances_[*row];
+      CountWork(kWorkPerError);
+      FailAlone(instance.component,
+                PassedError(passed.first, PartAt(instance, instance.first), instance.first,
+                            passed.second),
+                actions);
+    }
+    if (!SliceHasTime()) return;
   }
 }
 
@@ -933,7 +978,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
   if (passed.has_value()) FailAlone(runs_[run].component, *passed, actions);
   if (passed.has_value() || skipped || further_parts_ > 0) FailPassed(actions);
   LaunchReady(actions);
-  PlaceSome();
+  PlaceSome(options_.newest_pending);
   ForgetSome();
   return absl::OkStatus();
 }
@@ -1104,8 +1149,8 @@ void Sequencer::Unlist(int32_t id) {
   instances_.Remove(&timed_, id);
 }
 
-void Sequencer::PlaceSome() {
-  for (; unplaced_ > options_.newest_pending; --unplaced_) {
+void Sequencer::PlaceSome(size_t most) {
+  for (; unplaced_ > most; --unplaced_) {
     CountWork(kWorkPerPlace);
     Instance& instance = instances_[first_unplaced_];
     instance.placed = true;
@@ -2245,6 +2290,8 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
 
 void Sequencer::Advance(absl::Time now, Actions* actions) {
   BeginEvent(now);
+  FailSomePassed(actions);
+  if (passing()) return;  // nothing of that is late
   ForgetSome();
   while (launched_.head != kNone &&
          gangs_[launched_.head].launched + options_.exec_timeout <= clock_) {
@@ -2379,6 +2426,7 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 }
 
 absl::Time Sequencer::NextDeadline() const {
+  if (passing()) return clock_;
   absl::Time next = absl::InfiniteFuture();
   for (const int32_t id : differing_) next = std::min(next, instances_[id].differs_until);
   if (timed_.head != kNone) {
@@ -2567,6 +2615,8 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   externally_blocked_.clear();
   ready_.clear();
   differing_.clear();
+  stretches_.clear();
+  passed_.clear();
   further_parts_ = 0;
   for (Member& member : members_) member.lacking = 0;
   ForgetSome();

@@ -282,15 +282,28 @@ class Sequencer {
   bool AnotherHasPassed(const InstanceKey& key, int32_t seat) const;
   // Fails what is pending and has been passed by a member that it needs. Looked at is only what
   // lies between where members stood before this event, by steps_, moves_ and requests_, and where
-  // they stand now: where somebody waits nobody had passed.
+  // they stand now: where somebody waits nobody had passed. What the slice has no time for is done
+  // by Advance(), which is due at once.
   void FailPassed(Actions* actions);
+  void FailSomePassed(Actions* actions);
   void FindPassed();
+  // Where a rank sits in a group, or did in the last one.
+  struct Chair {
+    Rank rank;
+    GroupId group{-1};
+    int32_t seat = kNone;  // kNone: nowhere
+  };
+  void LookAt(int32_t instance, Chair* chair);
+  // At some of what is in stretches_, until some of it is in passed_.
+  void LookForPassed();
+  bool IsPassed(const Instance& instance, int32_t seat) const;
+  bool passing() const { return !stretches_.empty() || !passed_.empty(); }
   static Place PlaceOf(const Instance& instance);
   // What is pending is in timed_ until it lacks nothing.
   void Enlist(int32_t instance);
   void Unlist(int32_t instance);
-  // All but the newest of what is pending get their places.
-  void PlaceSome();
+  // All but the newest of what is pending, `most`, get their places.
+  void PlaceSome(size_t most);
   Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
                     int32_t passed_by) const;
   // Where the member of that seat stands, and its last line there, in words; the position alone.
@@ -404,6 +417,18 @@ class Sequencer {
   SplitHashMap<const PartLabel*, int64_t> label_uses_;
   int64_t label_bytes_ = 0;
 
+  // What members have passed, and what waits there, as far as no slice has had the time for it.
+  // From one place to another, that one left out: what `rank` has passed if it has not voted for
+  // it.
+  struct Stretch {
+    Rank rank;
+    Place first;
+    Place end;
+    bool is_begun = false;  // `first` has been looked at
+  };
+  std::vector<Stretch> stretches_;
+  std::vector<std::pair<InstanceKey, int32_t>> passed_;  // with the seat of who has passed it
+
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
   RunHandle resolved_;             // whose keys_ ... requests_ hold until the next event; 0: none
@@ -418,15 +443,6 @@ class Sequencer {
   absl::InlinedVector<Stepped, 2> steps_;  // of the ranks that make calls
   std::vector<int32_t> moves_of_;          // by held member of the vote's slots; -1: none yet
   absl::flat_hash_map<PairEnd, int32_t> pair_moves_;
-  // From one place to another, that one left out: what `rank` has passed if it has not voted for
-  // it.
-  struct Stretch {
-    Rank rank;
-    Place first;
-    Place end;
-  };
-  std::vector<Stretch> stretches_;
-  std::vector<std::pair<InstanceKey, int32_t>> passed_;  // with the seat of who has passed it
   std::vector<int32_t> asked_;
   struct Asked {
     int32_t tape;

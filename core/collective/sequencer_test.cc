@@ -2212,6 +2212,70 @@ TEST(SequencerPositionTest, EachRequestOfAVoteIsLookedAtOnce) {
   }
 }
 
+// All that may wait for a rank fails when that leaves it behind: in slices, one after the other.
+TEST(SequencerPositionTest, VeryMuchThatIsPassedFailsInSlices) {
+  constexpr int64_t kCalls = 16;  // of a run
+  const auto pending = static_cast<int64_t>(SequencerOptions().max_pending) - kCalls;
+  Sequencer sequencer = World(2);
+  for (int64_t call = 0; call < pending; call += kCalls) {
+    TestRun ahead(1 + call, Epoch(1));
+    const int32_t slot = ahead.Slot(kWorld, 2, {0}, {call});
+    for (int64_t i = 0; i < kCalls; ++i) ahead.AllReduce(slot, 0);
+    ASSERT_THAT(Cast(&sequencer, ahead), IsEmpty());
+  }
+  std::vector<int64_t> failed;
+  int64_t largest = 0;
+  int slices = 0;
+  const auto in_slice = [&](const std::function<void(Actions*)>& event) {
+    const WorkSlice slice;
+    Actions actions;
+    event(&actions);
+    for (const int64_t run : FailedAlone(actions)) failed.push_back(run);
+    largest = std::max(largest, SliceWork());
+    ++slices;
+  };
+  in_slice([&](Actions* actions) {
+    TestRun behind = OneAllReduce(2 * pending, Epoch(1), kWorld, 2, 1, pending);
+    ASSERT_TRUE(sequencer.Submit(behind.Build(), At(0), actions).ok());
+  });
+  while (sequencer.NextDeadline() <= At(0)) {
+    in_slice([&](Actions* actions) { sequencer.Advance(At(0), actions); });
+  }
+  EXPECT_LE(largest, kMaxSliceWork);
+  EXPECT_GT(slices, 10);
+  EXPECT_EQ(failed.size(), static_cast<size_t>(pending / kCalls));
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+  // What nobody has passed still waits.
+  EXPECT_TRUE(sequencer.IsPending(RunHandle(2 * pending)));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 3 * pending, 0, pending))),
+              ElementsAre(2 * pending, 3 * pending));
+}
+
+// In between a third rank's vote meets what is about to fail, and a refusal is known to be late.
+TEST(SequencerPositionTest, WhatIsAboutToFailHasBeenPassed) {
+  constexpr int64_t kPending = 1000;
+  Sequencer sequencer = World(3);
+  for (int64_t call = 0; call < kPending; ++call) {
+    ASSERT_THAT(Cast(&sequencer, OneAllReduce(1 + call, Epoch(1), kWorld, 3, 0, call)), IsEmpty());
+  }
+  const int64_t last = kPending - 1;
+  {
+    const WorkSlice slice;
+    Actions actions;
+    TestRun behind = OneAllReduce(2000, Epoch(1), kWorld, 3, 1, kPending);
+    ASSERT_TRUE(sequencer.Submit(behind.Build(), At(0), &actions).ok());
+    EXPECT_LT(FailedAlone(actions).size(), static_cast<size_t>(kPending / 2));
+    ASSERT_TRUE(sequencer.IsPending(RunHandle(1 + last)));
+    actions.clear();
+    sequencer.Refuse({RefusedAt(2, last, last + 1)}, Epoch(1), Error(), At(0), &actions);
+    EXPECT_EQ(sequencer.epoch(), Epoch(1));
+  }
+  Actions actions;
+  sequencer.Advance(At(0), &actions);
+  EXPECT_FALSE(sequencer.IsPending(RunHandle(1 + last)));
+  EXPECT_GT(sequencer.NextDeadline(), At(0));
+}
+
 // All that waits for a rank and that it passes by going on: its calls, ends of pairs, and requests.
 TEST(SequencerPositionTest, WhoGoesOnPassesWhatItLeavesBehindInEveryWay) {
   enum class By { kLaterStep, kRestOfStep, kLateVote };
