@@ -60,8 +60,9 @@ Agreement::Agreement(World* world, const SequencerOptions& options, ActionQueue*
 
 Agreement::~Agreement() {
   timers_->Cancel(timer_);
-  if (static_cast<int64_t>(sequencer_.LiveRows()) <= kRowsAtOnce &&
-      sequencer_.HeldBytes() <= kBytesAtOnce) {
+  const auto rows = static_cast<int64_t>(sequencer_.LiveRows());
+  if (rows <= kRowsAtOnce && sequencer_.HeldBytes() <= kBytesAtOnce) {
+    CountWork(rows);
     return;
   }
   // Charged until it is gone.

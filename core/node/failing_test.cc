@@ -8,10 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
+#include "core/collective/sequencer.h"
 #include "core/graph/encoding.h"
 #include "core/node/node.h"
 #include "core/ops/host_kernels.h"
@@ -212,6 +214,46 @@ TEST_F(FailingTest, ASessionsMemoryIsFreeWhenItsRunsHaveFailed) {
   while (Poll()) {
   }
   EXPECT_TRUE(released);
+}
+
+// A session may be in hundreds of worlds.
+TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
+  constexpr int kWorlds = 800;
+  const auto join = [this](SessionId session, const std::string& name) {
+    JoinRequest request;
+    request.name = name;
+    request.size = 1;
+    request.rank = Rank(0);
+    absl::Status status = absl::UnknownError("it waits");
+    node_->JoinWorld(session, request, now_,
+                     [&](const absl::StatusOr<WorldInfo>& info) { status = info.status(); });
+    return status;
+  };
+  const auto worlds = [this] { return node_->Worlds("", absl::nullopt, now_)->rows.size(); };
+  const size_t others = worlds();
+  const int64_t used = node_->Stats("").memory_used_bytes;
+  for (int i = 0; i < kWorlds; ++i) {
+    ASSERT_TRUE(join(bystander()->session, absl::StrCat("one", i)).ok());
+  }
+  ASSERT_EQ(worlds(), others + kWorlds);
+  // Each may come to remember why epochs have ended.
+  EXPECT_GE(node_->Stats("").memory_used_bytes - used, kWorlds * Sequencer::kMostCauseBytes);
+  Close(bystander());
+  ASSERT_GT(worlds(), others) << "it has left all in one slice: nothing to be seen";
+  bool released = false;
+  node_->AfterReleases([&] {
+    released = true;
+    EXPECT_EQ(worlds(), others + 1);
+  });
+  // It makes room for whoever wants its place.
+  EXPECT_TRUE(join(rank(0)->session, "one0").ok());
+  int turns = 0;
+  while (!released) {
+    ASSERT_TRUE(Poll());
+    ++turns;
+  }
+  EXPECT_GT(turns, 3);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
 // Who waits for that hears of it, though the node ends.

@@ -37,7 +37,7 @@ struct LocalNode::Parts {
         std::function<void()> wake, LocalNode* node);
   ~Parts() {
     // Whoever waits for runs that fail is told.
-    while (runs.Continue(clock.now)) {
+    while (worlds.Continue(clock.now) || runs.Continue(clock.now)) {
     }
     ending = true;
     background.Stop();
@@ -193,6 +193,7 @@ bool LocalNode::Poll(absl::Time now) {
   bool worked = parts.timers.Next() <= now && InSlice([&] { return parts.timers.Fire(now); });
   worked |= parts.rings.Poll(now);
   worked |= parts.launcher.HasMore() && InSlice([&] { return parts.launcher.Continue(); });
+  worked |= InSlice([&] { return parts.worlds.Continue(now); });
   worked |= InSlice([&] { return parts.runs.Continue(now); });
   worked |= InSlice([&] {
     const bool released = parts.ended.Release();
@@ -274,7 +275,7 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
   }
   parts.failures.Note(FlightKind::kSessionEnded, now, session.get(), nullptr, Sequence(), Ticket(),
                       error.id);
-  parts.worlds.RemoveSession(session.get(), died, now);
+  parts.worlds.RemoveSession(session, died, now);
   parts.runs.EndAllOf(*session, error, now);
   session->log.Abandon(ToStatus(error));
   parts.ended.Add(session->names.TakeAll());
@@ -305,7 +306,9 @@ void LocalNode::OnSessionEnded(std::function<void(SessionId)> ended) {
   parts_->on_session_ended = std::move(ended);
 }
 void LocalNode::AfterReleases(std::function<void()> done) {
-  parts_->runs.AfterFailing([this, done = std::move(done)] { parts_->ended.After(done); });
+  parts_->worlds.AfterLeaving([this, done = std::move(done)] {
+    parts_->runs.AfterFailing([this, done] { parts_->ended.After(done); });
+  });
 }
 absl::Status LocalNode::RenewLease(SessionId id, absl::Time now) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) {

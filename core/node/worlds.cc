@@ -5,6 +5,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/base/work.h"
 #include "core/node/describe.h"
 
 namespace chorus::node {
@@ -125,6 +126,9 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
     const std::shared_ptr<World> waiting = FindByName(*session, request.name);
     if (waiting != nullptr) RefuseJoined(waiting, request.rank, *session, checked, now);
     return done(checked);
+  }
+  if (const std::shared_ptr<World> there = FindByName(*session, request.name)) {
+    RemoveEnded(there, now);
   }
   absl::StatusOr<std::shared_ptr<World>> world_or = FindOrMake(*session, request, now);
   if (!world_or.ok()) return done(world_or.status());
@@ -254,6 +258,8 @@ void Worlds::RemoveMember(const std::shared_ptr<World>& world, Rank rank, const 
   World::Member& member = world->members[static_cast<size_t>(rank.value())];
   const std::shared_ptr<Session> session = member.session;
   if (session == nullptr) return;
+  constexpr int64_t kWork = 64;  // its peers are told, or the world ends with it
+  CountWork(kWork);
   auto& memberships = session->memberships;
   memberships.erase(std::remove_if(memberships.begin(), memberships.end(),
                                    [&](const Session::Membership& m) {
@@ -497,11 +503,41 @@ absl::Status Worlds::EnterEpoch(Session* session, const chorus::EnterEpoch& comm
 
 // --- By the node --------------------------------------------------------------------------------
 
-void Worlds::RemoveSession(Session* session, const std::string& died, absl::Time now) {
-  while (!session->memberships.empty()) {
-    const Session::Membership membership = session->memberships.back();
-    RemoveMember(membership.world, membership.rank, died, now);
+void Worlds::RemoveSession(const std::shared_ptr<Session>& session, const std::string& died,
+                           absl::Time now) {
+  leaving_.push_back({session, died, nullptr});
+  Continue(now);
+}
+
+bool Worlds::Continue(absl::Time now) {
+  if (leaving_.empty()) return false;
+  do {
+    const Leaving next = leaving_.front();
+    if (next.session != nullptr && !next.session->memberships.empty()) {
+      const Session::Membership membership = next.session->memberships.back();
+      RemoveMember(membership.world, membership.rank, next.died, now);
+      continue;
+    }
+    leaving_.pop_front();
+    if (next.then != nullptr) next.then();
+  } while (!leaving_.empty() && SliceHasTime());
+  return true;
+}
+
+void Worlds::AfterLeaving(std::function<void()> then) {
+  if (leaving_.empty()) return then();
+  leaving_.push_back({nullptr, "", std::move(then)});
+}
+
+void Worlds::RemoveEnded(const std::shared_ptr<World>& world, absl::Time now) {
+  std::vector<std::pair<Rank, std::string>> ended;
+  for (const Leaving& leaving : leaving_) {
+    if (leaving.session == nullptr) continue;
+    for (const Session::Membership& membership : leaving.session->memberships) {
+      if (membership.world == world) ended.emplace_back(membership.rank, leaving.died);
+    }
   }
+  for (const auto& member : ended) RemoveMember(world, member.first, member.second, now);
 }
 
 void Worlds::Stop(const Error& why, absl::Time now) {

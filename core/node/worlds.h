@@ -6,6 +6,7 @@
 #define CHORUS_CORE_NODE_WORLDS_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -69,8 +70,14 @@ class Worlds {
 
   // --- By the node ----------------------------------------------------------------------------
   // The session has ended: it leaves its worlds; `died`: how, in words for its peers; empty: in an
-  // orderly way.
-  void RemoveSession(Session* session, const std::string& died, absl::Time now);
+  // orderly way. It leaves as many as the slice has time for, the others in the turns that come, or
+  // when somebody wants its place.
+  void RemoveSession(const std::shared_ptr<Session>& session, const std::string& died,
+                     absl::Time now);
+  // Goes on with that, for a turn's share. False: there is nothing.
+  bool Continue(absl::Time now);
+  // Runs `then` when the sessions that have ended by now have left: now, or in a Continue().
+  void AfterLeaving(std::function<void()> then);
   // Ends every world's epoch and every wait with `why`; reforming is refused from then on.
   void Stop(const Error& why, absl::Time now);
 
@@ -99,6 +106,8 @@ class Worlds {
   void Form(const std::shared_ptr<World>& world, absl::Time now);
   void RemoveMember(const std::shared_ptr<World>& world, Rank rank, const std::string& died,
                     absl::Time now);
+  // Of sessions that have ended, and are about to leave.
+  void RemoveEnded(const std::shared_ptr<World>& world, absl::Time now);
   void DropIfEmpty(const std::shared_ptr<World>& world);
   void LimitReform(const std::shared_ptr<World>& world, absl::Duration patience, absl::Time now);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
@@ -112,6 +121,13 @@ class Worlds {
   int64_t last_world_ = 0;
   absl::flat_hash_map<WorldId, std::shared_ptr<World>> worlds_;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<World>> by_name_;
+  // In this order.
+  struct Leaving {
+    std::shared_ptr<Session> session;  // null: nobody leaves, `then` is run
+    std::string died;
+    std::function<void()> then;
+  };
+  std::deque<Leaving> leaving_;
   bool stopped_ = false;
 };
 
