@@ -106,686 +106,738 @@ int64_t Position(const TensorType& type, const Index& index) {
   return position;
 }
 
+using Wide = long double;
+
+// One node with its operands, and what becomes of it: by an op, functions of this below.
 template <typename T>
-class Local {
- public:
-  Local(const NodeView& node, absl::Span<const Value* const> inputs, const TensorType& output)
-      : node_(node), type_(output), out_(output.num_elements(), T{}) {
-    for (const Value* input : inputs) in_.push_back(Read<T>(*input));
+struct Local {
+  using Binary = T (*)(T, T);
+  using IsBetter = bool (*)(T, T);
+
+  Local(const NodeView& of, absl::Span<const Value* const> inputs, const TensorType& output)
+      : node(of), type(output), out(output.num_elements(), T{}) {
+    for (const Value* input : inputs) in.push_back(Read<T>(*input));
   }
 
-  bool Run() {
-    const absl::string_view op = node_.op;
-    if (op == "add") return Elementwise([](T a, T b) { return Add(a, b); });
-    if (op == "sub") return Elementwise([](T a, T b) { return Add(a, Neg(b)); });
-    if (op == "mul") return Elementwise([](T a, T b) { return Mul(a, b); });
-    if (op == "neg") return Elementwise([](T a, T) { return Neg(a); });
-    if (op == "relu") return Elementwise([](T a, T) { return a > 0 ? a : T{}; });
-    if (op == "relu_grad") return Elementwise([](T a, T b) { return a > 0 ? b : T{}; });
-    if (op == "div") return Elementwise(Div);
-    if (op == "abs") return Elementwise([](T a, T) { return a < 0 ? Neg(a) : a; });
-    if (op == "sign") {
-      return Elementwise([](T a, T) { return a > 0 ? T{1} : a < 0 ? static_cast<T>(-1) : a; });
-    }
-    if (op == "maximum") return Elementwise([](T a, T b) { return a >= b || a != a ? a : b; });
-    if (op == "minimum") return Elementwise([](T a, T b) { return a <= b || a != a ? a : b; });
-    if (op == "where") return Where();
-    if (op == "logical_and") return Elementwise([](T a, T b) { return T(a != 0 && b != 0); });
-    if (op == "logical_or") return Elementwise([](T a, T b) { return T(a != 0 || b != 0); });
-    if (op == "logical_xor") return Elementwise([](T a, T b) { return T((a != 0) != (b != 0)); });
-    if (op == "logical_not") return Elementwise([](T a, T) { return T(a == 0); });
-    if (const auto f = FunctionOf(op); f != nullptr) {
-      for (size_t i = 0; i < out_.size(); ++i) out_[i] = static_cast<T>(f(At(0, i)));
-      return true;
-    }
-    if (op == "pow") {
-      return Elementwise([](T a, T b) { return static_cast<T>(std::pow<Wide, Wide>(a, b)); });
-    }
-    if (op == "sigmoid_grad" || op == "tanh_grad") {
-      return Elementwise(op == "tanh_grad" ? Slope<1> : Slope<2>);
-    }
-    if (op == "matmul") return Matmul();
-    if (op.substr(0, 11) == "convolution") return Convolution();
-    if (op == "avg_pool" || op == "avg_pool_grad") return AvgPool();
-    if (op == "max_pool_index") return MaxPoolIndex();
-    if (op == "max_pool_take" || op == "max_pool_grad") return MaxPoolByIndex();
-    if (op == "softmax") return Softmax(/*log=*/false);
-    if (op == "log_softmax") return Softmax(/*log=*/true);
-    if (op == "center" || op == "center_grad" || op == "softmax_grad") return Center();
-    if (op == "moments") return Moments();
-    if (op == "normalize") return Normalize();
-    if (op == "normalize_grad") return NormalizeGrad();
-    if (op == "normalize_weight_grad") return NormalizeWeightGrad();
-    if (op == "cross_entropy") return CrossEntropy(/*gradient=*/false);
-    if (op == "cross_entropy_grad") return CrossEntropy(/*gradient=*/true);
-    if (op == "one_hot") return OneHot();
-    if (op == "take") return TakeSlices();
-    if (op == "take_along") return TakeAlong();
-    if (op == "scatter_add") return ScatterAdd();
-    if (op == "scatter_add_along") return ScatterAddAlong();
-    if (op == "arg_max") return Arg([](T a, T b) { return a > b; });
-    if (op == "arg_min") return Arg([](T a, T b) { return a < b; });
-    if (op == "arg_sort") return ArgSort();
-    if (op == "cum_sum") return CumSum();
-    if (op == "sum") return Reduce(T{}, [](T a, T b) { return Add(a, b); });
-    if (op == "mean") return Mean();
-    if (op == "prod") return Reduce(T{1}, [](T a, T b) { return Mul(a, b); });
-    if (op == "max") {
-      return Reduce(Lowest(), [](T a, T b) { return a >= b || a != a ? a : b; });
-    }
-    if (op == "min") {
-      return Reduce(Neg(Lowest()), [](T a, T b) { return a <= b || a != a ? a : b; });
-    }
-    if (op == "spread") return Spread();
-    if (op == "expand") return Expand();
-    if (op == "copy" || op == "reshape") return Same();
-    if (op == "transpose") return Transpose();
-    if (op == "slice") return Shift(0, -Int("begin"));
-    if (op == "pad") return Shift(0, Int("before"));
-    if (op == "concat") return Concat();
-    if (op == "pack_rows") return PackRows();
-    if (op == "unpack_rows") return UnpackRows();
-    if (op == "fill") return Fill();
-    if (op == "share") return Elementwise([](T x, T h) { return h == 0 ? T{} : x / h; });
-    if (op == "scale") return Scale();
-    if (op == "product") return Product();
-    return false;
-  }
-  Value Take() { return Write(type_, out_); }
-
- private:
-  int64_t Int(absl::string_view name) const { return IntAttribute(node_.attributes, name); }
-
-  // Element `i` of input `n`, which may be 0-dim and stand for all.
-  T At(int n, size_t i) const { return in_[n][node_.input(n).dims.empty() ? 0 : i]; }
-
-  bool Elementwise(T (*f)(T, T)) {
-    const int second = node_.num_inputs() - 1;
-    for (size_t i = 0; i < out_.size(); ++i) out_[i] = f(At(0, i), At(second, i));
-    return true;
-  }
-
-  static T Div(T a, T b) {
-    if constexpr (std::is_floating_point<T>::value) return a / b;
-    return b == -1 ? Neg(a) : a / b;
-  }
-
-  using Wide = long double;
-  // g / cosh(x)^2; or a quarter of g / cosh(x / 2)^2, the derivative of sigmoid.
-  template <int kDivisor>
-  static T Slope(T x, T g) {
-    const Wide cosh = std::cosh(static_cast<Wide>(x) / kDivisor);
-    return static_cast<T>(static_cast<Wide>(g) / (cosh * cosh * kDivisor * kDivisor));
-  }
-
-  static Wide (*FunctionOf(absl::string_view op))(Wide) {
-    if (op == "ceil") return [](Wide x) { return std::ceil(x); };
-    if (op == "cos") return [](Wide x) { return std::cos(x); };
-    if (op == "erf") return [](Wide x) { return std::erf(x); };
-    if (op == "exp") return [](Wide x) { return std::exp(x); };
-    if (op == "expm1") return [](Wide x) { return std::expm1(x); };
-    if (op == "floor") return [](Wide x) { return std::floor(x); };
-    if (op == "log") return [](Wide x) { return std::log(x); };
-    if (op == "log1p") return [](Wide x) { return std::log1p(x); };
-    if (op == "rsqrt") return [](Wide x) { return 1 / std::sqrt(x); };
-    if (op == "sigmoid") return [](Wide x) { return 1 / (1 + std::exp(-x)); };
-    if (op == "sin") return [](Wide x) { return std::sin(x); };
-    if (op == "sqrt") return [](Wide x) { return std::sqrt(x); };
-    if (op == "tanh") return [](Wide x) { return std::tanh(x); };
-    return nullptr;
-  }
-
-  bool Where() {
-    for (size_t i = 0; i < out_.size(); ++i) out_[i] = At(0, i) != 0 ? At(1, i) : At(2, i);
-    return true;
-  }
-
-  bool Same() {
-    out_ = in_[0];
-    return true;
-  }
-
-  bool Matmul() {
-    const bool ta = Int("transpose_a") != 0;
-    const bool tb = Int("transpose_b") != 0;
-    const size_t row = type_.dims.size() - 2;
-    const int64_t depth = node_.input(0).dims[ta ? row : row + 1].size;
-    ForEach(type_, [&](const Index& i) {
-      T sum{};
-      Index a = i, b = i;
-      for (int64_t k = 0; k < depth; ++k) {
-        a[row] = ta ? k : i[row];
-        a[row + 1] = ta ? i[row] : k;
-        b[row] = tb ? i[row + 1] : k;
-        b[row + 1] = tb ? k : i[row + 1];
-        sum =
-            Add(sum, Mul(in_[0][Position(node_.input(0), a)], in_[1][Position(node_.input(1), b)]));
-      }
-      out_[Position(type_, i)] = sum;
-    });
-    return true;
-  }
-
+  int64_t Int(absl::string_view name) const { return IntAttribute(node.attributes, name); }
   // Numbers of an attribute for height and width.
   Index Pair(absl::string_view name, int64_t otherwise) const {
-    const Index pair = IntsAttribute(node_.attributes, name);
+    const Index pair = IntsAttribute(node.attributes, name);
     return pair.empty() ? Index{otherwise, otherwise} : pair;
   }
+  // Element `i` of input `n`, which may be 0-dim and stand for all.
+  T At(int n, size_t i) const { return in[n][node.input(n).dims.empty() ? 0 : i]; }
 
-  // Each product of an x, a weight and a y adds to the one of them that is the result.
-  bool Convolution() {
-    const bool gives_x = node_.op == "convolution_data_grad";
-    const bool gives_w = node_.op == "convolution_weight_grad";
-    const TensorType& x_type = gives_x ? type_ : node_.input(0);
-    const TensorType& w_type = gives_w ? type_ : node_.input(1);
-    const TensorType& y_type = gives_x ? node_.input(0) : gives_w ? node_.input(1) : type_;
-    const Index stride = Pair("stride", 1), padding = Pair("padding", 0);
-    const Index dilation = Pair("dilation", 1);
-    const int64_t out = w_type.dims[0].size / IntAttribute(node_.attributes, "groups", 1);
-    std::vector<Wide> sums(out_.size(), 0);
-    ForEach(y_type, [&](const Index& y) {
-      const TensorType taps(w_type.dtype, {w_type.dims.begin() + 1, w_type.dims.end()});
-      ForEach(taps, [&](const Index& tap) {
-        const Index x = {y[0], y[1] / out * w_type.dims[1].size + tap[0],
-                         y[2] * stride[0] - padding[0] + tap[1] * dilation[0],
-                         y[3] * stride[1] - padding[1] + tap[2] * dilation[1]};
-        for (size_t d = 2; d < 4; ++d) {
-          if (x[d] < 0 || x[d] >= x_type.dims[d].size) return;
-        }
-        const auto x_at = static_cast<size_t>(Position(x_type, x));
-        const auto w_at = static_cast<size_t>(Position(w_type, {y[1], tap[0], tap[1], tap[2]}));
-        const auto y_at = static_cast<size_t>(Position(y_type, y));
-        if (gives_x) {
-          sums[x_at] += static_cast<Wide>(in_[0][y_at]) * static_cast<Wide>(in_[1][w_at]);
-        } else if (gives_w) {
-          sums[w_at] += static_cast<Wide>(in_[0][x_at]) * static_cast<Wide>(in_[1][y_at]);
-        } else {
-          sums[y_at] += static_cast<Wide>(in_[0][x_at]) * static_cast<Wide>(in_[1][w_at]);
-        }
-      });
-    });
-    for (size_t i = 0; i < sums.size(); ++i) out_[i] = static_cast<T>(sums[i]);
-    return true;
-  }
-
-  // The elements of x that are under a window at a place of y.
-  std::vector<Index> Under(const TensorType& x_type, const Index& y) const {
-    const Index kernel = Pair("kernel", 0), stride = Pair("stride", 1);
-    const Index padding = Pair("padding", 0), dilation = Pair("dilation", 1);
-    std::vector<Index> under;
-    for (int64_t i = 0; i < kernel[0]; ++i) {
-      for (int64_t j = 0; j < kernel[1]; ++j) {
-        const Index x = {y[0], y[1], y[2] * stride[0] - padding[0] + i * dilation[0],
-                         y[3] * stride[1] - padding[1] + j * dilation[1]};
-        if (x[2] < 0 || x[2] >= x_type.dims[2].size) continue;
-        if (x[3] < 0 || x[3] >= x_type.dims[3].size) continue;
-        under.push_back(x);
-      }
-    }
-    return under;
-  }
-
-  bool AvgPool() {
-    const bool gradient = node_.op == "avg_pool_grad";
-    const TensorType& x_type = gradient ? type_ : node_.input(0);
-    const TensorType& y_type = gradient ? node_.input(0) : type_;
-    std::vector<Wide> sums(out_.size(), 0);
-    ForEach(y_type, [&](const Index& y) {
-      const std::vector<Index> under = Under(x_type, y);
-      const Index kernel = Pair("kernel", 0);
-      const Wide divisor = Int("count_padding") != 0 ? static_cast<Wide>(kernel[0] * kernel[1])
-                                                     : static_cast<Wide>(under.size());
-      const auto y_at = static_cast<size_t>(Position(y_type, y));
-      for (const Index& x : under) {
-        const auto x_at = static_cast<size_t>(Position(x_type, x));
-        const Wide addend = static_cast<Wide>(in_[0][gradient ? y_at : x_at]) / divisor;
-        sums[gradient ? x_at : y_at] += addend;
-      }
-    });
-    for (size_t i = 0; i < sums.size(); ++i) out_[i] = static_cast<T>(sums[i]);
-    return true;
-  }
-
-  bool MaxPoolIndex() {
-    const TensorType& x_type = node_.input(0);
-    ForEach(type_, [&](const Index& y) {
-      Index best;
-      for (const Index& x : Under(x_type, y)) {
-        if (best.empty()) best = x;
-        const T most = in_[0][Position(x_type, best)];
-        const T element = in_[0][Position(x_type, x)];
-        if (most == most && (element != element || element > most)) best = x;
-      }
-      out_[Position(type_, y)] = static_cast<T>(best[2] * x_type.dims[3].size + best[3]);
-    });
-    return true;
-  }
-
-  // Between a window's first and last tap an index counts, on a tap or not.
-  bool MaxPoolByIndex() {
-    const bool gradient = node_.op == "max_pool_grad";
-    const TensorType& x_type = gradient ? type_ : node_.input(0);
-    const TensorType& y_type = node_.input(1);
-    const Index kernel = Pair("kernel", 0), stride = Pair("stride", 1);
-    const Index padding = Pair("padding", 0), dilation = Pair("dilation", 1);
-    ForEach(y_type, [&](const Index& y) {
-      const auto y_at = Position(y_type, y);
-      const auto at = static_cast<int64_t>(in_[1][y_at]);
-      const int64_t width = x_type.dims[3].size;
-      if (at < 0 || at >= x_type.dims[2].size * width) return;
-      const Index x = {y[0], y[1], at / width, at % width};
-      for (size_t d = 0; d < 2; ++d) {
-        const int64_t away = x[2 + d] - (y[2 + d] * stride[d] - padding[d]);
-        if (away < 0 || away > (kernel[d] - 1) * dilation[d]) return;
-      }
-      const auto x_at = Position(x_type, x);
-      if (gradient) {
-        out_[x_at] = Add(out_[x_at], in_[0][y_at]);
-      } else {
-        out_[y_at] = in_[0][x_at];
-      }
-    });
-    return true;
-  }
-
-  // The elements of input 0 that share all other indices, in wide numbers.
-  std::vector<long double> Row(Index i, size_t axis) const {
-    std::vector<long double> row;
-    for (i[axis] = 0; i[axis] < node_.input(0).dims[axis].size; ++i[axis]) {
-      row.push_back(static_cast<long double>(in_[0][Position(node_.input(0), i)]));
-    }
-    return row;
-  }
-  // -log softmax of element i of a row: of the largest one log(1 + what the others add).
-  static Wide LogLoss(const std::vector<Wide>& row, size_t i) {
-    Wide others = 0;
-    for (size_t j = 0; j < row.size(); ++j) others += j == i ? 0 : std::exp(row[j] - row[i]);
-    if (others <= 1) return row[i] - row[i] + std::log1p(others);
-    Wide most = -std::numeric_limits<Wide>::infinity(), sum = 0;
-    for (const Wide x : row) most = x > most ? x : most;
-    for (const Wide x : row) sum += std::exp(x - most);
-    return most - row[i] + std::log(sum);
-  }
-
-  bool Softmax(bool log) {
-    const auto axis = static_cast<size_t>(Int("axis"));
-    ForEach(type_, [&](const Index& i) {
-      const Wide loss = LogLoss(Row(i, axis), static_cast<size_t>(i[axis]));
-      out_[Position(type_, i)] = static_cast<T>(log ? -loss : std::exp(-loss));
-    });
-    return true;
-  }
-
-  // The sum over j of w_j (x_i - x_j), that times w_i, or the sum of x_i w_j - w_i x_j.
-  bool Center() {
-    const bool adjoint = node_.op == "center_grad";
-    const auto axis = static_cast<size_t>(Int("axis"));
-    ForEach(type_, [&](const Index& i) {
-      Wide sum = 0;
-      const Wide w = in_[0][Position(type_, i)];
-      const Wide x = in_[1][Position(type_, i)];
-      Index j = i;
-      for (j[axis] = 0; j[axis] < type_.dims[axis].size; ++j[axis]) {
-        const Wide other_w = in_[0][Position(type_, j)];
-        const Wide other_x = in_[1][Position(type_, j)];
-        sum += adjoint ? x * other_w - w * other_x : other_w * (x - other_x);
-      }
-      out_[Position(type_, i)] = static_cast<T>(node_.op == "softmax_grad" ? w * sum : sum);
-    });
-    return true;
-  }
-
-  // The indices that an element of x has in the dimensions of that attribute.
-  Index Within(const Index& i, absl::string_view name) const {
-    const Index range = IntsAttribute(node_.attributes, name);
-    return Index(i.begin() + range[0], i.begin() + range[1]);
-  }
-  Wide X(const Index& i) const { return in_[0][Position(node_.input(0), i)]; }
-  // From each row to what the elements' f give, and how many there are.
-  template <typename F>
-  std::map<Index, std::pair<Wide, Wide>> SumRows(const F& f) const {
-    std::map<Index, std::pair<Wide, Wide>> rows;
-    ForEach(node_.input(0), [&](const Index& i) {
-      auto& row = rows[Within(i, "rows")];
-      row.first += f(i);
-      row.second += 1;
-    });
-    return rows;
-  }
-  bool Moments() {
-    const bool center = IntAttribute(node_.attributes, "center", 1) != 0;
-    const auto means = SumRows([&](const Index& i) { return center ? X(i) : Wide{0}; });
-    const auto mean_of = [&](const Index& row) {
-      return means.at(row).first / means.at(row).second;
-    };
-    const auto squares = SumRows([&](const Index& i) {
-      const Wide apart = X(i) - mean_of(Within(i, "rows"));
-      return apart * apart;
-    });
-    ForEach(type_, [&](const Index& o) {
-      const Index row(o.begin() + 1, o.end());
-      const auto at = squares.find(row);
-      const Wide variance = at == squares.end() ? std::numeric_limits<Wide>::quiet_NaN()
-                                                : at->second.first / at->second.second;
-      const Wide mean = at == squares.end() && center ? variance
-                        : at == squares.end()         ? Wide{0}
-                                                      : mean_of(row);
-      out_[Position(type_, o)] = static_cast<T>(o[0] == 0 ? mean : variance);
-    });
-    return true;
-  }
-
-  Wide Moment(const Index& i, int64_t which) const {
-    Index at = Within(i, "rows");
-    at.insert(at.begin(), which);
-    return in_[1][Position(node_.input(1), at)];
-  }
-  Wide Scale(const Index& i) const {
-    const Wide epsilon = absl::get<double>(*FindAttribute(node_.attributes, "epsilon"));
-    return 1 / std::sqrt(Moment(i, 1) + epsilon);
-  }
-  Wide Z(const Index& i) const { return (X(i) - Moment(i, 0)) * Scale(i); }
-  Wide OfWeight(int n, const Index& i) const {
-    return in_[n][Position(node_.input(n), Within(i, "weights"))];
-  }
-  bool Normalize() {
-    ForEach(type_, [&](const Index& i) {
-      out_[Position(type_, i)] = static_cast<T>(OfWeight(2, i) * Z(i) + OfWeight(3, i));
-    });
-    return true;
-  }
-  bool NormalizeGrad() {
-    const auto u = [&](const Index& i) {
-      return OfWeight(2, i) * static_cast<Wide>(in_[3][Position(type_, i)]);
-    };
-    const bool center = IntAttribute(node_.attributes, "center", 1) != 0;
-    const auto sums = SumRows([&](const Index& i) { return center ? u(i) : Wide{0}; });
-    const auto products = SumRows([&](const Index& i) { return u(i) * Z(i); });
-    ForEach(type_, [&](const Index& i) {
-      const auto& [sum, size] = sums.at(Within(i, "rows"));
-      const Wide product = products.at(Within(i, "rows")).first;
-      out_[Position(type_, i)] =
-          static_cast<T>(Scale(i) * (u(i) - sum / size - Z(i) * product / size));
-    });
-    return true;
-  }
-  bool NormalizeWeightGrad() {
-    std::vector<Wide> sums(out_.size(), 0);
-    ForEach(node_.input(0), [&](const Index& i) {
-      sums[static_cast<size_t>(Position(type_, Within(i, "weights")))] +=
-          Z(i) * static_cast<Wide>(in_[2][Position(node_.input(2), i)]);
-    });
-    for (size_t i = 0; i < sums.size(); ++i) out_[i] = static_cast<T>(sums[i]);
-    return true;
-  }
-
-  bool IsIgnored(T index) const {
-    return FindAttribute(node_.attributes, "ignore_index") != nullptr &&
-           index == static_cast<T>(Int("ignore_index"));
-  }
-
-  bool CrossEntropy(bool gradient) {
-    ForEach(type_, [&](const Index& i) {
-      Index label = i, first = i;
-      if (gradient) label.pop_back();
-      if (!gradient) first.push_back(0);
-      const int64_t position = Position(node_.input(1), label);
-      const T wanted = in_[1][position];
-      if (IsIgnored(wanted)) return;
-      const std::vector<Wide> row = Row(first, first.size() - 1);
-      const auto at = static_cast<size_t>(gradient ? i.back() : wanted);
-      Wide y = LogLoss(row, at);
-      if (gradient) {
-        y = static_cast<T>(i.back()) == wanted ? std::expm1(-y) : std::exp(-y);
-        y *= in_[2][position];
-      }
-      out_[Position(type_, i)] = static_cast<T>(y);
-    });
-    return true;
-  }
-
-  bool OneHot() {
-    bool fits = true;
-    ForEach(type_, [&](const Index& i) {
-      const T index = in_[0][Position(node_.input(0), Index(i.begin(), i.end() - 1))];
-      if (IsIgnored(index)) return;
-      fits = fits && index >= 0 && index < static_cast<T>(Int("depth"));
-      out_[Position(type_, i)] = static_cast<T>(index == static_cast<T>(i.back()) ? 1 : 0);
-    });
-    return fits;
-  }
-
-  // Where `i` leads: the indices stand in the place of one axis.
-  Index Indexed(const Index& i) const {
-    const auto begin = i.begin() + Int("axis");
-    const auto end = begin + static_cast<std::ptrdiff_t>(node_.input(1).dims.size());
-    Index result(i.begin(), begin);
-    result.push_back(static_cast<int64_t>(in_[1][Position(node_.input(1), Index(begin, end))]));
-    result.insert(result.end(), end, i.end());
-    return result;
-  }
-  Index IndexedAlong(Index i) const {
-    i[Int("axis")] = static_cast<int64_t>(in_[1][Position(node_.input(1), i)]);
-    return i;
-  }
-  bool TakeSlices() {
-    ForEach(type_, [&](const Index& i) {
-      out_[Position(type_, i)] = in_[0][Position(node_.input(0), Indexed(i))];
-    });
-    return true;
-  }
-  bool TakeAlong() {
-    ForEach(type_, [&](const Index& i) {
-      out_[Position(type_, i)] = in_[0][Position(node_.input(0), IndexedAlong(i))];
-    });
-    return true;
-  }
-  bool ScatterAdd() {
-    ForEach(node_.input(0), [&](const Index& i) {
-      T& sum = out_[Position(type_, Indexed(i))];
-      sum = Add(sum, in_[0][Position(node_.input(0), i)]);
-    });
-    return true;
-  }
-  bool ScatterAddAlong() {
-    ForEach(node_.input(0), [&](const Index& i) {
-      T& sum = out_[Position(type_, IndexedAlong(i))];
-      sum = Add(sum, in_[0][Position(node_.input(0), i)]);
-    });
-    return true;
-  }
-
-  bool Arg(bool (*is_better)(T, T)) {
-    const auto axis = static_cast<size_t>(Int("axis"));
-    ForEach(type_, [&](const Index& o) {
-      Index i = o;
-      if (Int("keep_dims") == 0) i.insert(i.begin() + static_cast<std::ptrdiff_t>(axis), 0);
-      Index best = i;
-      for (; i[axis] < node_.input(0).dims[axis].size; ++i[axis]) {
-        const T x = in_[0][Position(node_.input(0), i)];
-        const T least = in_[0][Position(node_.input(0), best)];
-        if (least == least && (x != x || is_better(x, least))) best = i;
-      }
-      out_[Position(type_, o)] = static_cast<T>(best[axis]);
-    });
-    return true;
-  }
-
-  // Each element's place is how many stand before it.
-  bool ArgSort() {
-    const TensorType& input = node_.input(0);
-    const auto axis = static_cast<size_t>(Int("axis"));
-    const bool is_bool = input.dtype == DType::kBool;
-    const auto is_less = [](T a, T b) { return a < b || (a == a && b != b); };
-    ForEach(input, [&](const Index& i) {
-      const auto at = [&](int64_t k) {
-        Index j = i;
-        j[axis] = k;
-        const T x = in_[0][Position(input, j)];
-        return is_bool ? T(x != 0) : x;
-      };
-      const T x = at(i[axis]);
-      Index place = i;
-      place[axis] = 0;
-      for (int64_t k = 0; k < input.dims[axis].size; ++k) {
-        const T y = at(k);
-        const bool before = Int("descending") != 0 ? is_less(x, y) : is_less(y, x);
-        const bool equal = !is_less(x, y) && !is_less(y, x);
-        place[axis] += before || (equal && k < i[axis]) ? 1 : 0;
-      }
-      if (place[axis] >= type_.dims[axis].size) return;
-      out_[Position(type_, place)] = static_cast<T>(i[axis]);
-    });
-    return true;
-  }
-
-  bool CumSum() {
-    const auto axis = static_cast<size_t>(Int("axis"));
-    const bool reverse = Int("reverse") != 0;
-    const int64_t first = reverse ? type_.dims[axis].size - 1 : 0;
-    ForEach(type_, [&](const Index& i) {
-      Index j = i;
-      j[axis] = first;
-      T sum = in_[0][Position(type_, j)];
-      while (j[axis] != i[axis]) {
-        j[axis] += reverse ? -1 : 1;
-        sum = Add(sum, in_[0][Position(type_, j)]);
-      }
-      out_[Position(type_, i)] = sum;
-    });
-    return true;
-  }
-
-  static T Lowest() {
-    if (std::numeric_limits<T>::has_infinity) return -std::numeric_limits<T>::infinity();
-    return std::numeric_limits<T>::lowest() + 1;  // the evaluator's integers are wider
-  }
-
-  bool Reduce(T nothing, T (*f)(T, T)) {
-    const TensorType& input = node_.input(0);
-    const Index axes = IntsAttribute(node_.attributes, "axes");
-    std::vector<bool> reduced(input.dims.size(), axes.empty());
-    for (const int64_t axis : axes) reduced[axis] = true;
-    std::fill(out_.begin(), out_.end(), nothing);
-    ForEach(input, [&](const Index& i) {
-      Index o;
-      for (size_t d = 0; d < i.size(); ++d) {
-        if (!reduced[d]) {
-          o.push_back(i[d]);
-        } else if (Int("keep_dims") != 0) {
-          o.push_back(0);
-        }
-      }
-      T& result = out_[Position(type_, o)];
-      result = f(result, in_[0][Position(input, i)]);
-    });
-    return true;
-  }
-
-  bool Mean() {
-    Reduce(T{}, [](T a, T b) { return Add(a, b); });
-    const auto each = static_cast<T>(out_.empty() ? 1 : in_[0].size() / out_.size());
-    for (T& out : out_) out = out / each;
-    return true;
-  }
-
-  bool Spread() {
-    Expand();
-    const auto times = static_cast<T>(in_[0].empty() ? 1 : out_.size() / in_[0].size());
-    for (T& out : out_) out = out / times;
-    return true;
-  }
-
-  bool Expand() {
-    const TensorType& input = node_.input(0);
-    ForEach(type_, [&](const Index& o) {
-      Index i(o.end() - input.dims.size(), o.end());
-      for (size_t d = 0; d < i.size(); ++d) {
-        if (input.dims[d].size == 1) i[d] = 0;
-      }
-      out_[Position(type_, o)] = in_[0][Position(input, i)];
-    });
-    return true;
-  }
-
-  bool Transpose() {
-    const Index perm = IntsAttribute(node_.attributes, "perm");
-    ForEach(type_, [&](const Index& o) {
-      Index i(o.size());
-      for (size_t d = 0; d < o.size(); ++d) i[perm[d]] = o[d];
-      out_[Position(type_, o)] = in_[0][Position(node_.input(0), i)];
-    });
-    return true;
-  }
-
-  // Input `n`, moved by `offset` along the axis; what falls outside is dropped.
-  bool Shift(int n, int64_t offset) {
-    const int64_t axis = Int("axis");
-    ForEach(node_.input(n), [&](const Index& i) {
-      Index o = i;
-      o[axis] += offset;
-      if (o[axis] < 0 || o[axis] >= type_.dims[axis].size) return;
-      out_[Position(type_, o)] = in_[n][Position(node_.input(n), i)];
-    });
-    return true;
-  }
-
-  bool Concat() {
-    int64_t offset = 0;
-    for (int n = 0; n < node_.num_inputs(); ++n) {
-      Shift(n, offset);
-      offset += node_.input(n).dims[Int("axis")].size;
-    }
-    return true;
-  }
-
-  // The elements of each part that count, and where its `i`th part begins when they are packed.
-  template <typename Fn>
-  void ForEachCounted(Fn fn) const {
-    const auto parts = static_cast<size_t>(Int("parts"));
-    const auto rows = static_cast<size_t>(type_.dims[0].size);
-    const size_t row = rows == 0 ? 0 : out_.size() / rows;
-    const size_t counted = static_cast<size_t>(in_[1][0]) * row;
-    for (size_t part = 0; part < parts; ++part) {
-      for (size_t i = 0; i < counted; ++i) fn(part * (rows / parts) * row + i, part * counted + i);
-    }
-  }
-  bool PackRows() {
-    ForEachCounted([this](size_t unpacked, size_t packed) { out_[packed] = in_[0][unpacked]; });
-    return true;
-  }
-  bool UnpackRows() {
-    ForEachCounted([this](size_t unpacked, size_t packed) { out_[unpacked] = in_[0][packed]; });
-    return true;
-  }
-
-  bool Scale() {
-    for (size_t i = 0; i < out_.size(); ++i) out_[i] = Mul(in_[0][i], in_[1][0]);
-    return true;
-  }
-
-  bool Product() {
-    out_ = in_[0];
-    for (size_t n = 1; n < in_.size(); ++n) {
-      for (size_t i = 0; i < out_.size(); ++i) out_[i] = Mul(out_[i], in_[n][i]);
-    }
-    return true;
-  }
-
-  bool Fill() {
-    const AttributeValue& value = *FindAttribute(node_.attributes, "value");
-    const auto* integer = absl::get_if<int64_t>(&value);
-    const T element =
-        integer != nullptr ? static_cast<T>(*integer) : static_cast<T>(absl::get<double>(value));
-    for (T& out : out_) out = element;
-    return true;
-  }
-
-  const NodeView& node_;
-  const TensorType& type_;
-  std::vector<T> out_;
-  std::vector<std::vector<T>> in_;
+  const NodeView& node;
+  const TensorType& type;
+  std::vector<T> out;
+  std::vector<std::vector<T>> in;
 };
+
+template <typename T>
+bool Elementwise(Local<T>& l, typename Local<T>::Binary f) {
+  const int second = l.node.num_inputs() - 1;
+  for (size_t i = 0; i < l.out.size(); ++i) l.out[i] = f(l.At(0, i), l.At(second, i));
+  return true;
+}
+
+template <typename T>
+T Div(T a, T b) {
+  if constexpr (std::is_floating_point<T>::value) return a / b;
+  return b == -1 ? Neg(a) : a / b;
+}
+
+// g / cosh(x)^2; or a quarter of g / cosh(x / 2)^2, the derivative of sigmoid.
+template <typename T, int kDivisor>
+T Slope(T x, T g) {
+  const Wide cosh = std::cosh(static_cast<Wide>(x) / kDivisor);
+  return static_cast<T>(static_cast<Wide>(g) / (cosh * cosh * kDivisor * kDivisor));
+}
+
+Wide (*FunctionOf(absl::string_view op))(Wide) {
+  if (op == "ceil") return [](Wide x) { return std::ceil(x); };
+  if (op == "cos") return [](Wide x) { return std::cos(x); };
+  if (op == "erf") return [](Wide x) { return std::erf(x); };
+  if (op == "exp") return [](Wide x) { return std::exp(x); };
+  if (op == "expm1") return [](Wide x) { return std::expm1(x); };
+  if (op == "floor") return [](Wide x) { return std::floor(x); };
+  if (op == "log") return [](Wide x) { return std::log(x); };
+  if (op == "log1p") return [](Wide x) { return std::log1p(x); };
+  if (op == "rsqrt") return [](Wide x) { return 1 / std::sqrt(x); };
+  if (op == "sigmoid") return [](Wide x) { return 1 / (1 + std::exp(-x)); };
+  if (op == "sin") return [](Wide x) { return std::sin(x); };
+  if (op == "sqrt") return [](Wide x) { return std::sqrt(x); };
+  if (op == "tanh") return [](Wide x) { return std::tanh(x); };
+  return nullptr;
+}
+
+template <typename T>
+bool Where(Local<T>& l) {
+  for (size_t i = 0; i < l.out.size(); ++i) l.out[i] = l.At(0, i) != 0 ? l.At(1, i) : l.At(2, i);
+  return true;
+}
+
+template <typename T>
+bool Same(Local<T>& l) {
+  l.out = l.in[0];
+  return true;
+}
+
+template <typename T>
+bool Matmul(Local<T>& l) {
+  const bool ta = l.Int("transpose_a") != 0;
+  const bool tb = l.Int("transpose_b") != 0;
+  const size_t row = l.type.dims.size() - 2;
+  const int64_t depth = l.node.input(0).dims[ta ? row : row + 1].size;
+  ForEach(l.type, [&](const Index& i) {
+    T sum{};
+    Index a = i, b = i;
+    for (int64_t k = 0; k < depth; ++k) {
+      a[row] = ta ? k : i[row];
+      a[row + 1] = ta ? i[row] : k;
+      b[row] = tb ? i[row + 1] : k;
+      b[row + 1] = tb ? k : i[row + 1];
+      sum = Add(sum,
+                Mul(l.in[0][Position(l.node.input(0), a)], l.in[1][Position(l.node.input(1), b)]));
+    }
+    l.out[Position(l.type, i)] = sum;
+  });
+  return true;
+}
+
+// Each product of an x, a weight and a y adds to the one of them that is the result.
+template <typename T>
+bool Convolution(Local<T>& l) {
+  const bool gives_x = l.node.op == "convolution_data_grad";
+  const bool gives_w = l.node.op == "convolution_weight_grad";
+  const TensorType& x_type = gives_x ? l.type : l.node.input(0);
+  const TensorType& w_type = gives_w ? l.type : l.node.input(1);
+  const TensorType& y_type = gives_x ? l.node.input(0) : gives_w ? l.node.input(1) : l.type;
+  const Index stride = l.Pair("stride", 1), padding = l.Pair("padding", 0);
+  const Index dilation = l.Pair("dilation", 1);
+  const int64_t out = w_type.dims[0].size / IntAttribute(l.node.attributes, "groups", 1);
+  std::vector<Wide> sums(l.out.size(), 0);
+  ForEach(y_type, [&](const Index& y) {
+    const TensorType taps(w_type.dtype, {w_type.dims.begin() + 1, w_type.dims.end()});
+    ForEach(taps, [&](const Index& tap) {
+      const Index x = {y[0], y[1] / out * w_type.dims[1].size + tap[0],
+                       y[2] * stride[0] - padding[0] + tap[1] * dilation[0],
+                       y[3] * stride[1] - padding[1] + tap[2] * dilation[1]};
+      for (size_t d = 2; d < 4; ++d) {
+        if (x[d] < 0 || x[d] >= x_type.dims[d].size) return;
+      }
+      const auto x_at = static_cast<size_t>(Position(x_type, x));
+      const auto w_at = static_cast<size_t>(Position(w_type, {y[1], tap[0], tap[1], tap[2]}));
+      const auto y_at = static_cast<size_t>(Position(y_type, y));
+      if (gives_x) {
+        sums[x_at] += static_cast<Wide>(l.in[0][y_at]) * static_cast<Wide>(l.in[1][w_at]);
+      } else if (gives_w) {
+        sums[w_at] += static_cast<Wide>(l.in[0][x_at]) * static_cast<Wide>(l.in[1][y_at]);
+      } else {
+        sums[y_at] += static_cast<Wide>(l.in[0][x_at]) * static_cast<Wide>(l.in[1][w_at]);
+      }
+    });
+  });
+  for (size_t i = 0; i < sums.size(); ++i) l.out[i] = static_cast<T>(sums[i]);
+  return true;
+}
+
+// The elements of x that are under a window at a place of y.
+template <typename T>
+std::vector<Index> Under(const Local<T>& l, const TensorType& x_type, const Index& y) {
+  const Index kernel = l.Pair("kernel", 0), stride = l.Pair("stride", 1);
+  const Index padding = l.Pair("padding", 0), dilation = l.Pair("dilation", 1);
+  std::vector<Index> under;
+  for (int64_t i = 0; i < kernel[0]; ++i) {
+    for (int64_t j = 0; j < kernel[1]; ++j) {
+      const Index x = {y[0], y[1], y[2] * stride[0] - padding[0] + i * dilation[0],
+                       y[3] * stride[1] - padding[1] + j * dilation[1]};
+      if (x[2] < 0 || x[2] >= x_type.dims[2].size) continue;
+      if (x[3] < 0 || x[3] >= x_type.dims[3].size) continue;
+      under.push_back(x);
+    }
+  }
+  return under;
+}
+
+template <typename T>
+bool AvgPool(Local<T>& l) {
+  const bool gradient = l.node.op == "avg_pool_grad";
+  const TensorType& x_type = gradient ? l.type : l.node.input(0);
+  const TensorType& y_type = gradient ? l.node.input(0) : l.type;
+  std::vector<Wide> sums(l.out.size(), 0);
+  ForEach(y_type, [&](const Index& y) {
+    const std::vector<Index> under = Under(l, x_type, y);
+    const Index kernel = l.Pair("kernel", 0);
+    const Wide divisor = l.Int("count_padding") != 0 ? static_cast<Wide>(kernel[0] * kernel[1])
+                                                     : static_cast<Wide>(under.size());
+    const auto y_at = static_cast<size_t>(Position(y_type, y));
+    for (const Index& x : under) {
+      const auto x_at = static_cast<size_t>(Position(x_type, x));
+      const Wide addend = static_cast<Wide>(l.in[0][gradient ? y_at : x_at]) / divisor;
+      sums[gradient ? x_at : y_at] += addend;
+    }
+  });
+  for (size_t i = 0; i < sums.size(); ++i) l.out[i] = static_cast<T>(sums[i]);
+  return true;
+}
+
+template <typename T>
+bool MaxPoolIndex(Local<T>& l) {
+  const TensorType& x_type = l.node.input(0);
+  ForEach(l.type, [&](const Index& y) {
+    Index best;
+    for (const Index& x : Under(l, x_type, y)) {
+      if (best.empty()) best = x;
+      const T most = l.in[0][Position(x_type, best)];
+      const T element = l.in[0][Position(x_type, x)];
+      if (most == most && (element != element || element > most)) best = x;
+    }
+    l.out[Position(l.type, y)] = static_cast<T>(best[2] * x_type.dims[3].size + best[3]);
+  });
+  return true;
+}
+
+// Between a window's first and last tap an index counts, on a tap or not.
+template <typename T>
+bool MaxPoolByIndex(Local<T>& l) {
+  const bool gradient = l.node.op == "max_pool_grad";
+  const TensorType& x_type = gradient ? l.type : l.node.input(0);
+  const TensorType& y_type = l.node.input(1);
+  const Index kernel = l.Pair("kernel", 0), stride = l.Pair("stride", 1);
+  const Index padding = l.Pair("padding", 0), dilation = l.Pair("dilation", 1);
+  ForEach(y_type, [&](const Index& y) {
+    const auto y_at = Position(y_type, y);
+    const auto at = static_cast<int64_t>(l.in[1][y_at]);
+    const int64_t width = x_type.dims[3].size;
+    if (at < 0 || at >= x_type.dims[2].size * width) return;
+    const Index x = {y[0], y[1], at / width, at % width};
+    for (size_t d = 0; d < 2; ++d) {
+      const int64_t away = x[2 + d] - (y[2 + d] * stride[d] - padding[d]);
+      if (away < 0 || away > (kernel[d] - 1) * dilation[d]) return;
+    }
+    const auto x_at = Position(x_type, x);
+    if (gradient) {
+      l.out[x_at] = Add(l.out[x_at], l.in[0][y_at]);
+    } else {
+      l.out[y_at] = l.in[0][x_at];
+    }
+  });
+  return true;
+}
+
+// The elements of input 0 that share all other indices, in wide numbers.
+template <typename T>
+std::vector<long double> Row(const Local<T>& l, Index i, size_t axis) {
+  std::vector<long double> row;
+  for (i[axis] = 0; i[axis] < l.node.input(0).dims[axis].size; ++i[axis]) {
+    row.push_back(static_cast<long double>(l.in[0][Position(l.node.input(0), i)]));
+  }
+  return row;
+}
+// -log softmax of element i of a row: of the largest one log(1 + what the others add).
+Wide LogLoss(const std::vector<Wide>& row, size_t i) {
+  Wide others = 0;
+  for (size_t j = 0; j < row.size(); ++j) others += j == i ? 0 : std::exp(row[j] - row[i]);
+  if (others <= 1) return row[i] - row[i] + std::log1p(others);
+  Wide most = -std::numeric_limits<Wide>::infinity(), sum = 0;
+  for (const Wide x : row) most = x > most ? x : most;
+  for (const Wide x : row) sum += std::exp(x - most);
+  return most - row[i] + std::log(sum);
+}
+
+template <typename T>
+bool Softmax(Local<T>& l, bool log) {
+  const auto axis = static_cast<size_t>(l.Int("axis"));
+  ForEach(l.type, [&](const Index& i) {
+    const Wide loss = LogLoss(Row(l, i, axis), static_cast<size_t>(i[axis]));
+    l.out[Position(l.type, i)] = static_cast<T>(log ? -loss : std::exp(-loss));
+  });
+  return true;
+}
+
+// The sum over j of w_j (x_i - x_j), that times w_i, or the sum of x_i w_j - w_i x_j.
+template <typename T>
+bool Center(Local<T>& l) {
+  const bool adjoint = l.node.op == "center_grad";
+  const auto axis = static_cast<size_t>(l.Int("axis"));
+  ForEach(l.type, [&](const Index& i) {
+    Wide sum = 0;
+    const Wide w = l.in[0][Position(l.type, i)];
+    const Wide x = l.in[1][Position(l.type, i)];
+    Index j = i;
+    for (j[axis] = 0; j[axis] < l.type.dims[axis].size; ++j[axis]) {
+      const Wide other_w = l.in[0][Position(l.type, j)];
+      const Wide other_x = l.in[1][Position(l.type, j)];
+      sum += adjoint ? x * other_w - w * other_x : other_w * (x - other_x);
+    }
+    l.out[Position(l.type, i)] = static_cast<T>(l.node.op == "softmax_grad" ? w * sum : sum);
+  });
+  return true;
+}
+
+// The indices that an element of x has in the dimensions of that attribute.
+template <typename T>
+Index Within(const Local<T>& l, const Index& i, absl::string_view name) {
+  const Index range = IntsAttribute(l.node.attributes, name);
+  return Index(i.begin() + range[0], i.begin() + range[1]);
+}
+template <typename T>
+Wide X(const Local<T>& l, const Index& i) {
+  return l.in[0][Position(l.node.input(0), i)];
+}
+// From each row to what the elements' f give, and how many there are.
+template <typename T, typename F>
+std::map<Index, std::pair<Wide, Wide>> SumRows(const Local<T>& l, const F& f) {
+  std::map<Index, std::pair<Wide, Wide>> rows;
+  ForEach(l.node.input(0), [&](const Index& i) {
+    auto& row = rows[Within(l, i, "rows")];
+    row.first += f(i);
+    row.second += 1;
+  });
+  return rows;
+}
+template <typename T>
+bool Moments(Local<T>& l) {
+  const bool center = IntAttribute(l.node.attributes, "center", 1) != 0;
+  const auto means = SumRows(l, [&](const Index& i) { return center ? X(l, i) : Wide{0}; });
+  const auto mean_of = [&](const Index& row) { return means.at(row).first / means.at(row).second; };
+  const auto squares = SumRows(l, [&](const Index& i) {
+    const Wide apart = X(l, i) - mean_of(Within(l, i, "rows"));
+    return apart * apart;
+  });
+  ForEach(l.type, [&](const Index& o) {
+    const Index row(o.begin() + 1, o.end());
+    const auto at = squares.find(row);
+    const Wide variance = at == squares.end() ? std::numeric_limits<Wide>::quiet_NaN()
+                                              : at->second.first / at->second.second;
+    const Wide mean = at == squares.end() && center ? variance
+                      : at == squares.end()         ? Wide{0}
+                                                    : mean_of(row);
+    l.out[Position(l.type, o)] = static_cast<T>(o[0] == 0 ? mean : variance);
+  });
+  return true;
+}
+
+template <typename T>
+Wide Moment(const Local<T>& l, const Index& i, int64_t which) {
+  Index at = Within(l, i, "rows");
+  at.insert(at.begin(), which);
+  return l.in[1][Position(l.node.input(1), at)];
+}
+template <typename T>
+Wide Scale(const Local<T>& l, const Index& i) {
+  const Wide epsilon = absl::get<double>(*FindAttribute(l.node.attributes, "epsilon"));
+  return 1 / std::sqrt(Moment(l, i, 1) + epsilon);
+}
+template <typename T>
+Wide Z(const Local<T>& l, const Index& i) {
+  return (X(l, i) - Moment(l, i, 0)) * Scale(l, i);
+}
+template <typename T>
+Wide OfWeight(const Local<T>& l, int n, const Index& i) {
+  return l.in[n][Position(l.node.input(n), Within(l, i, "weights"))];
+}
+template <typename T>
+bool Normalize(Local<T>& l) {
+  ForEach(l.type, [&](const Index& i) {
+    l.out[Position(l.type, i)] = static_cast<T>(OfWeight(l, 2, i) * Z(l, i) + OfWeight(l, 3, i));
+  });
+  return true;
+}
+template <typename T>
+bool NormalizeGrad(Local<T>& l) {
+  const auto u = [&](const Index& i) {
+    return OfWeight(l, 2, i) * static_cast<Wide>(l.in[3][Position(l.type, i)]);
+  };
+  const bool center = IntAttribute(l.node.attributes, "center", 1) != 0;
+  const auto sums = SumRows(l, [&](const Index& i) { return center ? u(i) : Wide{0}; });
+  const auto products = SumRows(l, [&](const Index& i) { return u(i) * Z(l, i); });
+  ForEach(l.type, [&](const Index& i) {
+    const auto& [sum, size] = sums.at(Within(l, i, "rows"));
+    const Wide product = products.at(Within(l, i, "rows")).first;
+    l.out[Position(l.type, i)] =
+        static_cast<T>(Scale(l, i) * (u(i) - sum / size - Z(l, i) * product / size));
+  });
+  return true;
+}
+template <typename T>
+bool NormalizeWeightGrad(Local<T>& l) {
+  std::vector<Wide> sums(l.out.size(), 0);
+  ForEach(l.node.input(0), [&](const Index& i) {
+    sums[static_cast<size_t>(Position(l.type, Within(l, i, "weights")))] +=
+        Z(l, i) * static_cast<Wide>(l.in[2][Position(l.node.input(2), i)]);
+  });
+  for (size_t i = 0; i < sums.size(); ++i) l.out[i] = static_cast<T>(sums[i]);
+  return true;
+}
+
+template <typename T>
+bool IsIgnored(const Local<T>& l, T index) {
+  return FindAttribute(l.node.attributes, "ignore_index") != nullptr &&
+         index == static_cast<T>(l.Int("ignore_index"));
+}
+
+template <typename T>
+bool CrossEntropy(Local<T>& l, bool gradient) {
+  ForEach(l.type, [&](const Index& i) {
+    Index label = i, first = i;
+    if (gradient) label.pop_back();
+    if (!gradient) first.push_back(0);
+    const int64_t position = Position(l.node.input(1), label);
+    const T wanted = l.in[1][position];
+    if (IsIgnored(l, wanted)) return;
+    const std::vector<Wide> row = Row(l, first, first.size() - 1);
+    const auto at = static_cast<size_t>(gradient ? i.back() : wanted);
+    Wide y = LogLoss(row, at);
+    if (gradient) {
+      y = static_cast<T>(i.back()) == wanted ? std::expm1(-y) : std::exp(-y);
+      y *= l.in[2][position];
+    }
+    l.out[Position(l.type, i)] = static_cast<T>(y);
+  });
+  return true;
+}
+
+template <typename T>
+bool OneHot(Local<T>& l) {
+  bool fits = true;
+  ForEach(l.type, [&](const Index& i) {
+    const T index = l.in[0][Position(l.node.input(0), Index(i.begin(), i.end() - 1))];
+    if (IsIgnored(l, index)) return;
+    fits = fits && index >= 0 && index < static_cast<T>(l.Int("depth"));
+    l.out[Position(l.type, i)] = static_cast<T>(index == static_cast<T>(i.back()) ? 1 : 0);
+  });
+  return fits;
+}
+
+// Where `i` leads: the indices stand in the place of one axis.
+template <typename T>
+Index Indexed(const Local<T>& l, const Index& i) {
+  const auto begin = i.begin() + l.Int("axis");
+  const auto end = begin + static_cast<std::ptrdiff_t>(l.node.input(1).dims.size());
+  Index result(i.begin(), begin);
+  result.push_back(static_cast<int64_t>(l.in[1][Position(l.node.input(1), Index(begin, end))]));
+  result.insert(result.end(), end, i.end());
+  return result;
+}
+template <typename T>
+Index IndexedAlong(const Local<T>& l, Index i) {
+  i[l.Int("axis")] = static_cast<int64_t>(l.in[1][Position(l.node.input(1), i)]);
+  return i;
+}
+template <typename T>
+bool TakeSlices(Local<T>& l) {
+  ForEach(l.type, [&](const Index& i) {
+    l.out[Position(l.type, i)] = l.in[0][Position(l.node.input(0), Indexed(l, i))];
+  });
+  return true;
+}
+template <typename T>
+bool TakeAlong(Local<T>& l) {
+  ForEach(l.type, [&](const Index& i) {
+    l.out[Position(l.type, i)] = l.in[0][Position(l.node.input(0), IndexedAlong(l, i))];
+  });
+  return true;
+}
+template <typename T>
+bool ScatterAdd(Local<T>& l) {
+  ForEach(l.node.input(0), [&](const Index& i) {
+    T& sum = l.out[Position(l.type, Indexed(l, i))];
+    sum = Add(sum, l.in[0][Position(l.node.input(0), i)]);
+  });
+  return true;
+}
+template <typename T>
+bool ScatterAddAlong(Local<T>& l) {
+  ForEach(l.node.input(0), [&](const Index& i) {
+    T& sum = l.out[Position(l.type, IndexedAlong(l, i))];
+    sum = Add(sum, l.in[0][Position(l.node.input(0), i)]);
+  });
+  return true;
+}
+
+template <typename T>
+bool Arg(Local<T>& l, typename Local<T>::IsBetter is_better) {
+  const auto axis = static_cast<size_t>(l.Int("axis"));
+  ForEach(l.type, [&](const Index& o) {
+    Index i = o;
+    if (l.Int("keep_dims") == 0) i.insert(i.begin() + static_cast<std::ptrdiff_t>(axis), 0);
+    Index best = i;
+    for (; i[axis] < l.node.input(0).dims[axis].size; ++i[axis]) {
+      const T x = l.in[0][Position(l.node.input(0), i)];
+      const T least = l.in[0][Position(l.node.input(0), best)];
+      if (least == least && (x != x || is_better(x, least))) best = i;
+    }
+    l.out[Position(l.type, o)] = static_cast<T>(best[axis]);
+  });
+  return true;
+}
+
+// Each element's place is how many stand before it.
+template <typename T>
+bool ArgSort(Local<T>& l) {
+  const TensorType& input = l.node.input(0);
+  const auto axis = static_cast<size_t>(l.Int("axis"));
+  const bool is_bool = input.dtype == DType::kBool;
+  const auto is_less = [](T a, T b) { return a < b || (a == a && b != b); };
+  ForEach(input, [&](const Index& i) {
+    const auto at = [&](int64_t k) {
+      Index j = i;
+      j[axis] = k;
+      const T x = l.in[0][Position(input, j)];
+      return is_bool ? T(x != 0) : x;
+    };
+    const T x = at(i[axis]);
+    Index place = i;
+    place[axis] = 0;
+    for (int64_t k = 0; k < input.dims[axis].size; ++k) {
+      const T y = at(k);
+      const bool before = l.Int("descending") != 0 ? is_less(x, y) : is_less(y, x);
+      const bool equal = !is_less(x, y) && !is_less(y, x);
+      place[axis] += before || (equal && k < i[axis]) ? 1 : 0;
+    }
+    if (place[axis] >= l.type.dims[axis].size) return;
+    l.out[Position(l.type, place)] = static_cast<T>(i[axis]);
+  });
+  return true;
+}
+
+template <typename T>
+bool CumSum(Local<T>& l) {
+  const auto axis = static_cast<size_t>(l.Int("axis"));
+  const bool reverse = l.Int("reverse") != 0;
+  const int64_t first = reverse ? l.type.dims[axis].size - 1 : 0;
+  ForEach(l.type, [&](const Index& i) {
+    Index j = i;
+    j[axis] = first;
+    T sum = l.in[0][Position(l.type, j)];
+    while (j[axis] != i[axis]) {
+      j[axis] += reverse ? -1 : 1;
+      sum = Add(sum, l.in[0][Position(l.type, j)]);
+    }
+    l.out[Position(l.type, i)] = sum;
+  });
+  return true;
+}
+
+template <typename T>
+T Lowest() {
+  if (std::numeric_limits<T>::has_infinity) return -std::numeric_limits<T>::infinity();
+  return std::numeric_limits<T>::lowest() + 1;  // the evaluator's integers are wider
+}
+
+template <typename T>
+bool Reduce(Local<T>& l, T nothing, typename Local<T>::Binary f) {
+  const TensorType& input = l.node.input(0);
+  const Index axes = IntsAttribute(l.node.attributes, "axes");
+  std::vector<bool> reduced(input.dims.size(), axes.empty());
+  for (const int64_t axis : axes) reduced[axis] = true;
+  std::fill(l.out.begin(), l.out.end(), nothing);
+  ForEach(input, [&](const Index& i) {
+    Index o;
+    for (size_t d = 0; d < i.size(); ++d) {
+      if (!reduced[d]) {
+        o.push_back(i[d]);
+      } else if (l.Int("keep_dims") != 0) {
+        o.push_back(0);
+      }
+    }
+    T& result = l.out[Position(l.type, o)];
+    result = f(result, l.in[0][Position(input, i)]);
+  });
+  return true;
+}
+
+template <typename T>
+bool Mean(Local<T>& l) {
+  Reduce(l, T{}, [](T a, T b) { return Add(a, b); });
+  const auto each = static_cast<T>(l.out.empty() ? 1 : l.in[0].size() / l.out.size());
+  for (T& out : l.out) out = out / each;
+  return true;
+}
+
+template <typename T>
+bool Spread(Local<T>& l) {
+  Expand(l);
+  const auto times = static_cast<T>(l.in[0].empty() ? 1 : l.out.size() / l.in[0].size());
+  for (T& out : l.out) out = out / times;
+  return true;
+}
+
+template <typename T>
+bool Expand(Local<T>& l) {
+  const TensorType& input = l.node.input(0);
+  ForEach(l.type, [&](const Index& o) {
+    Index i(o.end() - input.dims.size(), o.end());
+    for (size_t d = 0; d < i.size(); ++d) {
+      if (input.dims[d].size == 1) i[d] = 0;
+    }
+    l.out[Position(l.type, o)] = l.in[0][Position(input, i)];
+  });
+  return true;
+}
+
+template <typename T>
+bool Transpose(Local<T>& l) {
+  const Index perm = IntsAttribute(l.node.attributes, "perm");
+  ForEach(l.type, [&](const Index& o) {
+    Index i(o.size());
+    for (size_t d = 0; d < o.size(); ++d) i[perm[d]] = o[d];
+    l.out[Position(l.type, o)] = l.in[0][Position(l.node.input(0), i)];
+  });
+  return true;
+}
+
+// Input `n`, moved by `offset` along the axis; what falls outside is dropped.
+template <typename T>
+bool Shift(Local<T>& l, int n, int64_t offset) {
+  const int64_t axis = l.Int("axis");
+  ForEach(l.node.input(n), [&](const Index& i) {
+    Index o = i;
+    o[axis] += offset;
+    if (o[axis] < 0 || o[axis] >= l.type.dims[axis].size) return;
+    l.out[Position(l.type, o)] = l.in[n][Position(l.node.input(n), i)];
+  });
+  return true;
+}
+
+template <typename T>
+bool Concat(Local<T>& l) {
+  int64_t offset = 0;
+  for (int n = 0; n < l.node.num_inputs(); ++n) {
+    Shift(l, n, offset);
+    offset += l.node.input(n).dims[l.Int("axis")].size;
+  }
+  return true;
+}
+
+// The elements of each part that count, and where its `i`th part begins when they are packed.
+template <typename T, typename Fn>
+void ForEachCounted(const Local<T>& l, Fn fn) {
+  const auto parts = static_cast<size_t>(l.Int("parts"));
+  const auto rows = static_cast<size_t>(l.type.dims[0].size);
+  const size_t row = rows == 0 ? 0 : l.out.size() / rows;
+  const size_t counted = static_cast<size_t>(l.in[1][0]) * row;
+  for (size_t part = 0; part < parts; ++part) {
+    for (size_t i = 0; i < counted; ++i) fn(part * (rows / parts) * row + i, part * counted + i);
+  }
+}
+template <typename T>
+bool PackRows(Local<T>& l) {
+  ForEachCounted(l, [&](size_t unpacked, size_t packed) { l.out[packed] = l.in[0][unpacked]; });
+  return true;
+}
+template <typename T>
+bool UnpackRows(Local<T>& l) {
+  ForEachCounted(l, [&](size_t unpacked, size_t packed) { l.out[unpacked] = l.in[0][packed]; });
+  return true;
+}
+
+template <typename T>
+bool Scale(Local<T>& l) {
+  for (size_t i = 0; i < l.out.size(); ++i) l.out[i] = Mul(l.in[0][i], l.in[1][0]);
+  return true;
+}
+
+template <typename T>
+bool Product(Local<T>& l) {
+  l.out = l.in[0];
+  for (size_t n = 1; n < l.in.size(); ++n) {
+    for (size_t i = 0; i < l.out.size(); ++i) l.out[i] = Mul(l.out[i], l.in[n][i]);
+  }
+  return true;
+}
+
+template <typename T>
+bool Fill(Local<T>& l) {
+  const AttributeValue& value = *FindAttribute(l.node.attributes, "value");
+  const auto* integer = absl::get_if<int64_t>(&value);
+  const T element =
+      integer != nullptr ? static_cast<T>(*integer) : static_cast<T>(absl::get<double>(value));
+  for (T& out : l.out) out = element;
+  return true;
+}
+
+// False: no such op.
+template <typename T>
+bool Run(Local<T>& l) {
+  const absl::string_view op = l.node.op;
+  if (op == "add") return Elementwise(l, [](T a, T b) { return Add(a, b); });
+  if (op == "sub") return Elementwise(l, [](T a, T b) { return Add(a, Neg(b)); });
+  if (op == "mul") return Elementwise(l, [](T a, T b) { return Mul(a, b); });
+  if (op == "neg") return Elementwise(l, [](T a, T) { return Neg(a); });
+  if (op == "relu") return Elementwise(l, [](T a, T) { return a > 0 ? a : T{}; });
+  if (op == "relu_grad") return Elementwise(l, [](T a, T b) { return a > 0 ? b : T{}; });
+  if (op == "div") return Elementwise(l, Div<T>);
+  if (op == "abs") return Elementwise(l, [](T a, T) { return a < 0 ? Neg(a) : a; });
+  if (op == "sign") {
+    return Elementwise(l, [](T a, T) { return a > 0 ? T{1} : a < 0 ? static_cast<T>(-1) : a; });
+  }
+  if (op == "maximum") return Elementwise(l, [](T a, T b) { return a >= b || a != a ? a : b; });
+  if (op == "minimum") return Elementwise(l, [](T a, T b) { return a <= b || a != a ? a : b; });
+  if (op == "where") return Where(l);
+  if (op == "logical_and") return Elementwise(l, [](T a, T b) { return T(a != 0 && b != 0); });
+  if (op == "logical_or") return Elementwise(l, [](T a, T b) { return T(a != 0 || b != 0); });
+  if (op == "logical_xor") return Elementwise(l, [](T a, T b) { return T((a != 0) != (b != 0)); });
+  if (op == "logical_not") return Elementwise(l, [](T a, T) { return T(a == 0); });
+  if (const auto f = FunctionOf(op); f != nullptr) {
+    for (size_t i = 0; i < l.out.size(); ++i) l.out[i] = static_cast<T>(f(l.At(0, i)));
+    return true;
+  }
+  if (op == "pow") {
+    return Elementwise(l, [](T a, T b) { return static_cast<T>(std::pow<Wide, Wide>(a, b)); });
+  }
+  if (op == "sigmoid_grad" || op == "tanh_grad") {
+    return Elementwise(l, op == "tanh_grad" ? Slope<T, 1> : Slope<T, 2>);
+  }
+  if (op == "matmul") return Matmul(l);
+  if (op.substr(0, 11) == "convolution") return Convolution(l);
+  if (op == "avg_pool" || op == "avg_pool_grad") return AvgPool(l);
+  if (op == "max_pool_index") return MaxPoolIndex(l);
+  if (op == "max_pool_take" || op == "max_pool_grad") return MaxPoolByIndex(l);
+  if (op == "softmax") return Softmax(l, /*log=*/false);
+  if (op == "log_softmax") return Softmax(l, /*log=*/true);
+  if (op == "center" || op == "center_grad" || op == "softmax_grad") return Center(l);
+  if (op == "moments") return Moments(l);
+  if (op == "normalize") return Normalize(l);
+  if (op == "normalize_grad") return NormalizeGrad(l);
+  if (op == "normalize_weight_grad") return NormalizeWeightGrad(l);
+  if (op == "cross_entropy") return CrossEntropy(l, /*gradient=*/false);
+  if (op == "cross_entropy_grad") return CrossEntropy(l, /*gradient=*/true);
+  if (op == "one_hot") return OneHot(l);
+  if (op == "take") return TakeSlices(l);
+  if (op == "take_along") return TakeAlong(l);
+  if (op == "scatter_add") return ScatterAdd(l);
+  if (op == "scatter_add_along") return ScatterAddAlong(l);
+  if (op == "arg_max") return Arg(l, [](T a, T b) { return a > b; });
+  if (op == "arg_min") return Arg(l, [](T a, T b) { return a < b; });
+  if (op == "arg_sort") return ArgSort(l);
+  if (op == "cum_sum") return CumSum(l);
+  if (op == "sum") return Reduce(l, T{}, [](T a, T b) { return Add(a, b); });
+  if (op == "mean") return Mean(l);
+  if (op == "prod") return Reduce(l, T{1}, [](T a, T b) { return Mul(a, b); });
+  if (op == "max") {
+    return Reduce(l, Lowest<T>(), [](T a, T b) { return a >= b || a != a ? a : b; });
+  }
+  if (op == "min") {
+    return Reduce(l, Neg(Lowest<T>()), [](T a, T b) { return a <= b || a != a ? a : b; });
+  }
+  if (op == "spread") return Spread(l);
+  if (op == "expand") return Expand(l);
+  if (op == "copy" || op == "reshape") return Same(l);
+  if (op == "transpose") return Transpose(l);
+  if (op == "slice") return Shift(l, 0, -l.Int("begin"));
+  if (op == "pad") return Shift(l, 0, l.Int("before"));
+  if (op == "concat") return Concat(l);
+  if (op == "pack_rows") return PackRows(l);
+  if (op == "unpack_rows") return UnpackRows(l);
+  if (op == "fill") return Fill(l);
+  if (op == "share") return Elementwise(l, [](T x, T h) { return h == 0 ? T{} : x / h; });
+  if (op == "scale") return Scale(l);
+  if (op == "product") return Product(l);
+  return false;
+}
 
 // --- Local ops whose output has another dtype than what they look at ---
 
@@ -1478,8 +1530,8 @@ absl::StatusOr<std::vector<Value>> EvaluateLocal(const NodeView& node,
   const DType computed = arg ? inputs[0]->type.dtype : outputs[0].dtype;
   return DispatchWide(computed, [&](auto t) -> absl::StatusOr<std::vector<Value>> {
     Local<decltype(t)> local(node, inputs, outputs[0]);
-    if (!local.Run()) return absl::UnimplementedError(absl::StrCat("evaluator: ", node.op));
-    return std::vector<Value>{local.Take()};
+    if (!Run(local)) return absl::UnimplementedError(absl::StrCat("evaluator: ", node.op));
+    return std::vector<Value>{Write(local.type, local.out)};
   });
 }
 
