@@ -11,14 +11,13 @@
 #include "absl/status/status.h"
 #include "chorus/parallel/host_tensor.h"
 #include "core/base/error.h"
-#include "core/base/file.h"
 
 namespace chorus {
 namespace data {
 
 // The bytes end where they end: a reader that goes beyond is found.
-inline HeldBytes FuzzBytes(const uint8_t* data, size_t size) {
-  return Hold(std::string(reinterpret_cast<const char*>(data), size));
+inline std::string FuzzBytes(const uint8_t* data, size_t size) {
+  return std::string(reinterpret_cast<const char*>(data), size);
 }
 
 inline void CheckArray(const parallel::HostTensor& array) {

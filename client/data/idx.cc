@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "client/data/host_elements.h"
 #include "core/base/error.h"
+#include "core/base/file.h"
 
 namespace chorus {
 namespace data {
@@ -130,14 +131,7 @@ DType TypeOf(uint8_t type) {
   }
 }
 
-}  // namespace
-
-absl::StatusOr<HostTensor> ReadIdx(const std::string& path) {
-  CHORUS_ASSIGN_OR_RETURN(const HeldBytes file, MapFile(path));
-  return ParseIdx(path, file);
-}
-
-absl::StatusOr<HostTensor> ParseIdx(const std::string& path, const HeldBytes& file) {
+absl::StatusOr<HostTensor> Parse(const std::string& path, const HeldBytes& file) {
   const auto refuse = [&path](const std::string& what) {
     return Malformed(absl::StrCat(path, ": ", what));
   };
@@ -194,6 +188,17 @@ absl::StatusOr<HostTensor> ParseIdx(const std::string& path, const HeldBytes& fi
   // Of nothing, but in sizes that no tensor has.
   if (!array.status().ok()) return refuse(ErrorOf(array.status()).message);
   return array;
+}
+
+}  // namespace
+
+absl::StatusOr<HostTensor> ReadIdx(const std::string& path) {
+  CHORUS_ASSIGN_OR_RETURN(const HeldBytes file, MapFile(path));
+  return Parse(path, file);
+}
+
+absl::StatusOr<HostTensor> ParseIdx(const std::string& path, std::string bytes) {
+  return Parse(path, Hold(std::move(bytes)));
 }
 
 }  // namespace data

@@ -15,14 +15,13 @@
 
 #include "absl/status/statusor.h"
 #include "chorus/parallel/host_tensor.h"
-#include "core/base/file.h"
 
 namespace chorus {
 namespace data {
 
 absl::StatusOr<parallel::HostTensor> ReadIdx(const std::string& path);
 // Of bytes in memory; errors call them `path`.
-absl::StatusOr<parallel::HostTensor> ParseIdx(const std::string& path, const HeldBytes& file);
+absl::StatusOr<parallel::HostTensor> ParseIdx(const std::string& path, std::string bytes);
 
 }  // namespace data
 }  // namespace chorus

@@ -43,7 +43,7 @@ std::string Gzip(const std::string& bytes) {
   return out;
 }
 
-absl::StatusOr<HostTensor> Parse(const std::string& bytes) { return ParseIdx("file", Hold(bytes)); }
+absl::StatusOr<HostTensor> Parse(const std::string& bytes) { return ParseIdx("file", bytes); }
 
 std::string Error(const std::string& bytes, Reason reason = Reason::kMalformed) {
   const absl::Status status = Parse(bytes).status();

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/data/host_elements.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 
 namespace chorus {
 namespace data {
@@ -63,6 +66,95 @@ absl::StatusOr<HostTensors> Stack(const std::vector<HostTensors>& samples) {
   return stacked;
 }
 
+// The threads that make batches, and what they have made.
+class DataLoader::Workers {
+ public:
+  using MakeBatch = std::function<absl::StatusOr<Batch>(int64_t number)>;
+  Workers(MakeBatch make, int threads) : make_(std::move(make)), most_threads_(threads) {}
+  ~Workers() { Stop(); }
+
+  // Until batch `number` is ready, while those below `limit` are made, from `number` on where there
+  // are no threads yet. False: it was not by then.
+  bool Await(int64_t number, int64_t limit, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // One that is ready.
+  absl::StatusOr<Batch> Take(int64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends the threads; what they have made is gone.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // A thread's life: batches, one by one, until there are none or it is to end.
+  void Work() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const MakeBatch make_;
+  const int most_threads_;
+  std::vector<std::thread> threads_;  // of the caller's thread alone
+
+  Mutex mutex_;
+  CondVar made_;    // a batch has come to ready_
+  CondVar wanted_;  // there is room for a batch, or the end
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t next_ ABSL_GUARDED_BY(mutex_) = 0;   // the first batch that nobody makes yet
+  int64_t limit_ ABSL_GUARDED_BY(mutex_) = 0;  // and the first for which there is no room
+  std::map<int64_t, absl::StatusOr<Batch>> ready_ ABSL_GUARDED_BY(mutex_);
+};
+
+bool DataLoader::Workers::Await(int64_t number, int64_t limit, absl::Time deadline) {
+  {
+    MutexLock lock(&mutex_);
+    if (threads_.empty()) next_ = number;
+    limit_ = limit;
+  }
+  wanted_.SignalAll();
+  while (static_cast<int>(threads_.size()) < most_threads_) {
+    threads_.emplace_back([this] { Work(); });
+  }
+  MutexLock lock(&mutex_);
+  while (ready_.count(number) == 0) {
+    const absl::Duration left = deadline - SteadyNow();
+    if (left <= absl::ZeroDuration()) return false;
+    made_.WaitFor(&mutex_, left);
+  }
+  return true;
+}
+
+absl::StatusOr<Batch> DataLoader::Workers::Take(int64_t number) {
+  MutexLock lock(&mutex_);
+  const auto it = ready_.find(number);
+  absl::StatusOr<Batch> batch = std::move(it->second);
+  ready_.erase(it);
+  return batch;
+}
+
+void DataLoader::Workers::Work() {
+  while (true) {
+    int64_t number = 0;
+    {
+      MutexLock lock(&mutex_);
+      while (!stopping_ && next_ == limit_) wanted_.Wait(&mutex_);
+      if (stopping_) return;
+      number = next_++;
+    }
+    absl::StatusOr<Batch> batch = make_(number);
+    MutexLock lock(&mutex_);
+    ready_.emplace(number, std::move(batch));
+    made_.Signal();
+  }
+}
+
+void DataLoader::Workers::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  wanted_.SignalAll();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  MutexLock lock(&mutex_);
+  stopping_ = false;
+  limit_ = next_;
+  ready_.clear();
+}
+
 absl::StatusOr<std::unique_ptr<DataLoader>> DataLoader::Create(
     std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> sampler,
     const Options& options, CallSite site) {
@@ -81,11 +173,17 @@ absl::StatusOr<std::unique_ptr<DataLoader>> DataLoader::Create(
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> sampler,
                        const Options& options, CallSite site)
-    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), options_(options), site_(site) {
+    : dataset_(std::move(dataset)),
+      sampler_(std::move(sampler)),
+      options_(options),
+      site_(site),
+      // More than there may be batches under way would find nothing to do.
+      workers_(std::make_unique<Workers>([this](int64_t number) { return Make(number); },
+                                         std::min(options.threads, options.prefetch + 1))) {
   Begin();
 }
 
-DataLoader::~DataLoader() { Stop(); }
+DataLoader::~DataLoader() = default;
 
 void DataLoader::Begin() {
   const int64_t samples = sampler_->size();
@@ -95,7 +193,7 @@ void DataLoader::Begin() {
 }
 
 void DataLoader::SetEpoch(int64_t epoch) {
-  Stop();
+  workers_->Stop();
   sampler_->SetEpoch(epoch);
   Begin();
 }
@@ -105,7 +203,7 @@ State DataLoader::state() const {
 }
 
 absl::Status DataLoader::Restore(const State& state) {
-  Stop();
+  workers_->Stop();
   CHORUS_RETURN_IF_ERROR(sampler_->Restore(state));
   Begin();
   return absl::OkStatus();
@@ -144,73 +242,19 @@ absl::StatusOr<Batch> DataLoader::Next() {
   if (received_ == batches_) return Batch();
   const absl::Time asked = SteadyNow();
   if (options_.threads > 0) {
-    const absl::Status status = Await(asked + options_.timeout);
+    const int64_t limit = std::min(received_ + 1 + options_.prefetch, batches_);
+    const bool made = workers_->Await(received_, limit, asked + options_.timeout);
     waited_ += SteadyNow() - asked;
-    CHORUS_RETURN_IF_ERROR(status);
-    MutexLock lock(&mutex_);
-    const auto it = ready_.find(received_++);
-    absl::StatusOr<Batch> batch = std::move(it->second);
-    ready_.erase(it);
-    return batch;
-  }
-  absl::StatusOr<Batch> batch = Make(received_++);
-  waited_ += SteadyNow() - asked;
-  return batch;
-}
-
-absl::Status DataLoader::Await(absl::Time deadline) {
-  {
-    MutexLock lock(&mutex_);
-    if (threads_.empty()) next_ = received_;
-    limit_ = std::min(received_ + 1 + options_.prefetch, batches_);
-  }
-  wanted_.SignalAll();
-  // More than there may be batches under way would find nothing to do.
-  const int threads = std::min(options_.threads, options_.prefetch + 1);
-  while (static_cast<int>(threads_.size()) < threads) {
-    threads_.emplace_back([this] { Work(); });
-  }
-  MutexLock lock(&mutex_);
-  while (ready_.count(received_) == 0) {
-    const absl::Duration left = deadline - SteadyNow();
-    if (left <= absl::ZeroDuration()) {
+    if (!made) {
       return MakeError(Reason::kTransportTimeout,
                        absl::StrCat("DataLoader: batch ", received_, " was not made within ",
                                     absl::FormatDuration(options_.timeout)));
     }
-    made_.WaitFor(&mutex_, left);
+    return workers_->Take(received_++);
   }
-  return absl::OkStatus();
-}
-
-void DataLoader::Work() {
-  while (true) {
-    int64_t number = 0;
-    {
-      MutexLock lock(&mutex_);
-      while (!stopping_ && next_ == limit_) wanted_.Wait(&mutex_);
-      if (stopping_) return;
-      number = next_++;
-    }
-    absl::StatusOr<Batch> batch = Make(number);
-    MutexLock lock(&mutex_);
-    ready_.emplace(number, std::move(batch));
-    made_.Signal();
-  }
-}
-
-void DataLoader::Stop() {
-  {
-    MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  wanted_.SignalAll();
-  for (std::thread& thread : threads_) thread.join();
-  threads_.clear();
-  MutexLock lock(&mutex_);
-  stopping_ = false;
-  limit_ = next_;
-  ready_.clear();
+  absl::StatusOr<Batch> batch = Make(received_++);
+  waited_ += SteadyNow() - asked;
+  return batch;
 }
 
 }  // namespace data

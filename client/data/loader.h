@@ -27,10 +27,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,7 +40,6 @@
 #include "chorus/data/sampler.h"
 #include "chorus/session.h"
 #include "chorus/tensor.h"
-#include "core/base/mutex.h"
 
 namespace chorus {
 namespace data {
@@ -109,12 +106,6 @@ class DataLoader {
 
   // One batch, whole.
   absl::StatusOr<Batch> Make(int64_t number) const;
-  // Until the next one is ready.
-  absl::Status Await(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
-  // A thread's life: batches, one by one, until there are none or it is to end.
-  void Work() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends the threads; what they have made is gone.
-  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
   // Behind a change of the sampler.
   void Begin();
 
@@ -122,19 +113,11 @@ class DataLoader {
   const std::shared_ptr<Sampler> sampler_;
   const Options options_;
   const CallSite site_;  // of uploads
-  // Of the caller's thread alone.
   int64_t batches_ = 0;
   int64_t received_ = 0;  // batches
   absl::Duration waited_;
-  std::vector<std::thread> threads_;
-
-  Mutex mutex_;
-  CondVar made_;    // a batch has come to ready_
-  CondVar wanted_;  // there is room for a batch, or the end
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t next_ ABSL_GUARDED_BY(mutex_) = 0;   // the first batch that nobody makes yet
-  int64_t limit_ ABSL_GUARDED_BY(mutex_) = 0;  // and the first for which there is no room
-  std::map<int64_t, absl::StatusOr<Batch>> ready_ ABSL_GUARDED_BY(mutex_);
+  class Workers;
+  const std::unique_ptr<Workers> workers_;  // the first to go: they call the others
 };
 
 }  // namespace data

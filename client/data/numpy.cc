@@ -16,6 +16,7 @@
 #include "client/data/host_elements.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/base/file.h"
 
 namespace chorus {
 namespace data {
@@ -152,14 +153,7 @@ std::string RowMajor(absl::string_view from, const Shape& shape, size_t width) {
   return to;
 }
 
-}  // namespace
-
-absl::StatusOr<HostTensor> ReadNpy(const std::string& path) {
-  CHORUS_ASSIGN_OR_RETURN(const HeldBytes file, MapFile(path));
-  return ParseNpy(path, file);
-}
-
-absl::StatusOr<HostTensor> ParseNpy(const std::string& path, const HeldBytes& file) {
+absl::StatusOr<HostTensor> ReadArray(const std::string& path, const HeldBytes& file) {
   ByteReader in(file.bytes);
   if (in.GetRaw(kMagic.size()) != kMagic) {
     return Refuse(path, "expected a .npy file: it begins with other bytes");
@@ -209,8 +203,6 @@ absl::StatusOr<HostTensor> ParseNpy(const std::string& path, const HeldBytes& fi
 }
 
 // --- Archives -----------------------------------------------------------------------------------
-
-namespace {
 
 struct CloseSource {
   void operator()(zip_source_t* source) const { zip_source_free(source); }
@@ -262,15 +254,8 @@ absl::StatusOr<HeldBytes> ReadMember(zip_t* archive, zip_uint64_t index, const s
   return Hold(std::move(bytes));
 }
 
-}  // namespace
-
-absl::StatusOr<std::map<std::string, HostTensor>> ReadNpz(const std::string& path) {
-  CHORUS_ASSIGN_OR_RETURN(const HeldBytes file, MapFile(path));
-  return ParseNpz(path, file);
-}
-
-absl::StatusOr<std::map<std::string, HostTensor>> ParseNpz(const std::string& path,
-                                                           const HeldBytes& file) {
+absl::StatusOr<std::map<std::string, HostTensor>> ReadArchive(const std::string& path,
+                                                              const HeldBytes& file) {
   // To libzip that is an archive of nothing.
   if (file.bytes.empty()) return Refuse(path, "expected an .npz file, a zip archive: it is empty");
   zip_error_t error;
@@ -303,11 +288,32 @@ absl::StatusOr<std::map<std::string, HostTensor>> ParseNpz(const std::string& pa
     }
     left -= info.comp_size;
     CHORUS_ASSIGN_OR_RETURN(const HeldBytes bytes, ReadMember(archive.get(), index, where));
-    CHORUS_ASSIGN_OR_RETURN(HostTensor array, ParseNpy(where, bytes));
+    CHORUS_ASSIGN_OR_RETURN(HostTensor array, ReadArray(where, bytes));
     const std::string key(absl::StripSuffix(name, ".npy"));
     if (!arrays.emplace(key, std::move(array)).second) return Refuse(where, "it is there twice");
   }
   return arrays;
+}
+
+}  // namespace
+
+absl::StatusOr<HostTensor> ReadNpy(const std::string& path) {
+  CHORUS_ASSIGN_OR_RETURN(const HeldBytes file, MapFile(path));
+  return ReadArray(path, file);
+}
+
+absl::StatusOr<HostTensor> ParseNpy(const std::string& path, std::string bytes) {
+  return ReadArray(path, Hold(std::move(bytes)));
+}
+
+absl::StatusOr<std::map<std::string, HostTensor>> ReadNpz(const std::string& path) {
+  CHORUS_ASSIGN_OR_RETURN(const HeldBytes file, MapFile(path));
+  return ReadArchive(path, file);
+}
+
+absl::StatusOr<std::map<std::string, HostTensor>> ParseNpz(const std::string& path,
+                                                           std::string bytes) {
+  return ReadArchive(path, Hold(std::move(bytes)));
 }
 
 }  // namespace data

@@ -17,7 +17,6 @@
 
 #include "absl/status/statusor.h"
 #include "chorus/parallel/host_tensor.h"
-#include "core/base/file.h"
 
 namespace chorus {
 namespace data {
@@ -27,9 +26,9 @@ absl::StatusOr<parallel::HostTensor> ReadNpy(const std::string& path);
 absl::StatusOr<std::map<std::string, parallel::HostTensor>> ReadNpz(const std::string& path);
 
 // The same of bytes in memory; errors call them `path`.
-absl::StatusOr<parallel::HostTensor> ParseNpy(const std::string& path, const HeldBytes& file);
+absl::StatusOr<parallel::HostTensor> ParseNpy(const std::string& path, std::string bytes);
 absl::StatusOr<std::map<std::string, parallel::HostTensor>> ParseNpz(const std::string& path,
-                                                                     const HeldBytes& file);
+                                                                     std::string bytes);
 
 }  // namespace data
 }  // namespace chorus

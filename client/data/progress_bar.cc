@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "core/base/clock.h"
 #include "core/base/file.h"
 
 namespace chorus {
@@ -25,15 +26,21 @@ std::string TimeText(absl::Duration time) {
   return absl::StrFormat("%d:%02d:%02d", minutes / 60, minutes % 60, seconds % 60);
 }
 
-ProgressBar::ProgressBar(std::FILE* out, int64_t steps, int64_t done, absl::Time start)
-    : out_(out), terminal_(isatty(fileno(out)) != 0), steps_(steps), done_(done), start_(start) {}
+ProgressBar::ProgressBar(std::FILE* out, int64_t steps, int64_t done,
+                         absl::optional<absl::Time> start)
+    : out_(out),
+      terminal_(isatty(fileno(out)) != 0),
+      steps_(steps),
+      done_(done),
+      start_(start.has_value() ? *start : SteadyNow()) {}
 
 ProgressBar::~ProgressBar() {
   if (open_) std::fputc('\n', out_);
 }
 
-double ProgressBar::steps_per_second(int64_t step, absl::Time now) const {
-  const double seconds = absl::ToDoubleSeconds(now - start_);
+double ProgressBar::steps_per_second(int64_t step, absl::optional<absl::Time> now) const {
+  const absl::Time end = now.has_value() ? *now : SteadyNow();
+  const double seconds = absl::ToDoubleSeconds(end - start_);
   return seconds > 0 ? static_cast<double>(step - done_) / seconds : 0;
 }
 
@@ -56,12 +63,13 @@ absl::Status ProgressBar::WritePlot(const std::string& path) const {
   return ReplaceFile(path, {svg});
 }
 
-void ProgressBar::Show(int64_t step, double loss, absl::Time now) {
+void ProgressBar::Show(int64_t step, double loss, absl::optional<absl::Time> now) {
   Keep(step, loss);
+  const absl::Time at = now.has_value() ? *now : SteadyNow();
   const absl::Duration pause = terminal_ ? absl::Milliseconds(100) : absl::Seconds(1);
-  if (now - shown_ < pause && step < steps_) return;
-  shown_ = now;
-  const double speed = steps_per_second(step, now);
+  if (at - shown_ < pause && step < steps_) return;
+  shown_ = at;
+  const double speed = steps_per_second(step, at);
   const absl::Duration left = speed > 0 ? absl::Seconds(static_cast<double>(steps_ - step) / speed)
                                         : absl::InfiniteDuration();
   const std::string text = absl::StrFormat("step %d/%d loss %.4f %.1f steps/s %s left", step,

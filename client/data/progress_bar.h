@@ -12,17 +12,19 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "chorus/data/plot.h"
-#include "core/base/clock.h"
 
 namespace chorus {
 namespace data {
 
+// Times are those of a clock that does not jump; where none is given, now.
 class ProgressBar {
  public:
   // Of `steps` steps, `done` of which were done before now, by a training that this one goes on
   // with. Writes to `out`, as a terminal does if it is one.
-  ProgressBar(std::FILE* out, int64_t steps, int64_t done = 0, absl::Time start = SteadyNow());
+  ProgressBar(std::FILE* out, int64_t steps, int64_t done = 0,
+              absl::optional<absl::Time> start = absl::nullopt);
   // Ends the bar's line.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
@@ -30,14 +32,14 @@ class ProgressBar {
 
   // `step` steps have ended by `now`. Shows it now and then, and the last one:
   // "step 30/100 loss 0.5000 12.5 steps/s 0:06 left".
-  void Show(int64_t step, double loss, absl::Time now = SteadyNow());
+  void Show(int64_t step, double loss, absl::optional<absl::Time> now = absl::nullopt);
   // A line of its own.
   void Say(const std::string& line);
   // The losses that Show was given, as an SVG file, in the place of what is there. Of a long
   // training every second one, or fourth, and so on: a few thousand.
   absl::Status WritePlot(const std::string& path) const;
   // Since it was made.
-  double steps_per_second(int64_t step, absl::Time now = SteadyNow()) const;
+  double steps_per_second(int64_t step, absl::optional<absl::Time> now = absl::nullopt) const;
 
  private:
   void Keep(int64_t step, double loss);

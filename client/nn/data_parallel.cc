@@ -2,6 +2,8 @@
 
 #include <cstdio>
 #include <functional>
+#include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +12,7 @@
 #include "client/internal/errors.h"
 #include "client/nn/replicas.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 
 namespace chorus {
 namespace nn {
@@ -209,13 +212,19 @@ absl::StatusOr<std::vector<Nest>> ParallelApply(const Modules& modules,
 
 // --- DataParallel -------------------------------------------------------------------------------
 
+struct DataParallel::Warned {
+  Mutex mutex;
+  std::set<std::string> texts ABSL_GUARDED_BY(mutex);
+};
+
 DataParallel::DataParallel(std::shared_ptr<Module> module, const DeviceGroup& devices,
                            const DataParallelOptions& options)
     : Module("DataParallel"),
       module_(module.get()),
       devices_(devices),
       options_(options),
-      imbalance_(Imbalance(devices)) {
+      imbalance_(Imbalance(devices)),
+      warned_(std::make_unique<Warned>()) {
   AddModule("module", std::move(module));
 }
 
@@ -330,8 +339,8 @@ void DataParallel::WarnOnce(const std::vector<std::string>& texts) {
       continue;
     }
     {
-      const MutexLock lock(&mutex_);
-      if (!warned_.insert(text).second) continue;
+      const MutexLock lock(&warned_->mutex);
+      if (!warned_->texts.insert(text).second) continue;
     }
     Warn(text);
   }

@@ -23,11 +23,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "chorus/call_site.h"
@@ -35,7 +33,6 @@
 #include "chorus/parallel.h"
 #include "chorus/session.h"
 #include "chorus/tensor.h"
-#include "core/base/mutex.h"
 
 namespace chorus {
 namespace nn {
@@ -114,8 +111,8 @@ class DataParallel : public Module {
   const DataParallelOptions options_;
   const std::vector<std::string> imbalance_;
   std::vector<std::string>* const warnings_ = nullptr;
-  Mutex mutex_;
-  std::set<std::string> warned_ ABSL_GUARDED_BY(mutex_);
+  struct Warned;
+  const std::unique_ptr<Warned> warned_;  // of what it has, where the object stays
 };
 
 // A call of DataParallel, without an object that stays. `warnings` gets what would be warned of.

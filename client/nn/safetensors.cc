@@ -93,6 +93,7 @@ absl::Status SaveTensors(const std::string& path, const std::vector<NamedTensor>
 // --- Reading ------------------------------------------------------------------------------------
 
 struct TensorFile::Content {
+  static absl::StatusOr<TensorFile> Read(const std::string& path, HeldBytes held);
   absl::Status Parse();
   absl::Status ParseEntry(const std::string& name, const Json& value);
   absl::Status CheckOffsets() const;
@@ -221,10 +222,14 @@ absl::Status TensorFile::Content::Parse() {
 
 absl::StatusOr<TensorFile> TensorFile::Open(const std::string& path) {
   CHORUS_ASSIGN_OR_RETURN(HeldBytes held, MapFile(path));
-  return Of(path, std::move(held));
+  return Content::Read(path, std::move(held));
 }
 
-absl::StatusOr<TensorFile> TensorFile::Of(const std::string& path, HeldBytes held) {
+absl::StatusOr<TensorFile> TensorFile::Of(const std::string& path, std::string bytes) {
+  return Content::Read(path, Hold(std::move(bytes)));
+}
+
+absl::StatusOr<TensorFile> TensorFile::Content::Read(const std::string& path, HeldBytes held) {
   auto content = std::make_shared<Content>();
   content->path = path;
   content->bytes = held.bytes.data();

@@ -24,7 +24,6 @@
 #include "absl/strings/string_view.h"
 #include "chorus/call_site.h"
 #include "chorus/tensor.h"
-#include "core/base/file.h"
 
 namespace chorus {
 namespace nn {
@@ -44,7 +43,7 @@ class TensorFile {
  public:
   static absl::StatusOr<TensorFile> Open(const std::string& path);
   // Of bytes in memory; errors call them `path`.
-  static absl::StatusOr<TensorFile> Of(const std::string& path, HeldBytes held);
+  static absl::StatusOr<TensorFile> Of(const std::string& path, std::string bytes);
 
   struct Entry {
     std::string name;

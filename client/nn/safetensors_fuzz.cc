@@ -6,12 +6,10 @@
 
 #include "chorus/nn/safetensors.h"
 #include "core/base/error.h"
-#include "core/base/file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using chorus::nn::TensorFile;
-  const auto file =
-      TensorFile::Of("file", chorus::Hold(std::string(reinterpret_cast<const char*>(data), size)));
+  const auto file = TensorFile::Of("file", std::string(reinterpret_cast<const char*>(data), size));
   if (!file.ok()) {
     if (chorus::ErrorOf(file.status()).reason != chorus::Reason::kMalformed) std::abort();
     return 0;
