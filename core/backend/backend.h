@@ -3,7 +3,8 @@
 // Shaped for asynchronous devices: everything that takes time is enqueued on a stream and returns
 // at once; work on one stream runs in order, work on different streams in any order unless an event
 // orders it. `host` runs streams as strands on a thread pool; `sim` runs them in an adversarial,
-// seeded order in an address space of its own; `cuda` comes later.
+// seeded order in an address space of its own; `cuda` hands them to a GPU that its devices
+// share; `fault` wraps another backend and makes things go wrong, by a script.
 //
 // Threads: a Device and what it makes are thread-compatible: one executor makes every call.
 //   Communicator::Abort may come from any thread. Callbacks run on threads of the backend, or
@@ -17,53 +18,23 @@
 #ifndef CHORUS_CORE_BACKEND_BACKEND_H_
 #define CHORUS_CORE_BACKEND_BACKEND_H_
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "core/graph/graph.h"
+#include "core/ops/kernel.h"  // IWYU pragma: export
 #include "core/tensor/type.h"
 
 namespace chorus {
 
 struct NodeView;  // core/ops/node_spec.h
-
-// An address in the address space of a device's domain (Backend::domain). Only backends with
-// host_addressable may turn it into a pointer. 0: no memory (zero bytes).
-using DeviceAddress = uint64_t;
-
-// A local op made ready for a device: attributes and types were read when it was made, running it
-// only needs addresses. Usable on every device of the backend that made it; it must not outlive
-// the backend and must outlive the calls that use it.
-class Kernel {
- public:
-  virtual ~Kernel() = default;
-  virtual int64_t workspace_bytes() const = 0;  // see KernelCall::workspace
-};
-
-struct KernelCall {
-  const Kernel* kernel = nullptr;
-  absl::InlinedVector<DeviceAddress, 4> inputs;  // of the types that the kernel was made for
-  absl::InlinedVector<DeviceAddress, 2> outputs;
-  // The kernel's workspace_bytes() of scratch, aligned to 64 bytes: nothing else may use them from
-  // what comes before this call on its stream to what comes behind it. What they hold before and
-  // after means nothing.
-  DeviceAddress workspace = 0;
-  // Set when its turn comes: the kernel is left out. Null: it never is. Must stand until a Callback
-  // behind it.
-  const std::atomic<bool>* unless = nullptr;
-  // Set at any time: nobody wants what the kernel makes, and it may be left out. Null, or stands,
-  // as above.
-  const std::atomic<bool>* unwanted = nullptr;
-};
 
 // Asked by a collective when its turn comes on a member's stream: what it says, if it is not OK,
 // ends the call on all members, as if it had failed. Asked on any thread; it must not block or call

@@ -7,7 +7,7 @@
 // second launch takes these together, so that bits do not depend on how many threads there are.
 //
 // Threads: kernels are immutable. Ownership: a kernel must outlive the launches that use it
-// (core/backend/backend.h, Kernel). Memory: as core/ops/host_kernel.h says. Errors: only kernels of
+// (core/ops/kernel.h). Memory: as core/ops/host_kernel.h says. Errors: only kernels of
 // ops that say so fail for what inputs hold (MayFail of core/ops/op.h), and they tell it by a word.
 //
 // What each *_cuda.h gives is a table of constants: any thread may read it, nobody owns it, nothing
@@ -25,9 +25,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "core/backend/backend.h"
-#include "core/backend/cuda/gpu.h"
 #include "core/base/error.h"
+#include "core/cuda/gpu.h"
+#include "core/ops/kernel.h"
 #include "core/ops/op.h"
 
 namespace chorus {

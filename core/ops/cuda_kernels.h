@@ -9,7 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/backend/cuda/gpu.h"
+#include "core/cuda/gpu.h"
 #include "core/ops/cuda_kernel.h"
 
 namespace chorus {

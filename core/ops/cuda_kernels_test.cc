@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/backend/cuda/cublaslt_api.h"
-#include "core/backend/cuda/testing/fake_blas.h"
-#include "core/backend/cuda/testing/fake_driver.h"
-#include "core/backend/cuda/testing/test_gpu.h"
 #include "core/base/error.h"
+#include "core/cuda/cublaslt_api.h"
+#include "core/cuda/testing/fake_blas.h"
+#include "core/cuda/testing/fake_driver.h"
+#include "core/cuda/testing/test_driver.h"
 #include "core/ops/compare/compare.h"
 #include "core/ops/cuda_kernel_bodies.h"
 #include "core/ops/elementwise/elementwise.h"

@@ -90,7 +90,7 @@ OPS = {
 # What the bodies of all kernels for GPUs may include, as nvcc needs to know.
 _BODY_HEADERS = [
     "//core/base:device.h",
-    "//core/backend/cuda:this_lane.h",
+    "//core/cuda:this_lane.h",
     "//core/ops:arithmetic.h",
     "//core/tensor:half.h",
 ]
@@ -113,7 +113,7 @@ def _kernel_bodies(name, deps, headers):
         name = name + "_cu",
         outs = [name + "_kernels.cu"],
         cmd = "printf '%s\\n' " + " ".join(["'%s'" % line for line in [
-            "#include \"core/backend/cuda/this_lane.h\"",
+            "#include \"core/cuda/this_lane.h\"",
             "#include \"core/ops/%s/%s_kernels.h\"" % (name, name),
             "namespace chorus {",
             "namespace cuda {",

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/backend/cuda/cublaslt_api.h"
+#include "core/cuda/cublaslt_api.h"
 
 namespace chorus {
 namespace probe {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "core/backend/cuda/cublaslt_api.h"
+#include "core/cuda/cublaslt_api.h"
 #include "gtest/gtest.h"
 
 namespace chorus {

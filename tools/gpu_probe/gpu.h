@@ -1,7 +1,7 @@
 // The first GPU, as a stage uses it: the driver, a context, the probe's kernels, memory and time.
 //
 // Threads: one, on which the context is current. Ownership: memory, streams and events are freed by
-//   what holds them, and all of it when the process ends. Errors: as core/backend/cuda/cuda_api.h
+//   what holds them, and all of it when the process ends. Errors: as core/cuda/cuda_api.h
 //   says; after kExecFailed of a kernel the context is of no use.
 #ifndef CHORUS_TOOLS_GPU_PROBE_GPU_H_
 #define CHORUS_TOOLS_GPU_PROBE_GPU_H_
@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/backend/cuda/cuda_api.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
+#include "core/cuda/cuda_api.h"
 #include "tools/gpu_probe/kernels.h"
 
 namespace chorus {

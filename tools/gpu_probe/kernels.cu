@@ -1,5 +1,5 @@
 // Kernels of the bodies in kernels.h, under their C names, with blocks of kBlockThreads threads.
-#include "core/backend/cuda/this_lane.h"
+#include "core/cuda/this_lane.h"
 #include "tools/gpu_probe/kernels.h"
 
 namespace chorus {

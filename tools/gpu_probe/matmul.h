@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/backend/cuda/cublaslt_api.h"
+#include "core/cuda/cublaslt_api.h"
 #include "tools/gpu_probe/algorithm.h"
 #include "tools/gpu_probe/gpu.h"
 

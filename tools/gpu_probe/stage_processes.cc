@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "core/backend/cuda/nccl_api.h"
+#include "core/cuda/nccl_api.h"
 #include "tools/gpu_probe/assumptions.h"
 #include "tools/gpu_probe/gpu.h"
 #include "tools/gpu_probe/stages.h"

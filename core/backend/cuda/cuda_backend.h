@@ -11,9 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
-#include "core/backend/cuda/blas.h"
-#include "core/backend/cuda/cuda_api.h"
-#include "core/backend/cuda/gpu.h"
+#include "core/cuda/blas.h"
+#include "core/cuda/cuda_api.h"
+#include "core/cuda/gpu.h"
 #include "core/ops/cuda_kernel.h"
 
 namespace chorus {

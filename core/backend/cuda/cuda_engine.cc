@@ -1,10 +1,9 @@
-#include "core/backend/cuda/cuda_engine.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/backend/cuda/cuda_engine.h"
 #include "core/backend/cuda/kernels/moves.h"
 #include "core/base/clock.h"
 #include "core/base/device.h"

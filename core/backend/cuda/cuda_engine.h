@@ -36,11 +36,11 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/backend/cuda/gpu.h"
 #include "core/backend/cuda/gpu_memory.h"
 #include "core/backend/cuda/kernels/move_program.h"
 #include "core/backend/stream_engine.h"
 #include "core/base/mutex.h"
+#include "core/cuda/gpu.h"
 #include "core/ops/cuda_kernel.h"
 
 namespace chorus {

@@ -1,7 +1,5 @@
 // What the conformance suite (cuda_backend_test) does not see: errors of the driver, pinned memory,
 // long queues.
-#include "core/backend/cuda/cuda_engine.h"
-
 #include <atomic>
 #include <memory>
 #include <string>
@@ -9,12 +7,13 @@
 
 #include "absl/time/time.h"
 #include "core/backend/cuda/cuda_backend.h"
+#include "core/backend/cuda/cuda_engine.h"
 #include "core/backend/cuda/kernels/moves.h"
-#include "core/backend/cuda/testing/fake_driver.h"
 #include "core/backend/cuda/testing/test_kernel_factory.h"
 #include "core/backend/cuda/testing/test_kernels.h"
 #include "core/backend/testing/device_rig.h"
 #include "core/base/error.h"
+#include "core/cuda/testing/fake_driver.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -16,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
-#include "core/backend/cuda/gpu.h"
 #include "core/base/address_ranges.h"
 #include "core/base/mutex.h"
+#include "core/cuda/gpu.h"
 
 namespace chorus {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/backend/cuda/blas.h"
 #include "core/base/error.h"
+#include "core/cuda/blas.h"
 #include "core/ops/convolution/convolution.h"
 #include "core/ops/convolution/convolution_kernels.h"
 

@@ -6,7 +6,7 @@
 // sums: a thread has a part of the places for some pairs of channels, and a second launch adds the
 // parts up. They are as many as the sizes say.
 //
-// Others are matrix products by cuBLASLt, where the machine has it (core/backend/cuda/blas.h), of
+// Others are matrix products by cuBLASLt, where the machine has it (core/cuda/blas.h), of
 // what the taps are over, unfolded into the workspace a slab of samples after the other: about 32
 // MiB, or a sample where that is larger. There padding is zeros like any others, which a NaN or an
 // infinity in the weights, or in y for the weights' adjoint, makes NaN; directly it is nothing.

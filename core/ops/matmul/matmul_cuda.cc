@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/backend/cuda/blas.h"
 #include "core/base/error.h"
+#include "core/cuda/blas.h"
 #include "core/ops/matmul/matmul_kernels.h"
 
 namespace chorus {

@@ -1,5 +1,5 @@
 // matmul on a GPU: of floats by cuBLASLt, where it can be had and does the product
-// (core/backend/cuda/blas.h); else each thread has a tile of a product, and adds up in the order
+// (core/cuda/blas.h); else each thread has a tile of a product, and adds up in the order
 // of k.
 //
 // Threads: any. Ownership: a static table. Errors: the kernel never fails for what inputs hold.

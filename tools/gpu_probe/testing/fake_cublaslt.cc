@@ -17,7 +17,7 @@
 #include <functional>
 #include <string>
 
-#include "core/backend/cuda/cublaslt_api.h"
+#include "core/cuda/cublaslt_api.h"
 
 namespace chorus {
 namespace cuda {

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "core/backend/cuda/testing/fake_driver.h"
+#include "core/cuda/testing/fake_driver.h"
 #include "tools/gpu_probe/kernels.h"
 
 namespace chorus {

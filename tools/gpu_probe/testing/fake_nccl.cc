@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/backend/cuda/nccl_api.h"
+#include "core/cuda/nccl_api.h"
 
 namespace chorus {
 namespace cuda {

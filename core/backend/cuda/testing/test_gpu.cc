@@ -2,18 +2,18 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/backend/cuda/cublaslt_api.h"
 #include "core/backend/cuda/kernels/kernel_image.h"
 #include "core/backend/cuda/kernels/moves.h"
-#include "core/backend/cuda/testing/fake_blas.h"
-#include "core/backend/cuda/testing/fake_driver.h"
 #include "core/backend/cuda/testing/test_kernel_factory.h"
 #include "core/backend/cuda/testing/test_kernels.h"
+#include "core/cuda/cublaslt_api.h"
+#include "core/cuda/testing/fake_blas.h"
+#include "core/cuda/testing/fake_driver.h"
+#include "core/cuda/testing/test_driver.h"
 #include "core/ops/cuda_kernel_bodies.h"
 #include "core/ops/cuda_kernels.h"
 
@@ -58,11 +58,6 @@ const cuda::Api* TestApi(uint64_t seed) {
 }
 
 }  // namespace
-
-bool TestsRunOnADriver() {
-  const char* const gpu = std::getenv("CHORUS_TEST_GPU");
-  return gpu != nullptr && std::strcmp(gpu, "driver") == 0;
-}
 
 std::unique_ptr<Backend> OpenTestGpu(CudaBackendOptions options, uint64_t seed) {
   options.api = TestApi(seed);

@@ -1,4 +1,4 @@
-// The GPU of tests: a stand-in's, or this machine's.
+// A backend on the GPU of tests: a stand-in's, or this machine's (core/cuda/testing/test_driver.h).
 //
 // Threads: any. Ownership: the driver, or what stands in for it, is the process's. Errors: end the
 // process, in one line.
@@ -12,10 +12,6 @@
 #include "core/backend/cuda/cuda_backend.h"
 
 namespace chorus {
-
-// Whether tests run on this machine's GPU: where the environment has CHORUS_TEST_GPU=driver. Else
-// the stand-in orders badly what nothing orders (fake_driver.h).
-bool TestsRunOnADriver();
 
 // A backend of that GPU with so many logical devices, and `options` beside: with the kernels of the
 // build and of the conformance suite. The stand-in's seed is that of the first call.

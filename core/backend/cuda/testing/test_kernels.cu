@@ -1,6 +1,6 @@
 // Kernels of the bodies in test_kernels.h, under their C names.
 #include "core/backend/cuda/testing/test_kernels.h"
-#include "core/backend/cuda/this_lane.h"
+#include "core/cuda/this_lane.h"
 
 namespace chorus {
 namespace cuda {

@@ -1,10 +1,9 @@
-#include "core/backend/cuda/gpu.h"
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/device.h"
 #include "core/base/error.h"
+#include "core/cuda/gpu.h"
 
 namespace chorus {
 namespace {

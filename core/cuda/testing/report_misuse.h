@@ -1,8 +1,8 @@
 // What the stand-in driver does about a program that the real one would let corrupt memory.
 //
 // Threads: any. Ownership: none. Errors: it does not return.
-#ifndef CHORUS_CORE_BACKEND_CUDA_TESTING_REPORT_MISUSE_H_
-#define CHORUS_CORE_BACKEND_CUDA_TESTING_REPORT_MISUSE_H_
+#ifndef CHORUS_CORE_CUDA_TESTING_REPORT_MISUSE_H_
+#define CHORUS_CORE_CUDA_TESTING_REPORT_MISUSE_H_
 
 #include <cstdio>
 #include <cstdlib>
@@ -19,4 +19,4 @@ namespace cuda {
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_TESTING_REPORT_MISUSE_H_
+#endif  // CHORUS_CORE_CUDA_TESTING_REPORT_MISUSE_H_

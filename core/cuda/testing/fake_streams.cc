@@ -1,4 +1,4 @@
-#include "core/backend/cuda/testing/fake_streams.h"
+#include "core/cuda/testing/fake_streams.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -7,8 +7,8 @@
 #include <cstring>
 #include <utility>
 
-#include "core/backend/cuda/testing/report_misuse.h"
 #include "core/base/clock.h"
+#include "core/cuda/testing/report_misuse.h"
 
 namespace chorus {
 namespace cuda {

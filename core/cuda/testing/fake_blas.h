@@ -10,12 +10,12 @@
 //
 // Threads: any. Ownership: what the functions make is whoever's destroys it; it is counted. Errors:
 // as said, CUBLAS_STATUS_INVALID_VALUE or CUBLAS_STATUS_NOT_SUPPORTED.
-#ifndef CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_BLAS_H_
-#define CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_BLAS_H_
+#ifndef CHORUS_CORE_CUDA_TESTING_FAKE_BLAS_H_
+#define CHORUS_CORE_CUDA_TESTING_FAKE_BLAS_H_
 
 #include <cstdint>
 
-#include "core/backend/cuda/cublaslt_api.h"
+#include "core/cuda/cublaslt_api.h"
 
 namespace chorus {
 namespace cuda {
@@ -33,4 +33,4 @@ FakeBlasCounts CountsOfFakeBlas();
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_BLAS_H_
+#endif  // CHORUS_CORE_CUDA_TESTING_FAKE_BLAS_H_

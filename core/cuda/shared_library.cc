@@ -1,4 +1,4 @@
-#include "core/backend/cuda/shared_library.h"
+#include "core/cuda/shared_library.h"
 
 #include <dlfcn.h>
 #include <glob.h>

@@ -10,8 +10,8 @@
 //
 // Threads: all of it is thread-safe. Ownership: all memory, until the end of this object; chunks
 //   live on in whoever has a descriptor of theirs. Errors: as the driver's functions say.
-#ifndef CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_MEMORY_H_
-#define CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_MEMORY_H_
+#ifndef CHORUS_CORE_CUDA_TESTING_FAKE_MEMORY_H_
+#define CHORUS_CORE_CUDA_TESTING_FAKE_MEMORY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "core/backend/cuda/cuda_api.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
+#include "core/cuda/cuda_api.h"
 
 namespace chorus {
 namespace cuda {
@@ -129,4 +129,4 @@ class FakeMemory {
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_MEMORY_H_
+#endif  // CHORUS_CORE_CUDA_TESTING_FAKE_MEMORY_H_

@@ -1,5 +1,5 @@
 // What the stand-in driver promises to tests: that it finds what is wrong, and only that.
-#include "core/backend/cuda/testing/fake_driver.h"
+#include "core/cuda/testing/fake_driver.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/backend/cuda/testing/fake_memory.h"
+#include "core/cuda/testing/fake_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -4,8 +4,8 @@
 // Threads: any; a SharedLibrary does not change. Ownership: a library stays loaded until the
 // process ends, for none of these can be unloaded safely. Errors: FAILED_PRECONDITION kWrongState,
 // in one line: which names were looked for, and what the loader says of the first.
-#ifndef CHORUS_CORE_BACKEND_CUDA_SHARED_LIBRARY_H_
-#define CHORUS_CORE_BACKEND_CUDA_SHARED_LIBRARY_H_
+#ifndef CHORUS_CORE_CUDA_SHARED_LIBRARY_H_
+#define CHORUS_CORE_CUDA_SHARED_LIBRARY_H_
 
 #include <string>
 #include <vector>
@@ -47,4 +47,4 @@ std::vector<std::string> PythonLibraryFolders(const std::vector<std::string>& pa
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_SHARED_LIBRARY_H_
+#endif  // CHORUS_CORE_CUDA_SHARED_LIBRARY_H_

@@ -1,10 +1,10 @@
-// NCCL as a table of functions, with declarations of our own (core/backend/cuda/cuda_api.h says
+// NCCL as a table of functions, with declarations of our own (core/cuda/cuda_api.h says
 // why).
 //
 // Threads: a table does not change once it is filled; a communicator is used by one thread at a
 // time. Ownership: communicators are NCCL's. Errors: said at each function of our own.
-#ifndef CHORUS_CORE_BACKEND_CUDA_NCCL_API_H_
-#define CHORUS_CORE_BACKEND_CUDA_NCCL_API_H_
+#ifndef CHORUS_CORE_CUDA_NCCL_API_H_
+#define CHORUS_CORE_CUDA_NCCL_API_H_
 
 #include <climits>
 #include <cstddef>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/backend/cuda/cuda_api.h"
+#include "core/cuda/cuda_api.h"
 
 namespace chorus {
 namespace cuda {
@@ -86,4 +86,4 @@ const std::vector<const char*>& NcclSymbols();
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_NCCL_API_H_
+#endif  // CHORUS_CORE_CUDA_NCCL_API_H_

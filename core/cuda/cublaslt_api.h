@@ -1,10 +1,10 @@
-// cuBLASLt as a table of functions, with declarations of our own (core/backend/cuda/cuda_api.h says
+// cuBLASLt as a table of functions, with declarations of our own (core/cuda/cuda_api.h says
 // why).
 //
 // Threads: a table does not change once it is filled; a handle may be used by any thread.
 // Ownership: handles and descriptors are cuBLASLt's. Errors: said at each function of our own.
-#ifndef CHORUS_CORE_BACKEND_CUDA_CUBLASLT_API_H_
-#define CHORUS_CORE_BACKEND_CUDA_CUBLASLT_API_H_
+#ifndef CHORUS_CORE_CUDA_CUBLASLT_API_H_
+#define CHORUS_CORE_CUDA_CUBLASLT_API_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/backend/cuda/cuda_api.h"
+#include "core/cuda/cuda_api.h"
 
 namespace chorus {
 namespace cuda {
@@ -135,4 +135,4 @@ const std::vector<const char*>& BlasSymbols();
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_CUBLASLT_API_H_
+#endif  // CHORUS_CORE_CUDA_CUBLASLT_API_H_

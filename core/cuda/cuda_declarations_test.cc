@@ -7,9 +7,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/backend/cuda/cublaslt_api.h"
-#include "core/backend/cuda/cuda_api.h"
-#include "core/backend/cuda/nccl_api.h"
+#include "core/cuda/cublaslt_api.h"
+#include "core/cuda/cuda_api.h"
+#include "core/cuda/nccl_api.h"
 #include "gtest/gtest.h"
 
 #if CHORUS_HAVE_CUDA_TOOLKIT

@@ -1,11 +1,11 @@
-#include "core/backend/cuda/testing/fake_blas.h"
+#include "core/cuda/testing/fake_blas.h"
 
 #include <atomic>
 #include <cstring>
 #include <functional>
 #include <limits>
 
-#include "core/backend/cuda/testing/fake_driver.h"
+#include "core/cuda/testing/fake_driver.h"
 #include "core/tensor/half.h"
 
 namespace chorus {

@@ -1,4 +1,4 @@
-#include "core/backend/cuda/testing/fake_driver.h"
+#include "core/cuda/testing/fake_driver.h"
 
 #include <atomic>
 #include <cstdio>
@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "core/backend/cuda/testing/fake_memory.h"
-#include "core/backend/cuda/testing/report_misuse.h"
 #include "core/base/mutex.h"
+#include "core/cuda/testing/fake_memory.h"
+#include "core/cuda/testing/report_misuse.h"
 
 namespace chorus {
 namespace cuda {

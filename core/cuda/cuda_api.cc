@@ -1,10 +1,10 @@
-#include "core/backend/cuda/cuda_api.h"
+#include "core/cuda/cuda_api.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/backend/cuda/fill_table.h"
-#include "core/backend/cuda/shared_library.h"
 #include "core/base/error.h"
+#include "core/cuda/fill_table.h"
+#include "core/cuda/shared_library.h"
 
 namespace chorus {
 namespace cuda {

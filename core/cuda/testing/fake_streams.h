@@ -13,8 +13,8 @@
 // Ownership: a stream and a record live as long as anyone has them, a stream's work also when
 //   nobody has the stream any more.
 // Errors: none; to end while there is work left is a misuse that is reported (report_misuse.h).
-#ifndef CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_STREAMS_H_
-#define CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_STREAMS_H_
+#ifndef CHORUS_CORE_CUDA_TESTING_FAKE_STREAMS_H_
+#define CHORUS_CORE_CUDA_TESTING_FAKE_STREAMS_H_
 
 #include <cstdint>
 #include <deque>
@@ -112,4 +112,4 @@ class FakeStreams {
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_STREAMS_H_
+#endif  // CHORUS_CORE_CUDA_TESTING_FAKE_STREAMS_H_

@@ -19,8 +19,8 @@
 //   destroyed while nobody calls them. Ownership: all that the functions make is the FakeDriver's,
 //   of which there is one at a time in a process; handles of an earlier one are none of its.
 //   Errors: as said; destroyed while a stream has work left it reports that.
-#ifndef CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_DRIVER_H_
-#define CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_DRIVER_H_
+#ifndef CHORUS_CORE_CUDA_TESTING_FAKE_DRIVER_H_
+#define CHORUS_CORE_CUDA_TESTING_FAKE_DRIVER_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -31,9 +31,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "core/backend/cuda/cuda_api.h"
-#include "core/backend/cuda/testing/fake_streams.h"
 #include "core/base/device.h"
+#include "core/cuda/cuda_api.h"
+#include "core/cuda/testing/fake_streams.h"
 
 namespace chorus {
 namespace cuda {
@@ -131,4 +131,4 @@ class FakeDriver {
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_DRIVER_H_
+#endif  // CHORUS_CORE_CUDA_TESTING_FAKE_DRIVER_H_

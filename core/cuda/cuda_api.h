@@ -9,8 +9,8 @@
 // Threads: a table does not change once it is filled; the functions are as safe as the driver's.
 //   Most of them act on the context that is current on the calling thread.
 // Ownership: handles are the driver's. Errors: said at each function of our own.
-#ifndef CHORUS_CORE_BACKEND_CUDA_CUDA_API_H_
-#define CHORUS_CORE_BACKEND_CUDA_CUDA_API_H_
+#ifndef CHORUS_CORE_CUDA_CUDA_API_H_
+#define CHORUS_CORE_CUDA_CUDA_API_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -288,4 +288,4 @@ absl::Status ToStatus(const Api& api, Result result, const char* call);
   CHORUS_RETURN_IF_ERROR(               \
       ::chorus::cuda::ToStatus((api), (api).function(__VA_ARGS__), "cu" #function))
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_CUDA_API_H_
+#endif  // CHORUS_CORE_CUDA_CUDA_API_H_

@@ -1,4 +1,4 @@
-#include "core/backend/cuda/blas.h"
+#include "core/cuda/blas.h"
 
 #include <cstdint>
 #include <memory>
@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/backend/cuda/cublaslt_api.h"
-#include "core/backend/cuda/gpu.h"
-#include "core/backend/cuda/testing/fake_blas.h"
-#include "core/backend/cuda/testing/fake_driver.h"
 #include "core/base/error.h"
+#include "core/cuda/cublaslt_api.h"
+#include "core/cuda/gpu.h"
+#include "core/cuda/testing/fake_blas.h"
+#include "core/cuda/testing/fake_driver.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,12 +1,12 @@
 // Fills a field of a table of functions with a library's symbol of that name.
 //
 // Threads: any. Ownership: none. Errors: a symbol that is not there is added to a list.
-#ifndef CHORUS_CORE_BACKEND_CUDA_FILL_TABLE_H_
-#define CHORUS_CORE_BACKEND_CUDA_FILL_TABLE_H_
+#ifndef CHORUS_CORE_CUDA_FILL_TABLE_H_
+#define CHORUS_CORE_CUDA_FILL_TABLE_H_
 
 #include <vector>
 
-#include "core/backend/cuda/shared_library.h"
+#include "core/cuda/shared_library.h"
 
 namespace chorus {
 namespace cuda {
@@ -21,4 +21,4 @@ void FillField(const SharedLibrary& library, const char* symbol, Function* field
 }  // namespace cuda
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_FILL_TABLE_H_
+#endif  // CHORUS_CORE_CUDA_FILL_TABLE_H_

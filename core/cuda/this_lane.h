@@ -3,8 +3,8 @@
 //
 // Threads: each call is of the one thread that makes it. Ownership: the scratch memory is the
 //   block's. Errors: none.
-#ifndef CHORUS_CORE_BACKEND_CUDA_THIS_LANE_H_
-#define CHORUS_CORE_BACKEND_CUDA_THIS_LANE_H_
+#ifndef CHORUS_CORE_CUDA_THIS_LANE_H_
+#define CHORUS_CORE_CUDA_THIS_LANE_H_
 
 #include "core/base/device.h"
 
@@ -35,4 +35,4 @@ __device__ __forceinline__ Lane ThisLane() {
     Body(arguments, ::chorus::cuda::ThisLane<Args>());                        \
   }
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_THIS_LANE_H_
+#endif  // CHORUS_CORE_CUDA_THIS_LANE_H_

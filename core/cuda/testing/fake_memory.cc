@@ -1,4 +1,4 @@
-#include "core/backend/cuda/testing/fake_memory.h"
+#include "core/cuda/testing/fake_memory.h"
 
 #include <fcntl.h>
 #include <glob.h>
@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <iterator>
 
-#include "core/backend/cuda/testing/report_misuse.h"
+#include "core/cuda/testing/report_misuse.h"
 
 namespace chorus {
 namespace cuda {

@@ -18,8 +18,8 @@
 // Threads: any. Ownership: the functions of `load` and a product's CudaBlas must outlive it.
 // Errors: where cuBLASLt cannot be had, or does not do a product, there is none, and the first time
 // of either is told on the standard error; else as cuda_api.h says.
-#ifndef CHORUS_CORE_BACKEND_CUDA_BLAS_H_
-#define CHORUS_CORE_BACKEND_CUDA_BLAS_H_
+#ifndef CHORUS_CORE_CUDA_BLAS_H_
+#define CHORUS_CORE_CUDA_BLAS_H_
 
 #include <cstdint>
 #include <functional>
@@ -29,9 +29,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/backend/cuda/cublaslt_api.h"
-#include "core/backend/cuda/cuda_api.h"
 #include "core/base/mutex.h"
+#include "core/cuda/cublaslt_api.h"
+#include "core/cuda/cuda_api.h"
 
 namespace chorus {
 
@@ -137,4 +137,4 @@ class CudaBlas {
 
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_BLAS_H_
+#endif  // CHORUS_CORE_CUDA_BLAS_H_

@@ -1,4 +1,4 @@
-#include "core/backend/cuda/blas.h"
+#include "core/cuda/blas.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -3,8 +3,8 @@
 //
 // Threads: any; each calls Enter() before it calls the driver, for the context is a thread's.
 // Ownership: the table must outlive the GPU, and the GPU what it made. Errors: as cuda_api.h says.
-#ifndef CHORUS_CORE_BACKEND_CUDA_GPU_H_
-#define CHORUS_CORE_BACKEND_CUDA_GPU_H_
+#ifndef CHORUS_CORE_CUDA_GPU_H_
+#define CHORUS_CORE_CUDA_GPU_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -18,9 +18,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "core/backend/cuda/blas.h"
-#include "core/backend/cuda/cuda_api.h"
 #include "core/base/mutex.h"
+#include "core/cuda/blas.h"
+#include "core/cuda/cuda_api.h"
 
 namespace chorus {
 
@@ -100,4 +100,4 @@ class CudaGpu {
 
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BACKEND_CUDA_GPU_H_
+#endif  // CHORUS_CORE_CUDA_GPU_H_
