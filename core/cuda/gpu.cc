@@ -1,9 +1,10 @@
+#include "core/cuda/gpu.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/device.h"
 #include "core/base/error.h"
-#include "core/cuda/gpu.h"
 
 namespace chorus {
 namespace {
@@ -60,6 +61,7 @@ CudaGpu::~CudaGpu() {
   Enter();
   blas_ = nullptr;
   for (const cuda::Module module : modules_) api_->ModuleUnload(module);
+  for (const auto& pinned : pinned_) api_->MemHostUnregister(const_cast<char*>(pinned.first));
   api_->DevicePrimaryCtxRelease(device_);
 }
 
@@ -109,6 +111,32 @@ void CudaGpu::FreePinned(const PinnedMemory& memory) const {
   if (memory.host == nullptr) return;
   Enter();
   api_->MemFreeHost(memory.host);
+}
+
+absl::Status CudaGpu::Pin(const void* memory, int64_t bytes) {
+  Enter();
+  MutexLock lock(&mutex_);
+  const auto* const begin = static_cast<const char*>(memory);
+  CHORUS_CUDA(*api_, MemHostRegister, const_cast<char*>(begin), static_cast<size_t>(bytes),
+              cuda::kHostRegisterPortable);
+  pinned_[begin] = bytes;
+  return absl::OkStatus();
+}
+
+void CudaGpu::Unpin(const void* memory) {
+  Enter();
+  MutexLock lock(&mutex_);
+  const auto* const begin = static_cast<const char*>(memory);
+  if (pinned_.erase(begin) > 0) api_->MemHostUnregister(const_cast<char*>(begin));
+}
+
+bool CudaGpu::IsPinned(const void* memory, int64_t bytes) const {
+  MutexLock lock(&mutex_);
+  const auto* const begin = static_cast<const char*>(memory);
+  auto it = pinned_.upper_bound(begin);
+  if (it == pinned_.begin()) return false;
+  --it;
+  return bytes <= it->second - (begin - it->first);
 }
 
 }  // namespace chorus

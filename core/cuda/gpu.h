@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -76,6 +77,11 @@ class CudaGpu {
 
   absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes) const;
   void FreePinned(const PinnedMemory& memory) const;
+  // Pins memory of the host that is there, so that its bytes are moved without a copy in between,
+  // until it is unpinned; nothing may be on its way then. The driver's error.
+  absl::Status Pin(const void* memory, int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Unpin(const void* memory) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool IsPinned(const void* memory, int64_t bytes) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   CudaGpu(const cuda::Api* api, CudaBlas::Load load_blas)
@@ -92,6 +98,7 @@ class CudaGpu {
   mutable Mutex mutex_;
   // Those that were asked for: the driver is asked for each once.
   mutable absl::flat_hash_map<std::string, cuda::Function> functions_ ABSL_GUARDED_BY(mutex_);
+  std::map<const char*, int64_t> pinned_ ABSL_GUARDED_BY(mutex_);  // bytes, by where they begin
   std::string name_;
   std::string pci_id_;
   int multiprocessors_ = 1;

@@ -1,22 +1,16 @@
+#include "core/backend/cuda/cuda_engine.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/backend/cuda/cuda_engine.h"
 #include "core/backend/cuda/kernels/moves.h"
-#include "core/base/clock.h"
 #include "core/base/device.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace {
-
-// How long the watching thread looks again and again before it sleeps in between, and how long it
-// sleeps at most: an eighth of what it has waited.
-constexpr absl::Duration kWatchClosely = absl::Microseconds(50);
-constexpr absl::Duration kLongestSleep = absl::Milliseconds(1);
-constexpr absl::Duration kShortestSleep = absl::Microseconds(20);
 
 // In a fault word nobody has told anything. Its lower bits are the element.
 constexpr uint64_t kNoFault = ~uint64_t{0};
@@ -76,37 +70,41 @@ absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Create(const CudaGpu* gp
 }
 
 CudaEngine::CudaEngine(const CudaGpu* gpu, std::unique_ptr<Space> space, int devices)
-    : StreamEngine(space.get()), gpu_(gpu), owned_space_(std::move(space)), devices_(devices) {}
+    : StreamEngine(space.get()),
+      gpu_(gpu),
+      owned_space_(std::move(space)),
+      devices_(devices),
+      pool_(gpu) {}
 
 absl::Status CudaEngine::Start() {
   gpu_->Enter();
   const cuda::Api& api = gpu_->api();
-  const int queues = kQueuesPerDevice * devices_;
-  // A word each, on a cache line of its own.
-  constexpr int64_t kLine = 64;
-  CHORUS_ASSIGN_OR_RETURN(words_, gpu_->AllocatePinned(kLine * queues));
-  std::memset(words_.host, 0, static_cast<size_t>(kLine * queues));
-  for (int n = 0; n < queues; ++n) {
+  std::vector<cuda::Stream> streams;
+  for (int n = 0; n < kQueuesPerDevice * devices_; ++n) {
     queues_.push_back(std::make_unique<Queue>());
     Queue& queue = *queues_.back();
-    queue.word = reinterpret_cast<const uint32_t*>(static_cast<char*>(words_.host) + kLine * n);
-    queue.word_on_gpu = words_.device + static_cast<cuda::DevicePtr>(kLine * n);
+    queue.number = n;
     CHORUS_CUDA(api, StreamCreateWithPriority, &queue.stream, cuda::kStreamNonBlocking, 0);
     CHORUS_CUDA(api, EventCreate, &queue.here, cuda::kEventDisableTiming);
     CHORUS_CUDA(api, EventCreate, &queue.met, cuda::kEventDisableTiming);
+    streams.push_back(queue.stream);
   }
   CHORUS_CUDA(api, StreamCreateWithPriority, &reading_, cuda::kStreamNonBlocking, 0);
-  for (int n = 0; n < 2; ++n) {
-    CHORUS_ASSIGN_OR_RETURN(bounce_[n], gpu_->AllocatePinned(kBounceBytes));
-    CHORUS_CUDA(api, EventCreate, &bounced_[n],
-                cuda::kEventDisableTiming | cuda::kEventBlockingSync);
-  }
   {
     MutexLock lock(&mutex_);
     next_queue_.assign(static_cast<size_t>(devices_), 0);
   }
-  watcher_ = std::thread([this] { Watch(); });
-  copier_ = std::thread([this] { CopyBounced(); });
+  GpuWatch::Listener listener;
+  listener.woken = [this] {
+    MutexLock lock(&mutex_);
+    Schedule();
+  };
+  listener.overdue = [this](cuda::Stream stream) {
+    MutexLock lock(&mutex_);
+    if (lost_.ok()) Check(gpu_->api().StreamQuery(stream), "cuStreamQuery").IgnoreError();
+  };
+  CHORUS_ASSIGN_OR_RETURN(watch_, GpuWatch::Create(gpu_, streams, std::move(listener)));
+  CHORUS_ASSIGN_OR_RETURN(copier_, BounceCopier::Create(gpu_));
   return absl::OkStatus();
 }
 
@@ -116,69 +114,18 @@ CudaEngine::~CudaEngine() {
     closing_ = true;
     ready_.clear();
   }
-  if (copier_.joinable()) {
-    {
-      MutexLock lock(&copy_mutex_);
-      copy_ends_ = true;
-    }
-    copy_changed_.Signal();
-    copier_.join();
-  }
-  if (watcher_.joinable()) {
-    {
-      MutexLock lock(&watch_mutex_);
-      watch_ends_ = true;
-    }
-    watch_changed_.Signal();
-    watcher_.join();
-  }
+  if (copier_ != nullptr) copier_->Stop();
+  if (watch_ != nullptr) watch_->Stop();
   gpu_->Enter();
   const cuda::Api& api = gpu_->api();
   for (const auto& queue : queues_) {
     if (queue->stream == nullptr) continue;
     api.StreamSynchronize(queue->stream);
     api.StreamDestroy(queue->stream);
-    api.EventDestroy(queue->here);
-    api.EventDestroy(queue->met);
+    if (queue->here != nullptr) api.EventDestroy(queue->here);
+    if (queue->met != nullptr) api.EventDestroy(queue->met);
   }
   if (reading_ != nullptr) api.StreamDestroy(reading_);
-  MutexLock lock(&mutex_);
-  for (const cuda::Event event : events_) api.EventDestroy(event);
-  for (const auto& slab : slabs_) {
-    gpu_->FreePinned(slab->host);
-    api.MemFree(slab->device);
-  }
-  for (const auto& pinned : pinned_) api.MemHostUnregister(const_cast<char*>(pinned.first));
-  for (int n = 0; n < 2; ++n) {
-    if (bounced_[n] != nullptr) api.EventDestroy(bounced_[n]);
-    gpu_->FreePinned(bounce_[n]);
-  }
-  gpu_->FreePinned(words_);
-}
-
-absl::Status CudaEngine::Pin(const void* memory, int64_t bytes) {
-  gpu_->Enter();
-  MutexLock lock(&mutex_);
-  const auto* const begin = static_cast<const char*>(memory);
-  CHORUS_CUDA(gpu_->api(), MemHostRegister, const_cast<char*>(begin), static_cast<size_t>(bytes),
-              cuda::kHostRegisterPortable);
-  pinned_[begin] = bytes;
-  return absl::OkStatus();
-}
-
-void CudaEngine::Unpin(const void* memory) {
-  gpu_->Enter();
-  MutexLock lock(&mutex_);
-  const auto* const begin = static_cast<const char*>(memory);
-  if (pinned_.erase(begin) > 0) gpu_->api().MemHostUnregister(const_cast<char*>(begin));
-}
-
-bool CudaEngine::IsPinned(const void* memory, int64_t bytes) const {
-  const auto* const begin = static_cast<const char*>(memory);
-  auto it = pinned_.upper_bound(begin);
-  if (it == pinned_.begin()) return false;
-  --it;
-  return bytes <= it->second - (begin - it->first);
 }
 
 // --- Handing over ---
@@ -194,10 +141,7 @@ void CudaEngine::Schedule() {
 }
 
 void CudaEngine::ScheduleElsewhere() {
-  if (ready_.empty()) return;
-  MutexLock lock(&watch_mutex_);
-  schedule_ = true;
-  watch_changed_.Signal();
+  if (!ready_.empty()) watch_->Wake();
 }
 
 void CudaEngine::RunStream(CudaStream* stream) {
@@ -246,13 +190,15 @@ absl::Status CudaEngine::Check(cuda::Result result, const char* call) {
   if (result == cuda::Result::kSuccess) return absl::OkStatus();
   absl::Status status = gpu_->Check(result, call);
   if (!Survives(result) && lost_.ok()) {
-    lost_ = MakeError(Reason::kExecFailed, absl::StrCat("GPU ", gpu_->pci_id(), " (", gpu_->name(),
-                                                        ") is lost: ", status.message()));
-    MutexLock lock(&watch_mutex_);
-    watch_lost_ = Detached(lost_);
-    watch_changed_.Signal();
+    Lose(MakeError(Reason::kExecFailed, absl::StrCat("GPU ", gpu_->pci_id(), " (", gpu_->name(),
+                                                     ") is lost: ", status.message())));
   }
   return status;
+}
+
+void CudaEngine::Lose(absl::Status why) {
+  lost_ = std::move(why);
+  watch_->Lose(lost_);
 }
 
 bool CudaEngine::IsFull(CudaStream* stream) {
@@ -280,35 +226,22 @@ void CudaEngine::Count(Queue* queue) {
       absl::OkStatus());
 }
 
-absl::StatusOr<cuda::Event> CudaEngine::TakeEvent() {
-  if (free_events_.empty()) {
-    cuda::Event event = nullptr;
-    CHORUS_RETURN_IF_ERROR(
-        Check(gpu_->api().EventCreate(&event, cuda::kEventDisableTiming), "cuEventCreate"));
-    events_.push_back(event);
-    return event;
-  }
-  const cuda::Event event = free_events_.back();
-  free_events_.pop_back();
-  return event;
-}
-
 void CudaEngine::TrimMarks(CudaStream* stream) {
   while (stream->marks.size() > kKeptMarks) {
     const Mark& oldest = stream->marks.front();
     if (gpu_->api().EventQuery(oldest.event) != cuda::Result::kSuccess) return;
     stream->forgotten_behind = oldest.behind;
-    free_events_.push_back(oldest.event);
+    pool_.GiveBack(oldest.event);
     stream->marks.pop_front();
   }
 }
 
 absl::Status CudaEngine::HandOverRecord(CudaStream* stream) {
-  CHORUS_ASSIGN_OR_RETURN(const cuda::Event event, TakeEvent());
+  CHORUS_ASSIGN_OR_RETURN(const cuda::Event event, pool_.TakeEvent());
   const absl::Status recorded =
       Check(gpu_->api().EventRecord(event, QueueOf(stream)->stream), "cuEventRecord");
   if (!recorded.ok()) {
-    free_events_.push_back(event);
+    pool_.GiveBack(event);
     return recorded;
   }
   stream->marks.push_back({stream->completed + 1, event, stream->behind});
@@ -386,7 +319,7 @@ absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const Kernel
   if (!kernel->reports()) return KernelFault();
   Queue* const queue = QueueOf(stream);
   if (stream->fault == nullptr) {
-    CHORUS_ASSIGN_OR_RETURN(stream->fault, TakeSlab(sizeof(kNoFault)));
+    CHORUS_ASSIGN_OR_RETURN(stream->fault, pool_.TakeSlab(sizeof(kNoFault)));
     Count(queue);
     CHORUS_RETURN_IF_ERROR(Check(
         gpu_->api().MemsetD8Async(stream->fault->device, 0xff, sizeof(kNoFault), queue->stream),
@@ -451,7 +384,7 @@ bool CudaEngine::HandOverCopy(CudaStream* stream, const CopyItem& item, absl::St
     return true;
   }
   const bool from_host = item.direction == Direction::kFromHost;
-  if (IsPinned(PointerOf(from_host ? item.from : item.to), item.bytes)) {
+  if (gpu_->IsPinned(PointerOf(from_host ? item.from : item.to), item.bytes)) {
     Count(queue);
     *status =
         from_host
@@ -462,7 +395,7 @@ bool CudaEngine::HandOverCopy(CudaStream* stream, const CopyItem& item, absl::St
     return true;
   }
   if (from_host && item.bytes <= kSmallCopyBytes) {
-    auto slab = TakeSlab(item.bytes);
+    auto slab = pool_.TakeSlab(item.bytes);
     *status = slab.status();
     if (!slab.ok()) return true;
     std::memcpy((*slab)->host.host, PointerOf(item.from), bytes);
@@ -472,9 +405,19 @@ bool CudaEngine::HandOverCopy(CudaStream* stream, const CopyItem& item, absl::St
     GiveBack(*slab, queue);
     return true;
   }
-  MutexLock lock(&copy_mutex_);
-  copies_.push_back({stream, item});
-  copy_changed_.Signal();
+  BounceCopier::Copy copy;
+  copy.stream = queue->stream;
+  copy.from_host = from_host;
+  copy.host = MutablePointerOf(from_host ? item.from : item.to);
+  copy.device = from_host ? item.to : item.from;
+  copy.bytes = item.bytes;
+  copy.done = [this, stream](cuda::Result result, const char* call) {
+    MutexLock lock(&mutex_);
+    Advance(stream, Check(result, call));
+    Requeue(stream);
+    Schedule();
+  };
+  copier_->Add(std::move(copy));
   return false;
 }
 
@@ -497,7 +440,7 @@ void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
         if (fault != nullptr) {
           if (result.ok()) result = FailureOf(*fault, reporting);
           MutexLock lock(&mutex_);
-          free_slabs_.push_back(fault);
+          pool_.GiveBack(fault);
         }
         done(std::move(result));
         CallbackHasRun(number);
@@ -528,22 +471,10 @@ absl::Status CudaEngine::FailureOf(const Slab& fault, const std::vector<Reportin
 }
 
 void CudaEngine::Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status) {
-  const uint32_t value = ++queue->told;
-  const absl::Status told =
-      lost_.ok() ? Check(gpu_->api().StreamWriteValue32(queue->stream, queue->word_on_gpu, value,
-                                                        cuda::kWriteValueDefault),
-                         "cuStreamWriteValue32")
-                 : lost_;
+  const absl::Status told = Check(watch_->Await(queue->number, std::move(done), std::move(status)),
+                                  "cuStreamWriteValue32");
   // A word that will not be written is no reason not to call: whoever waits learns of it.
-  if (!told.ok() && lost_.ok()) {
-    lost_ = told;
-  }
-  MutexLock lock(&watch_mutex_);
-  if (!lost_.ok() && watch_lost_.ok()) watch_lost_ = Detached(lost_);
-  if (queue->pending.empty()) watched_.push_back(queue);
-  queue->pending.push_back({value, std::move(done), std::move(status)});
-  fresh_ = true;
-  watch_changed_.Signal();
+  if (!told.ok() && lost_.ok()) Lose(told);
 }
 
 bool CudaEngine::HostHasPassed(StreamState* stream) {
@@ -568,36 +499,12 @@ void CudaEngine::CallbackHasRun(uint64_t number) {
   Schedule();
 }
 
-// --- Slabs ---
-
-absl::StatusOr<CudaEngine::Slab*> CudaEngine::TakeSlab(int64_t bytes) {
-  const auto fits = std::find_if(free_slabs_.begin(), free_slabs_.end(),
-                                 [bytes](const Slab* slab) { return slab->bytes >= bytes; });
-  if (fits != free_slabs_.end()) {
-    Slab* const slab = *fits;
-    *fits = free_slabs_.back();
-    free_slabs_.pop_back();
-    return slab;
-  }
-  auto slab = std::make_unique<Slab>();
-  slab->bytes = std::max(bytes, kSlabBytes);
-  CHORUS_ASSIGN_OR_RETURN(slab->host, gpu_->AllocatePinned(slab->bytes));
-  const absl::Status status =
-      Check(gpu_->api().MemAlloc(&slab->device, static_cast<size_t>(slab->bytes)), "cuMemAlloc");
-  if (!status.ok()) {
-    gpu_->FreePinned(slab->host);
-    return status;
-  }
-  slabs_.push_back(std::move(slab));
-  return slabs_.back().get();
-}
-
 void CudaEngine::GiveBack(Slab* slab, Queue* queue) {
   Tell(
       queue,
       [this, slab](const absl::Status&) {
         MutexLock lock(&mutex_);
-        free_slabs_.push_back(slab);
+        pool_.GiveBack(slab);
       },
       absl::OkStatus());
 }
@@ -636,7 +543,7 @@ absl::Status CudaEngine::FetchNumbers(Meeting* meeting, const Numbers& numbers,
     CHORUS_RETURN_IF_ERROR(owned_space_->memory_->Check(address, size));
     bytes += size;
   }
-  CHORUS_ASSIGN_OR_RETURN(Slab* const slab, TakeSlab(bytes));
+  CHORUS_ASSIGN_OR_RETURN(Slab* const slab, pool_.TakeSlab(bytes));
   CHORUS_RETURN_IF_ERROR(Gather(streams));
   Queue* const queue = QueueOf(streams[0]);
   char* to = static_cast<char*>(slab->host.host);
@@ -667,7 +574,7 @@ void CudaEngine::GoOnWithNumbers(Meeting* meeting, const Numbers& numbers, Slab*
     owned_space_->numbers[address].assign(from, static_cast<size_t>(size));
     from += size;
   }
-  free_slabs_.push_back(slab);
+  pool_.GiveBack(slab);
   absl::Status result = status;
   if (result.ok()) result = PrepareMeeting(meeting);
   if (result.ok()) result = HandOverList(meeting, MembersOf(*meeting));
@@ -716,7 +623,7 @@ absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream
   const absl::Span<const char> bytes = program_.Bytes();
   Slab* slab = nullptr;
   if (bytes.size() > static_cast<size_t>(cuda::MoveArgs::kInlineBytes)) {
-    CHORUS_ASSIGN_OR_RETURN(slab, TakeSlab(static_cast<int64_t>(bytes.size())));
+    CHORUS_ASSIGN_OR_RETURN(slab, pool_.TakeSlab(static_cast<int64_t>(bytes.size())));
     std::memcpy(slab->host.host, bytes.data(), bytes.size());
     Count(queue);
     CHORUS_RETURN_IF_ERROR(Check(
@@ -736,7 +643,7 @@ absl::Status CudaEngine::WriteResults(CudaStream* stream) {
   int64_t bytes = 0;
   for (const auto& result : owned_space_->results)
     bytes += static_cast<int64_t>(result.second.size());
-  CHORUS_ASSIGN_OR_RETURN(Slab* const slab, TakeSlab(bytes));
+  CHORUS_ASSIGN_OR_RETURN(Slab* const slab, pool_.TakeSlab(bytes));
   Queue* const queue = QueueOf(stream);
   char* at = static_cast<char*>(slab->host.host);
   absl::Status status;
@@ -749,150 +656,6 @@ absl::Status CudaEngine::WriteResults(CudaStream* stream) {
   }
   GiveBack(slab, queue);
   return status;
-}
-
-// --- The watching thread ---
-
-void CudaEngine::Watch() {
-  gpu_->Enter();
-  std::vector<Pending> reached;
-  absl::Time since;  // something was reached, or came to be watched
-  MutexLock lock(&watch_mutex_);
-  while (!watch_ends_) {
-    if (schedule_) {
-      schedule_ = false;
-      watch_mutex_.Unlock();
-      {
-        MutexLock engine(&mutex_);
-        Schedule();
-      }
-      watch_mutex_.Lock();
-      continue;
-    }
-    if (watched_.empty()) {
-      watch_changed_.Wait(&watch_mutex_);
-      continue;
-    }
-    if (fresh_) since = SteadyNow();
-    fresh_ = false;
-    for (size_t i = 0; i < watched_.size();) {
-      Queue* const queue = watched_[i];
-      const uint32_t value = cuda::LoadShared(queue->word);
-      while (
-          !queue->pending.empty() &&
-          (!watch_lost_.ok() || static_cast<int32_t>(value - queue->pending.front().value) >= 0)) {
-        reached.push_back(std::move(queue->pending.front()));
-        queue->pending.pop_front();
-        reached.back().status.Update(watch_lost_);
-      }
-      if (queue->pending.empty()) {
-        watched_[i] = watched_.back();
-        watched_.pop_back();
-      } else {
-        ++i;
-      }
-    }
-    if (!reached.empty()) {
-      watch_mutex_.Unlock();
-      for (Pending& pending : reached) pending.done(std::move(pending.status));
-      reached.clear();
-      watch_mutex_.Lock();
-      fresh_ = true;
-      continue;
-    }
-    const absl::Duration waited = SteadyNow() - since;
-    if (waited < kWatchClosely) {
-      watch_mutex_.Unlock();
-      std::this_thread::yield();
-      watch_mutex_.Lock();
-      continue;
-    }
-    const absl::Duration sleep = std::min(kLongestSleep, std::max(kShortestSleep, waited / 8));
-    if (sleep < kLongestSleep) {
-      watch_changed_.WaitFor(&watch_mutex_, sleep);
-      continue;
-    }
-    Queue* const oldest = watched_.front();
-    watch_mutex_.Unlock();
-    LookForLoss(oldest);
-    watch_mutex_.Lock();
-    if (!watch_ends_ && !schedule_ && watch_lost_.ok()) {
-      watch_changed_.WaitFor(&watch_mutex_, sleep);
-    }
-  }
-}
-
-void CudaEngine::LookForLoss(Queue* queue) {
-  MutexLock lock(&mutex_);
-  if (lost_.ok()) Check(gpu_->api().StreamQuery(queue->stream), "cuStreamQuery").IgnoreError();
-}
-
-// --- The copying thread ---
-
-void CudaEngine::CopyBounced() {
-  gpu_->Enter();
-  MutexLock lock(&copy_mutex_);
-  while (true) {
-    while (copies_.empty() && !copy_ends_) copy_changed_.Wait(&copy_mutex_);
-    if (copy_ends_) return;
-    const Bounce bounce = copies_.front();
-    copies_.pop_front();
-    copy_mutex_.Unlock();
-    const absl::Status status = Bring(bounce);
-    {
-      MutexLock engine(&mutex_);
-      Advance(bounce.stream, status);
-      Requeue(bounce.stream);
-      Schedule();
-    }
-    copy_mutex_.Lock();
-  }
-}
-
-absl::Status CudaEngine::Bring(const Bounce& bounce) {
-  const cuda::Api& api = gpu_->api();
-  const CopyItem& item = bounce.item;
-  const cuda::Stream stream = bounce.stream->queue->stream;
-  const bool from_host = item.direction == CopyItem::Direction::kFromHost;
-  const int64_t pieces = (item.bytes + kBounceBytes - 1) / kBounceBytes;
-  const auto bytes_of = [&](int64_t piece) {
-    return static_cast<size_t>(std::min(kBounceBytes, item.bytes - piece * kBounceBytes));
-  };
-  const auto check = [&](cuda::Result result, const char* call) ABSL_LOCKS_EXCLUDED(mutex_) {
-    if (result == cuda::Result::kSuccess) return absl::OkStatus();
-    MutexLock lock(&mutex_);
-    return Check(result, call);
-  };
-  // To the host a piece is taken out of its buffer when the next is on its way.
-  for (int64_t piece = 0; piece <= pieces; ++piece) {
-    if (piece < pieces) {
-      const auto n = static_cast<size_t>(piece % 2);
-      const int64_t offset = piece * kBounceBytes;
-      if (from_host) {
-        // Of the last copy too, whosever it was.
-        CHORUS_RETURN_IF_ERROR(check(api.EventSynchronize(bounced_[n]), "cuEventSynchronize"));
-        std::memcpy(bounce_[n].host, static_cast<const char*>(PointerOf(item.from)) + offset,
-                    bytes_of(piece));
-        CHORUS_RETURN_IF_ERROR(
-            check(api.MemcpyHtoDAsync(item.to + static_cast<DeviceAddress>(offset), bounce_[n].host,
-                                      bytes_of(piece), stream),
-                  "cuMemcpyHtoDAsync"));
-      } else {
-        CHORUS_RETURN_IF_ERROR(check(api.EventSynchronize(bounced_[n]), "cuEventSynchronize"));
-        CHORUS_RETURN_IF_ERROR(check(
-            api.MemcpyDtoHAsync(bounce_[n].host, item.from + static_cast<DeviceAddress>(offset),
-                                bytes_of(piece), stream),
-            "cuMemcpyDtoHAsync"));
-      }
-      CHORUS_RETURN_IF_ERROR(check(api.EventRecord(bounced_[n], stream), "cuEventRecord"));
-    }
-    if (from_host || piece == 0) continue;
-    const auto before = static_cast<size_t>((piece - 1) % 2);
-    CHORUS_RETURN_IF_ERROR(check(api.EventSynchronize(bounced_[before]), "cuEventSynchronize"));
-    std::memcpy(static_cast<char*>(MutablePointerOf(item.to)) + (piece - 1) * kBounceBytes,
-                bounce_[before].host, bytes_of(piece - 1));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace chorus

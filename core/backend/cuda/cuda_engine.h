@@ -5,30 +5,28 @@
 // the GPU: a collective is handed over when all its members stand at it, as one kernel behind the
 // events of all their streams. So what was handed over always ends.
 //
-// What the host learns, it learns from words in pinned memory that a stream writes when it comes to
-// a callback: a thread of the engine watches them, runs the callbacks, and lets streams go on that
-// ask the host something (a kernel's `unless`, a veto, runtime counts). Bytes of host memory that
-// is not pinned go through a buffer that is, on a thread of their own.
+// What the host learns, it learns where a stream has come to a callback (gpu_watch.h): its thread
+// runs the callbacks, and lets streams go on that ask the host something (a kernel's `unless`, a
+// veto, runtime counts). Bytes of host memory that is not pinned go through a buffer that is, on a
+// thread of their own (bounce_copier.h).
 //
 // A stream of the GPU may serve several of ours, which then are in one order more than they need
 // be: clients cannot make the GPU have more of them. So many items at most are handed over and not
 // known to have ended, for the driver would keep a caller beyond that.
 //
-// Threads: any, as StreamEngine; two of its own. Ownership: the GPU and its memory must outlive it.
-// Errors: those of backend.h. An error of the driver that its context does not survive ends every
+// Threads: any, as StreamEngine; the watch and the copier have one each. Ownership: the GPU and its
+// memory must outlive it. Errors: those of backend.h. An error of the driver that its context does
+// not survive ends every
 //   item from then on with it, and no callback is lost.
 #ifndef CHORUS_CORE_BACKEND_CUDA_CUDA_ENGINE_H_
 #define CHORUS_CORE_BACKEND_CUDA_CUDA_ENGINE_H_
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -36,7 +34,10 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/backend/cuda/bounce_copier.h"
 #include "core/backend/cuda/gpu_memory.h"
+#include "core/backend/cuda/gpu_pool.h"
+#include "core/backend/cuda/gpu_watch.h"
 #include "core/backend/cuda/kernels/move_program.h"
 #include "core/backend/stream_engine.h"
 #include "core/base/mutex.h"
@@ -52,11 +53,6 @@ class CudaEngine : public StreamEngine {
                                                             const GpuMemory* memory, int devices);
   // Waits for what was handed over. Callbacks that have not run by then never do.
   ~CudaEngine() override;
-
-  // Pins memory of the host, so that its bytes are moved without a copy in between, until it is
-  // unpinned; nothing may be on its way then. The driver's error.
-  absl::Status Pin(const void* memory, int64_t bytes);
-  void Unpin(const void* memory);
 
  private:
   // The GPU's memory as collectives see it. The numbers that a list depends on have been brought to
@@ -79,35 +75,21 @@ class CudaEngine : public StreamEngine {
     mutable std::vector<std::pair<DeviceAddress, std::string>> results;
   };
 
-  // Pinned memory, and as much on the GPU, for what a launch brings along.
-  struct Slab {
-    PinnedMemory host;
-    cuda::DevicePtr device = 0;
-    int64_t bytes = 0;
-  };
+  using Slab = GpuPool::Slab;
   // A kernel that can tell of a failure, as it was called.
   struct Reporting {
     const CudaKernel* kernel = nullptr;
     absl::InlinedVector<DeviceAddress, 4> inputs;
-  };
-  // Told by a word that a stream of the GPU writes.
-  struct Pending {
-    uint32_t value = 0;
-    std::function<void(absl::Status status)> done;
-    absl::Status status;
   };
   // A stream of the GPU.
   struct Queue {
     cuda::Stream stream = nullptr;
     cuda::Event here = nullptr;  // recorded, and waited for at once
     cuda::Event met = nullptr;   // the last collective that ran on it has ended
-    const uint32_t* word = nullptr;
-    cuda::DevicePtr word_on_gpu = 0;
-    uint32_t told = 0;  // the last value that it will write
+    int number = 0;              // in queues_, and of what watches it
     int64_t in_flight = 0;
     int64_t since_mark = 0;               // items since the last that `in_flight` will be told of
     std::vector<StreamState*> throttled;  // wait until less is in flight
-    std::deque<Pending> pending;          // guarded by watch_mutex_
   };
   // Of an event's record.
   struct Mark {
@@ -129,10 +111,7 @@ class CudaEngine : public StreamEngine {
     std::vector<Reporting> reporting;
   };
   using Numbers = std::vector<std::pair<DeviceAddress, int64_t>>;  // address and bytes of each
-  struct Bounce {
-    CudaStream* stream = nullptr;
-    CopyItem item;
-  };
+
   CudaEngine(const CudaGpu* gpu, std::unique_ptr<Space> space, int devices);
   absl::Status Start();
 
@@ -186,86 +165,54 @@ class CudaEngine : public StreamEngine {
   absl::Status WaitFor(Queue* queue, cuda::Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `done` is called on the watching thread when the stream has come here.
   void Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) ABSL_LOCKS_EXCLUDED(watch_mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Queue* QueueOf(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts an item; true: the stream must wait until earlier ones have ended.
   bool IsFull(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Count(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Slab*> TakeSlab(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // When the stream has come here.
   void GiveBack(Slab* slab, Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<cuda::Event> TakeEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TrimMarks(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The driver's result, as a status; what a context does not survive is remembered.
   absl::Status Check(cuda::Result result, const char* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLaunch(const absl::Status& launched, Queue* queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsPinned(const void* memory, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The context is of no use any more: ends everything with `why`.
+  void Lose(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // --- The watching thread ---
+  // --- On the watch's thread ---
 
-  void Watch() ABSL_LOCKS_EXCLUDED(mutex_, watch_mutex_);
   void CallbackHasRun(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
   // What a fault word says, which may be nothing.
   absl::Status FailureOf(const Slab& fault, const std::vector<Reporting>& reporting)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Asks the driver whether the context is alive, and says so if it is not.
-  void LookForLoss(Queue* queue) ABSL_LOCKS_EXCLUDED(mutex_, watch_mutex_);
-
-  // --- The copying thread ---
-
-  void CopyBounced() ABSL_LOCKS_EXCLUDED(mutex_, copy_mutex_);
-  absl::Status Bring(const Bounce& bounce) ABSL_LOCKS_EXCLUDED(mutex_);
 
   static constexpr int kQueuesPerDevice = 4;
   // Of a stream: beyond it the driver makes who launches wait.
   static constexpr int64_t kMostInFlight = 512;
   static constexpr int64_t kMarkEvery = 64;
   static constexpr size_t kKeptMarks = 16;
-  static constexpr int64_t kBounceBytes = int64_t{1} << 20;
   // Smaller copies from the host take a slab, and nobody waits for them.
   static constexpr int64_t kSmallCopyBytes = 4096;
-  static constexpr int64_t kSlabBytes = int64_t{64} << 10;
 
   const CudaGpu* const gpu_;
   const std::unique_ptr<Space> owned_space_;
   const int devices_;
-  PinnedMemory words_;
-  PinnedMemory bounce_[2];
-  cuda::Event bounced_[2] = {};
-
-  cuda::Stream reading_ = nullptr;  // the watching thread's
+  cuda::Stream reading_ = nullptr;  // the watch's thread's
 
   std::vector<std::unique_ptr<Queue>> queues_;           // kQueuesPerDevice of each device
   std::vector<int> next_queue_ ABSL_GUARDED_BY(mutex_);  // by device
-  std::vector<cuda::Event> free_events_ ABSL_GUARDED_BY(mutex_);
-  std::vector<cuda::Event> events_ ABSL_GUARDED_BY(mutex_);  // all that there are
-  std::map<const char*, int64_t> pinned_ ABSL_GUARDED_BY(mutex_);
+  GpuPool pool_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_callback_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<uint64_t> unfinished_ ABSL_GUARDED_BY(mutex_);    // callbacks that have not run
   std::vector<CudaStream*> asking_ ABSL_GUARDED_BY(mutex_);  // wait for some of these
-  std::vector<std::unique_ptr<Slab>> slabs_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Slab*> free_slabs_ ABSL_GUARDED_BY(mutex_);
   cuda::MoveProgram program_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);  // why the context is of no use any more
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
 
-  // Taken with mutex_ held, or alone.
-  Mutex watch_mutex_;
-  CondVar watch_changed_;
-  std::vector<Queue*> watched_ ABSL_GUARDED_BY(watch_mutex_);  // have something pending
-  absl::Status watch_lost_ ABSL_GUARDED_BY(watch_mutex_);
-  bool fresh_ ABSL_GUARDED_BY(watch_mutex_) = false;  // something is, newly
-  bool schedule_ ABSL_GUARDED_BY(watch_mutex_) = false;
-  bool watch_ends_ ABSL_GUARDED_BY(watch_mutex_) = false;
-
-  Mutex copy_mutex_;  // the same
-  CondVar copy_changed_;
-  std::deque<Bounce> copies_ ABSL_GUARDED_BY(copy_mutex_);
-  bool copy_ends_ ABSL_GUARDED_BY(copy_mutex_) = false;
-
-  std::thread watcher_;
-  std::thread copier_;
+  // Called with mutex_ held; they call back without their locks.
+  std::unique_ptr<GpuWatch> watch_;
+  std::unique_ptr<BounceCopier> copier_;
 };
 
 }  // namespace chorus

@@ -1,5 +1,7 @@
 // What the conformance suite (cuda_backend_test) does not see: errors of the driver, pinned memory,
 // long queues.
+#include "core/backend/cuda/cuda_engine.h"
+
 #include <atomic>
 #include <memory>
 #include <string>
@@ -7,7 +9,6 @@
 
 #include "absl/time/time.h"
 #include "core/backend/cuda/cuda_backend.h"
-#include "core/backend/cuda/cuda_engine.h"
 #include "core/backend/cuda/kernels/moves.h"
 #include "core/backend/cuda/testing/test_kernel_factory.h"
 #include "core/backend/cuda/testing/test_kernels.h"
@@ -277,8 +278,8 @@ TEST_F(CudaEngineTest, PinnedMemoryIsCopiedWhereItIs) {
   const auto stream = engine->CreateStream(0);
   for (const bool pinned : {true, false}) {
     if (pinned) {
-      ASSERT_TRUE(engine->Pin(from.data(), kBytes).ok());
-      ASSERT_TRUE(engine->Pin(to.data(), kBytes).ok());
+      ASSERT_TRUE(gpu->Pin(from.data(), kBytes).ok());
+      ASSERT_TRUE(gpu->Pin(to.data(), kBytes).ok());
     }
     std::fill(to.begin(), to.end(), 0);
     stream->CopyFromHost(address, from.data(), kBytes);
@@ -286,8 +287,8 @@ TEST_F(CudaEngineTest, PinnedMemoryIsCopiedWhereItIs) {
     EXPECT_TRUE(DeviceRig::SynchronizeStream(stream.get()).ok());
     EXPECT_EQ(to, from) << pinned;
     if (pinned) {
-      engine->Unpin(from.data());
-      engine->Unpin(to.data());
+      gpu->Unpin(from.data());
+      gpu->Unpin(to.data());
     }
   }
   memory->Free(address);
