@@ -14,9 +14,9 @@
 // be: clients cannot make the GPU have more of them. So many items at most are handed over and not
 // known to have ended, for the driver would keep a caller beyond that.
 //
-// Threads: any, as StreamEngine; the watch and the copier have one each. Ownership: the GPU and its
-// memory must outlive it. Errors: those of backend.h. An error of the driver that its context does
-// not survive ends every
+// Threads: any, as StreamEngine; the watch and the copier have one each.
+// Ownership: the GPU and its memory must outlive it.
+// Errors: those of backend.h. An error of the driver that its context does not survive ends every
 //   item from then on with it, and no callback is lost.
 #ifndef CHORUS_CORE_BACKEND_CUDA_CUDA_ENGINE_H_
 #define CHORUS_CORE_BACKEND_CUDA_CUDA_ENGINE_H_

@@ -6,7 +6,6 @@
 #define CHORUS_CORE_BACKEND_CUDA_TESTING_FAKE_GPU_H_
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "core/cuda/cuda_api.h"
@@ -24,7 +23,6 @@ class FakeGpu {
     gpu_ = *CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}}, nullptr);
     gpu_->Enter();
   }
-  // Of all streams: they must not wait for the test.
   ~FakeGpu() {
     for (const cuda::Stream stream : streams_) {
       api_.StreamSynchronize(stream);
