@@ -37,8 +37,8 @@ struct KernelCall {
   // Set when its turn comes: the kernel is left out. Null: it never is. Must stand until a Callback
   // behind it.
   const std::atomic<bool>* unless = nullptr;
-  // Set at any time: nobody wants what the kernel makes, and it may be left out. Null, or stands, as
-  // above.
+  // Set at any time: nobody wants what the kernel makes, and it may be left out. Null, or stands,
+  // as above.
   const std::atomic<bool>* unwanted = nullptr;
 };
 
