@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <memory>
 #include <set>
 #include <string>
@@ -128,9 +129,8 @@ class GangsTest : public ::testing::Test {
 
   // A rank of a world, its own unless told otherwise, with a collective graph, 0, and a local
   // one, 1.
-  std::unique_ptr<Client> Open(const std::string& tenant, absl::Duration exec_timeout, int rank = 0,
-                               int size = 1) {
-    auto client = std::make_unique<Client>();
+  Client* Open(const std::string& tenant, absl::Duration exec_timeout, int rank = 0, int size = 1) {
+    Client* const client = &clients_.emplace_back();
     OpenSessionRequest open;
     open.tenant = tenant;
     open.devices = {DeviceIndex(rank)};
@@ -142,16 +142,14 @@ class GangsTest : public ::testing::Test {
     join.rank = Rank(rank);
     join.exec_timeout = exec_timeout;
     node_.JoinWorld(client->session, join, now_,
-                    [client = client.get()](const absl::StatusOr<WorldInfo>& info) {
-                      client->world = info->id;
-                    });
+                    [client](const absl::StatusOr<WorldInfo>& info) { client->world = info->id; });
     const Graph collective = AllReduceGraph(rank, size, TensorType(DType::kF32, {1}), "a.cc:1");
     int32_t slot = 0;
     for (const Graph& graph : {collective, NegateGraph(1)}) {
       RegisterGraph command;
       command.graph = {slot++, 1};
       command.encoded = EncodeGraph(graph);
-      Submit(client.get(), std::move(command));
+      Submit(client, std::move(command));
     }
     EXPECT_THAT(client->told, Each(Reason::kUnspecified));
     return client;
@@ -203,17 +201,18 @@ class GangsTest : public ::testing::Test {
   const absl::Time start_ = absl::FromUnixSeconds(1'000'000'000);
   absl::Time now_ = start_;
   Told told_;
+  std::deque<Client> clients_;  // told of what is under way to the end
   LocalNode node_;
 };
 
 TEST_F(GangsTest, WhatAnEndedSessionHasLaunchedIsAbandoned) {
-  const auto client = Open("uid:1", absl::Hours(1));
-  const auto other = Open("uid:2", absl::Hours(1));
-  const LaunchId first = RunLocal(client.get(), 1);
-  RunLocal(other.get(), 1);
-  Run(client.get());
+  Client* const client = Open("uid:1", absl::Hours(1));
+  Client* const other = Open("uid:2", absl::Hours(1));
+  const LaunchId first = RunLocal(client, 1);
+  RunLocal(other, 1);
+  Run(client);
   const LaunchId collective = told_.launches.back().second;
-  const LaunchId last = RunLocal(client.get(), 2);
+  const LaunchId last = RunLocal(client, 2);
   End(0);
   node_.SessionDied(client->session, now_);
   Poll();
@@ -222,13 +221,13 @@ TEST_F(GangsTest, WhatAnEndedSessionHasLaunchedIsAbandoned) {
 }
 
 TEST_F(GangsTest, WhatOthersWantIsNotAbandonedUntilTheyHaveIt) {
-  const auto client = Open("uid:1", absl::Hours(1), 0, 2);
-  const auto peer = Open("uid:1", absl::Hours(1), 1, 2);
-  const LaunchId before = RunLocal(client.get(), 1);
-  Vote(client.get());
-  Vote(peer.get());
+  Client* const client = Open("uid:1", absl::Hours(1), 0, 2);
+  Client* const peer = Open("uid:1", absl::Hours(1), 1, 2);
+  const LaunchId before = RunLocal(client, 1);
+  Vote(client);
+  Vote(peer);
   ASSERT_EQ(told_.launches.size(), 3);
-  const LaunchId behind = RunLocal(client.get(), 2);
+  const LaunchId behind = RunLocal(client, 2);
   ASSERT_TRUE(node_.CloseSession(client->session, now_).ok());
   Poll();
   EXPECT_THAT(told_.abandoned, ElementsAre(behind));
@@ -239,16 +238,16 @@ TEST_F(GangsTest, WhatOthersWantIsNotAbandonedUntilTheyHaveIt) {
 }
 
 TEST_F(GangsTest, WorkOfAnAbortedGangIsAbandoned) {
-  const auto client = Open("uid:1", kMoment);
-  Run(client.get());
+  Client* const client = Open("uid:1", kMoment);
+  Run(client);
   EXPECT_THAT(told_.abandoned, IsEmpty());
   At(kMoment);
   EXPECT_THAT(told_.abandoned, ElementsAre(told_.launches[0].second));
 }
 
 TEST_F(GangsTest, AClientsTimeoutTellsItsRanksAndKillsNoDevice) {
-  const auto client = Open("uid:1", kMoment);
-  Run(client.get());
+  Client* const client = Open("uid:1", kMoment);
+  Run(client);
   At(kMoment);
   EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
   for (const auto later : {absl::Seconds(10) + kMoment, absl::Seconds(310) - kMoment}) {
@@ -262,8 +261,8 @@ TEST_F(GangsTest, AClientsTimeoutTellsItsRanksAndKillsNoDevice) {
 }
 
 TEST_F(GangsTest, ALongerTimeoutOfTheWorldCountsForTheDevice) {
-  const auto client = Open("uid:1", absl::Seconds(1000));
-  Run(client.get());
+  Client* const client = Open("uid:1", absl::Seconds(1000));
+  Run(client);
   At(absl::Seconds(1000));
   EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
   At(absl::Seconds(1010) - kMoment);
@@ -273,12 +272,12 @@ TEST_F(GangsTest, ALongerTimeoutOfTheWorldCountsForTheDevice) {
 }
 
 TEST_F(GangsTest, ADeviceThatGetsOnWithOthersWorkIsNotKilled) {
-  const auto other = Open("uid:2", absl::Seconds(5000));
-  const auto another = Open("uid:3", absl::Seconds(5000));
-  const auto client = Open("uid:1", kMoment);
-  Run(other.get());
-  Run(another.get());
-  Run(client.get());
+  Client* const other = Open("uid:2", absl::Seconds(5000));
+  Client* const another = Open("uid:3", absl::Seconds(5000));
+  Client* const client = Open("uid:1", kMoment);
+  Run(other);
+  Run(another);
+  Run(client);
   At(kMoment);
   EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
   At(absl::Seconds(300));
@@ -295,10 +294,10 @@ TEST_F(GangsTest, ADeviceThatGetsOnWithOthersWorkIsNotKilled) {
 
 // What comes behind does not tell that the device works on this: a stream may hang by itself.
 TEST_F(GangsTest, WorkBehindItGivesItNoMoreTime) {
-  const auto client = Open("uid:1", kMoment);
-  const auto other = Open("uid:2", absl::Seconds(5000));
-  Run(client.get());
-  Run(other.get());
+  Client* const client = Open("uid:1", kMoment);
+  Client* const other = Open("uid:2", absl::Seconds(5000));
+  Run(client);
+  Run(other);
   At(absl::Seconds(300));
   End(1);
   At(absl::Seconds(310));
@@ -306,8 +305,8 @@ TEST_F(GangsTest, WorkBehindItGivesItNoMoreTime) {
 }
 
 TEST_F(GangsTest, WorkThatEndsAfterAllKillsNoDevice) {
-  const auto client = Open("uid:1", kMoment);
-  Run(client.get());
+  Client* const client = Open("uid:1", kMoment);
+  Run(client);
   At(absl::Seconds(299));
   EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
   End(0);
