@@ -439,7 +439,9 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   if (part.instance.kind != InstanceRef::Kind::kBound) return absl::OkStatus();
 
   const int32_t tape = FindTape(key.Parent());
-  if (tape == kNone) {
+  const int32_t forward = tape == kNone ? kNone : tapes_[tape].instance;
+  const bool is_about_to_fail = forward >= 0 && IsPassed(instances_[forward], seat);
+  if (tape == kNone || is_about_to_fail) {
     if (late) return absl::OkStatus();
     // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the
     // collective has failed alone: so does this.
@@ -800,24 +802,23 @@ void Sequencer::FailPassed(Actions* actions) {
 }
 
 void Sequencer::FailSomePassed(Actions* actions) {
-  while (passing()) {
+  while (passing() && SliceHasTime()) {
     if (passed_.empty()) {
       LookForPassed();
-    } else {
-      const std::pair<InstanceKey, int32_t> passed = std::move(passed_.back());
-      passed_.pop_back();
-      CountWork(1);
-      const int32_t* const row = instance_by_key_.Find(passed.first);
-      // Failed with another one, or it got zeros since.
-      if (row == nullptr || !IsPassed(instances_[*row], passed.second)) continue;
-      const Instance& instance = instances_[*row];
-      CountWork(kWorkPerError);
-      FailAlone(instance.component,
-                PassedError(passed.first, PartAt(instance, instance.first), instance.first,
-                            passed.second),
-                actions);
+      continue;
     }
-    if (!SliceHasTime()) return;
+    const std::pair<InstanceKey, int32_t> passed = std::move(passed_.back());
+    passed_.pop_back();
+    CountWork(1);
+    const int32_t* const row = instance_by_key_.Find(passed.first);
+    // Failed with another one, or it got zeros since.
+    if (row == nullptr || !IsPassed(instances_[*row], passed.second)) continue;
+    const Instance& instance = instances_[*row];
+    CountWork(kWorkPerError);
+    FailAlone(
+        instance.component,
+        PassedError(passed.first, PartAt(instance, instance.first), instance.first, passed.second),
+        actions);
   }
 }
 

@@ -251,8 +251,10 @@ void Oracle::AddPassed(const InstanceKey& key, int32_t rank, std::set<int64_t>* 
 
 std::set<int64_t> Oracle::MustFailAlone() const {
   std::set<int64_t> result;
-  for (const int64_t run : withdrawn_) {
-    if (runs_.at(run).status == Status::kPending) result.insert(run);
+  for (const std::set<int64_t>* runs : {&withdrawn_, &late_}) {
+    for (const int64_t run : *runs) {
+      if (runs_.at(run).status == Status::kPending) result.insert(run);
+    }
   }
   for (const auto& votes : votes_) {
     if (!check_pending_ && moved_.empty()) break;
@@ -687,7 +689,7 @@ std::string Oracle::NothingLaunchable() const {
   return absl::StrCat("run ", *remaining.begin(), " could be launched and was not");
 }
 
-std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open) {
+std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open, bool goes_on) {
   std::set<int64_t> may_fail;  // launched runs whose gang has not finished well
   for (const auto& gang : failed_gangs_) may_fail.insert(gang.second.begin(), gang.second.end());
   failed_gangs_.clear();
@@ -764,6 +766,8 @@ std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open) 
     if (!fault.empty()) return fault;
   }
   if (!failures.empty()) return "runs of the open epoch failed, and it did not end";
+  late_.clear();
+  if (goes_on) late_.swap(passed);
   if (!passed.empty()) {
     return absl::StrCat("run ", *passed.begin(), " needs somebody who has passed it, and waits");
   }

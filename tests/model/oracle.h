@@ -68,8 +68,9 @@ class Oracle {
   // The daemon gives up a pending run, alone.
   void Withdrawn(int64_t run) { withdrawn_.insert(run); }
 
-  // Judges what the sequencer did. `open` is its epoch now. Empty, or the first promise broken.
-  std::string ApplyActions(const Sequencer::Actions& actions, Epoch open);
+  // Judges what the sequencer did. `open` is its epoch now; `goes_on`: what must fail alone may do
+  // so in an event to come. Empty, or the first promise broken.
+  std::string ApplyActions(const Sequencer::Actions& actions, Epoch open, bool goes_on = false);
   // The part of ApplyActions that looks at every pending run: nothing that could be launched is
   // waiting, and no ended epoch has left a run behind. ApplyActions does it too unless told
   // otherwise.
@@ -164,6 +165,7 @@ class Oracle {
   std::set<int64_t> withdrawn_;
   std::set<int32_t> moved_;      // ranks whose position has changed
   std::set<int64_t> submitted_;  // in the open epoch
+  std::set<int64_t> late_;       // must fail alone, and have not yet
   // What a refusal must do to the open epoch.
   enum class Ends : uint8_t { kAnything, kMust, kMustNot };
   Ends ends_ = Ends::kAnything;

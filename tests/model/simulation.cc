@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/work.h"
 #include "core/collective/sequencer.h"
 #include "core/collective/test_run.h"
 #include "tests/model/oracle.h"
@@ -44,6 +45,7 @@ class Simulation {
       : random_(seed),
         size_(ranks),
         with_steps_(steps),
+        busy_(seed % 2 == 0),
         sequencer_(ranks, Options(seed)),
         ranks_(ranks) {}
 
@@ -67,11 +69,16 @@ class Simulation {
       // The sequencer's own deadlines come in between.
       const absl::Time deadline = sequencer_.NextDeadline();
       if (queue_.empty() && deadline == absl::InfiniteFuture()) break;
-      if (queue_.empty() || deadline < At(queue_.top().time)) {
+      const bool waits = postponed_ && !queue_.empty() && Chance(0.5);
+      if (queue_.empty() || (deadline < At(queue_.top().time) && !waits)) {
         now_ = std::max(now_, absl::ToDoubleSeconds(deadline - absl::UnixEpoch()));
         Sequencer::Actions actions;
-        sequencer_.Advance(deadline, &actions);
-        if (actions.empty() && sequencer_.NextDeadline() <= deadline) {
+        const bool went_on = postponed_;
+        {
+          const Slice slice(this);
+          sequencer_.Advance(Now(), &actions);
+        }
+        if (actions.empty() && sequencer_.NextDeadline() <= deadline && !went_on) {
           result_.fault = "a deadline passed and nothing came of it";
         }
         Obey(actions);
@@ -151,6 +158,17 @@ class Simulation {
   double Uniform(double low, double high) {
     return low + (high - low) * static_cast<double>(random_() >> 11) * 0x1.0p-53;
   }
+  // What an event can leave for another slice it may have to.
+  class Slice {
+   public:
+    explicit Slice(Simulation* simulation) {
+      if (simulation->busy_ && simulation->Chance(0.7)) CountWork(kTurnWork + 1);
+    }
+
+   private:
+    const WorkSlice slice_;
+  };
+
   bool Chance(double probability) { return Uniform(0, 1) < probability; }
   // Faults come where no rank is far.
   bool Faulty() const { return last_step_ <= kFaultySteps; }
@@ -402,7 +420,10 @@ class Simulation {
       why.alone = alone;
       Sequencer::Actions actions;
       oracle_.Refused({refused}, epoch, alone);
-      sequencer_.Refuse({refused}, epoch, why, Now(), &actions);
+      {
+        const Slice slice(this);
+        sequencer_.Refuse({refused}, epoch, why, Now(), &actions);
+      }
       Obey(actions);
       const Epoch open = alone ? Epoch() : sequencer_.epoch();
       ToRank(rank, [this, rank, open, step] {
@@ -566,7 +587,10 @@ class Simulation {
       // Of what is gone already nothing is said, nor need it be.
       members[0].gradients = gradients;
       oracle_.Refused(members, record.epoch, why.alone, gradients);
-      sequencer_.Refuse(members, record.epoch, why, Now(), &actions);
+      {
+        const Slice slice(this);
+        sequencer_.Refuse(members, record.epoch, why, Now(), &actions);
+      }
       const Epoch open = why.alone ? Epoch() : sequencer_.epoch();
       failed_runs_[id] = why.alone;
       for (const Oracle::Part& part : record.parts) failed_.insert({rank, part.key});
@@ -578,7 +602,11 @@ class Simulation {
     owner_[id] = {rank, now_};
     waiting_.emplace(now_, id);
     oracle_.Submitted(id, record);
-    const absl::Status status = sequencer_.Submit(vote, Now(), &actions);
+    absl::Status status;
+    {
+      const Slice slice(this);
+      status = sequencer_.Submit(vote, Now(), &actions);
+    }
     if (!status.ok()) {
       result_.fault = status.ToString();
       return;
@@ -617,7 +645,9 @@ class Simulation {
         failed_.insert({part.rank, part.key});
       }
     }
-    result_.fault = oracle_.ApplyActions(actions, sequencer_.epoch());
+    postponed_ = busy_ && sequencer_.NextDeadline() <= Now();
+    result_.postponed += postponed_ ? 1 : 0;
+    result_.fault = oracle_.ApplyActions(actions, sequencer_.epoch(), postponed_);
     if (!result_.fault.empty()) return;
     for (const SequencerAction& action : actions) {
       switch (action.kind) {
@@ -768,6 +798,8 @@ class Simulation {
   std::mt19937_64 random_;
   const int32_t size_;
   const bool with_steps_;
+  const bool busy_;
+  bool postponed_ = false;  // something is left for another slice
   Sequencer sequencer_;
   Oracle oracle_;
   std::vector<RankState> ranks_;

@@ -17,6 +17,7 @@ struct SimulationResult {
   int64_t absences = 0;                   // members that gave zeros to a gradient
   int64_t failed_alone = 0;               // runs that failed without ending an epoch
   int64_t calm_steps = 0;                 // behind the last fault: all of it was published
+  int64_t postponed = 0;                  // events that left something for another slice
   std::map<std::string, int64_t> causes;  // of ended epochs
 };
 
@@ -24,7 +25,8 @@ struct SimulationResult {
 // takes gradients; in the first steps ranks fail in all ways, and leave steps early. Behind the
 // last step that any of them had begun before it heard of the last fault every run must be
 // published. Without `steps` they count on all the time, and say which calls they cannot make.
-// Equal seeds give equal histories.
+// In every other history slices often have no time left when they begin. Equal seeds give equal
+// histories.
 SimulationResult Simulate(uint64_t seed, int ranks, bool steps = true);
 
 }  // namespace chorus

@@ -22,11 +22,13 @@ TEST(SimulationTest, EveryRunHasAnOutcomeInTime) {
   int64_t absences = 0;
   int64_t failed_alone = 0;
   int64_t calm_steps = 0;
+  int64_t postponed = 0;
   for (uint64_t seed = first_seed; seed < first_seed + seeds; ++seed) {
     const SimulationResult result = Simulate(seed, 64);
     std::cout << "seed " << seed << ": " << result.runs << " runs, " << result.published
               << " published, " << result.gangs << " gangs, " << result.epochs << " epochs, "
-              << result.failed_alone << " failed alone, " << result.calm_steps << " calm steps";
+              << result.failed_alone << " failed alone, " << result.calm_steps << " calm steps, "
+              << result.postponed << " postponed";
     for (const auto& cause : result.causes) {
       std::cout << ", " << cause.first << " " << cause.second;
       causes[cause.first] += cause.second;
@@ -37,7 +39,9 @@ TEST(SimulationTest, EveryRunHasAnOutcomeInTime) {
     absences += result.absences;
     failed_alone += result.failed_alone;
     calm_steps += result.calm_steps;
+    postponed += result.postponed;
   }
+  EXPECT_GT(postponed, 0);
   EXPECT_GT(absences, 0);
   EXPECT_GT(failed_alone, 0);
   EXPECT_GE(calm_steps, static_cast<int64_t>(2 * seeds)) << "too few steps without a fault";
