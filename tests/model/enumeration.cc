@@ -7,7 +7,9 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
 #include "core/base/bytes.h"
+#include "core/base/work.h"
 #include "core/collective/sequencer.h"
 #include "core/collective/test_run.h"
 #include "tests/model/oracle.h"
@@ -106,6 +108,10 @@ class Enumerator {
   using Kind = Event::Kind;
 
   absl::Time Now(const State& state) const { return absl::FromUnixMicros(state.clock); }
+  // Something is left for another slice.
+  bool GoesOn(const State& state) const {
+    return config_.busy && state.sequencer.NextDeadline() <= Now(state);
+  }
 
   // 128 bits of the canonical state: two states of millions meet by chance with odds of 10^-25.
   std::pair<uint64_t, uint64_t> Fingerprint(const State& state) const {
@@ -305,7 +311,8 @@ class Enumerator {
       if (config_.death) events.push_back({Kind::kDie, rank, 0, 0});
       if (config_.leave) events.push_back({Kind::kLeave, rank, 0, 0});
     }
-    if (config_.expiry && state.sequencer.NextDeadline() != absl::InfiniteFuture()) {
+    if (GoesOn(state) ||
+        (config_.expiry && state.sequencer.NextDeadline() != absl::InfiniteFuture())) {
       events.push_back({Kind::kExpire, 0, 0, 0});
     }
     for (const int64_t ticket : state.oracle.Unfinished()) {
@@ -469,6 +476,11 @@ class Enumerator {
     Sequencer& sequencer = state->sequencer;
     const bool was_pending = state->oracle.AnyPending();
     std::set<Reason> allowed;  // causes that this event may give an epoch
+    absl::optional<WorkSlice> slice;
+    if (config_.busy && event.kind != Kind::kExpire) {
+      slice.emplace();
+      CountWork(kTurnWork + 1);
+    }
     const auto point = [&](int rank, const char* name) {
       result_.points.emplace(StageOf(*state, rank), name);
     };
@@ -683,7 +695,8 @@ class Enumerator {
                             action.error->message);
       }
     }
-    const std::string fault = state->oracle.ApplyActions(actions, sequencer.epoch());
+    const std::string fault =
+        state->oracle.ApplyActions(actions, sequencer.epoch(), GoesOn(*state));
     if (!fault.empty()) return fault;
     for (const SequencerAction& action : actions) {
       if (action.kind != SequencerAction::Kind::kFail) continue;
@@ -754,7 +767,7 @@ class Enumerator {
   // A rank that makes the same calls as the others, and says so where it does not, leaves none
   // waiting.
   std::string CheckEnd(const State& state) const {
-    if (!config_.in_line || state.silent) return "";
+    if (!config_.in_line || state.silent || GoesOn(state)) return "";
     for (int rank = 0; rank < kRanks; ++rank) {
       const RankState& at = state.ranks[rank];
       if (!at.here || at.told != Epoch() ||

@@ -57,6 +57,9 @@ struct ModelConfig {
   bool lost_faults = true;    // also those of which it is not known what would have been called
   // Every rank makes the same calls: where all faults are told, nobody is left waiting at the end.
   bool in_line = false;
+  // Slices have no time left when they begin: what can wait for another one does, and whatever can
+  // happen happens in between.
+  bool busy = false;
   bool points = true;     // the k-th call of a group is the same call of every rank's program
   bool may_lose = false;  // a part of a gradient that led to another collective is given up
 };
