@@ -212,26 +212,60 @@ absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
   Admitted admitted;
   CHORUS_ASSIGN_OR_RETURN(admitted.caller, Resolve(peer));
   const int number = *NumberOf(peer);
-  MutexLock lock(&mutex_);
-  Connection& connection = peers_[number];
-  CHORUS_RETURN_IF_ERROR(CheckPlaces("calls under way", CallsOfLocked(connection).admitted,
-                                     all_calls_.admitted, max_calls_.admitted));
-  AddCallsLocked(&connection, {0, 0, 1, 0});
-  admitted.place = Place(this, number);
+  std::function<void()> taken;
+  {
+    MutexLock lock(&mutex_);
+    Connection& connection = peers_[number];
+    const absl::Status room = CheckPlaces("calls under way", CallsOfLocked(connection).admitted,
+                                          all_calls_.admitted, max_calls_.admitted);
+    if (!room.ok()) {
+      taken = TakeSpareLocked(connection);
+      if (taken == nullptr) return room;
+    }
+    AddCallsLocked(&connection, {0, 0, 1, 0});
+    admitted.place = Place(this, number);
+  }
+  if (taken != nullptr) taken();
   return admitted;
 }
 
-void PeerTable::Ends(int number) {
+int64_t PeerTable::AddSpare(int number, std::function<void()> taken) {
   MutexLock lock(&mutex_);
+  spare_places_.emplace(++last_spare_, SparePlace{number, std::move(taken)});
+  return last_spare_;
+}
+
+std::function<void()> PeerTable::TakeSpareLocked(const Connection& connection) {
+  const Owner owner = OwnerOf(connection.peer);
+  for (auto spare = spare_places_.begin(); spare != spare_places_.end(); ++spare) {
+    const Connection& held_by = peers_[spare->second.number];
+    // 0: as for CallEnded.
+    if (OwnerOf(held_by.peer) != owner || held_by.calls.admitted == 0) continue;
+    EndsLocked(spare->second.number);
+    std::function<void()> taken = std::move(spare->second.taken);
+    spare_places_.erase(spare);
+    return taken;
+  }
+  return nullptr;
+}
+
+void PeerTable::EndsLocked(int number) {
   Connection& connection = peers_[number];
   // 0: as for CallEnded.
   if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, 0, -1, 1});
 }
 
-void PeerTable::Leave(int number, bool ends) {
+void PeerTable::Ends(int number, int64_t spare) {
+  MutexLock lock(&mutex_);
+  // One that was taken has ended.
+  if (spare == 0 || spare_places_.erase(spare) > 0) EndsLocked(number);
+}
+
+void PeerTable::Leave(int number, int64_t spare, bool ends) {
   MutexLock lock(&mutex_);
   Connection& connection = peers_[number];
   const Calls& calls = connection.calls;
+  ends = ends || (spare != 0 && spare_places_.erase(spare) == 0);
   if (ends) {
     if (calls.ending > 0) AddCallsLocked(&connection, {0, 0, 0, -1});
   } else if (calls.admitted > 0) {

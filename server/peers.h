@@ -17,6 +17,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -96,19 +97,27 @@ class PeerTable {
     Place(Place&& other) noexcept
         : table_(std::exchange(other.table_, nullptr)),
           number_(other.number_),
+          spare_(other.spare_),
           ends_(other.ends_) {}
     Place& operator=(Place&& other) noexcept {
       std::swap(table_, other.table_);
       std::swap(number_, other.number_);
+      std::swap(spare_, other.spare_);
       std::swap(ends_, other.ends_);
       return *this;
     }
     ~Place() {
-      if (table_ != nullptr) table_->Leave(number_, ends_);
+      if (table_ != nullptr) table_->Leave(number_, spare_, ends_);
     }
     // Its answer is about to be sent: whoever gets it may make the next call at once.
     void End() {
-      if (table_ != nullptr && !std::exchange(ends_, true)) table_->Ends(number_);
+      if (table_ != nullptr && !std::exchange(ends_, true)) table_->Ends(number_, spare_);
+    }
+    // Once: the call can be spared, for what it waits for goes on without it. A call of its user's
+    // that would find no place takes the place of the one that has been so for longest; then the
+    // place has ended, and `taken` has to end the call. It is called by Admit, without its lock.
+    void Spare(std::function<void()> taken) {
+      if (table_ != nullptr && !ends_) spare_ = table_->AddSpare(number_, std::move(taken));
     }
 
    private:
@@ -116,14 +125,15 @@ class PeerTable {
     Place(PeerTable* table, int number) : table_(table), number_(number) {}
     PeerTable* table_ = nullptr;
     int number_ = 0;
+    int64_t spare_ = 0;  // its name there; 0: it is none
     bool ends_ = false;
   };
   struct Admitted {
     Caller caller;
     Place place;
   };
-  // Lets a call of `peer` that is under way go on. RESOURCE_EXHAUSTED kQuota: there are too many.
-  // Errors of Resolve.
+  // Lets a call of `peer` that is under way go on. RESOURCE_EXHAUSTED kQuota: there are too many,
+  // and none of its user's can be spared. Errors of Resolve.
   absl::StatusOr<Admitted> Admit(absl::string_view peer);
 
   // Readable when a connection has ended, for TakeHangups.
@@ -182,8 +192,14 @@ class PeerTable {
   Calls CallsOfLocked(const Connection& connection) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddCallsLocked(Connection* connection, const Calls& calls)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Ends(int number);
-  void Leave(int number, bool ends);
+  // Of a place that is spare, as Place has it.
+  int64_t AddSpare(int number, std::function<void()> taken);
+  // The end of a spare place that `connection`'s owner has: what has to be called then, or null.
+  std::function<void()> TakeSpareLocked(const Connection& connection)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndsLocked(int number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Ends(int number, int64_t spare);
+  void Leave(int number, int64_t spare, bool ends);
   static bool IsIdle(const Connection& connection, const Idle& idle, Clock::time_point now);
   void EndedLocked(Connection* connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -201,6 +217,12 @@ class PeerTable {
   Calls all_calls_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<Owner, Calls> calls_of_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int, Connection> peers_ ABSL_GUARDED_BY(mutex_);
+  struct SparePlace {
+    int number;  // its connection
+    std::function<void()> taken;
+  };
+  int64_t last_spare_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, SparePlace> spare_places_ ABSL_GUARDED_BY(mutex_);  // the oldest is first
 };
 
 }  // namespace chorus

@@ -18,6 +18,7 @@
 namespace chorus {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr absl::Duration kNever = absl::InfiniteDuration();
@@ -110,6 +111,50 @@ TEST(PeerTableTest, OneUidHasSevenEighthsOfTheCallsAndAnotherGetsIn) {
   calls.emplace_back(&table, two);
   EXPECT_TRUE(calls.back().status.ok()) << calls.back().status;
   EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
+}
+
+TEST(PeerTableTest, ACallThatCanBeSparedGivesItsPlaceToOneOfItsUsers) {
+  PeerTable table(0, 8, {8, 64, 64});
+  const Pair one(&table, 1000);
+  const Pair two(&table, 1000);
+  const Pair other(&table, 1001);
+  std::vector<int> taken;
+  std::vector<AdmittedCall> calls;
+  for (int i = 0; i < 7; ++i) {
+    calls.emplace_back(&table, one);
+    ASSERT_TRUE(calls.back().status.ok()) << i << ": " << calls.back().status;
+    // All but one.
+    if (i != 2) {
+      calls.back().place.Spare([&table, &taken, i] {
+        EXPECT_GT(table.calls(), 0);  // no lock is held
+        taken.push_back(i);
+      });
+    }
+  }
+  // One that has ended is none, and the place of nobody.
+  calls[1].place.End();
+  AdmittedCall free(&table, two);
+  EXPECT_TRUE(free.status.ok()) << free.status;
+  EXPECT_THAT(taken, ElementsAre());
+  AdmittedCall others(&table, other);
+  EXPECT_TRUE(others.status.ok()) << others.status;
+  // There are no more, neither for one user nor for all.
+  std::vector<AdmittedCall> later;
+  for (int i = 0; i < 5; ++i) {
+    later.emplace_back(&table, two);
+    EXPECT_TRUE(later.back().status.ok()) << i << ": " << later.back().status;
+  }
+  EXPECT_THAT(taken, ElementsAre(0, 3, 4, 5, 6));
+  EXPECT_FALSE(AdmittedCall(&table, two).status.ok());
+  EXPECT_FALSE(AdmittedCall(&table, other).status.ok());
+  // Nor do those whose place was taken make room when they end.
+  for (const int i : taken) {
+    if (i % 2 == 0) calls[i].place.End();
+    calls[i].place = PeerTable::Place();
+  }
+  EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
+  calls[2].place = PeerTable::Place();
+  EXPECT_TRUE(AdmittedCall(&table, one).status.ok());
 }
 
 // A client that has its answer makes the next call, however late gRPC has done with the last one.

@@ -190,6 +190,37 @@ TEST(CallsTest, OneTenantHasSevenEighthsOfThoseOfReflection) {
   EXPECT_TRUE(Eventually([&] { return RawStream(channel, method).Ask(list_services); }));
 }
 
+// Commands wait for other ranks; where each took a place for as long, the ranks that they wait for
+// would find none.
+TEST(CallsTest, ACommandThatWaitsGivesItsPlaceToTheNextCall) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    AddTcp(options);
+    options->max_calls = 8;  // seven by TCP
+  });
+  const std::string tcp = daemon.daemon().addresses()[1].ToString();
+  Pair pair(daemon, tcp);
+  RpcRank observer(daemon.Connect());
+  constexpr int kRuns = 20;
+  const std::shared_ptr<grpc::Channel> channel = daemon.ConnectTo(tcp);
+  std::vector<std::unique_ptr<RawStream>> waits;
+  for (int run = 0; run < kRuns; ++run) {
+    v1::SubmitRequest request;
+    request.set_session(pair.a.session);
+    *request.mutable_command() = pair.a.RunCommand(2 + run, 1, 1, run, {1, 2});
+    waits.push_back(std::make_unique<RawStream>(channel, "/chorus.v1.Log/Submit"));
+    waits.back()->Send(request.SerializeAsString());
+    ASSERT_TRUE(Eventually([&] { return observer.ListPending()->pending_size() == run + 1; }))
+        << run;
+  }
+  for (int run = 0; run < kRuns - 7; ++run) {
+    EXPECT_EQ(waits[run]->Finish(), grpc::StatusCode::DEADLINE_EXCEEDED) << run;
+  }
+  for (int run = 0; run < kRuns; ++run) {
+    EXPECT_OK(pair.b.Submit(pair.b.RunCommand(2 + run, 1, 1, run, {10, 20})));
+    EXPECT_OK(pair.a.Wait(2 + run));
+  }
+}
+
 TEST(MovedMethodsTest, OldNamesAnswerWithTheNewOnes) {
   TestDaemon daemon;
   grpc::ByteBuffer response;

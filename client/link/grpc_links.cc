@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "client/link/outcomes.h"
 #include "core/base/bytes.h"
 #include "core/base/clock.h"
@@ -16,6 +17,7 @@
 #include "core/base/mutex.h"
 #include "core/transport/command.h"
 #include "core/transport/frame_format.h"
+#include "grpcpp/alarm.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 
@@ -36,6 +38,16 @@ absl::Status ToMessage(const Command& command, v1::Command* message) {
   if (frame.size() <= kMaxFrameBytes) return absl::OkStatus();
   return Malformed(absl::StrCat("command ", command.sequence.value(), ": expected at most ",
                                 kMaxFrameBytes, " bytes as a frame, got ", frame.size()));
+}
+
+// Whether `status`, the end of a call, is no outcome of its command: the daemon has not taken it,
+// for a gap or for want of room, or the call has ended before its command. Then it may be sent
+// again: one that was taken is answered from the record. What a command of the log comes to is
+// recorded: such an error has the record's id.
+bool IsNoOutcome(const absl::Status& status) {
+  const Error error = ErrorOf(status);
+  return error.reason == Reason::kSequenceGap || error.reason == Reason::kTransportTimeout ||
+         (error.code == absl::StatusCode::kResourceExhausted && error.id == ErrorId());
 }
 
 // Outcomes that come by themselves; a tensor's is its producer's.
@@ -65,6 +77,9 @@ class OutcomeLink : public RpcLink {
     grpc::ClientContext context;
     v1::SubmitRequest request;
     v1::SubmitResponse response;
+    grpc::Alarm pause;  // before it is sent
+    // Since when the daemon has refused its command, whenever it came.
+    absl::Time refused_since = absl::InfiniteFuture();
   };
   using Calls = std::list<Call>;
 
@@ -80,42 +95,72 @@ class OutcomeLink : public RpcLink {
     Calls calls(1);
     Command nothing{sequence, Release()};
     if (!ToMessage(nothing, calls.front().request.mutable_command()).ok()) return;
-    SendUntilTaken(&calls, [](const absl::Status&) {});
+    SendUntilTold(&calls, [](const absl::Status&) {});
   }
 
-  // Sends the one call of `calls` as a unary one; `told` gets what became of it, on a thread of
-  // gRPC's. Such calls overtake each other, and this process may be stopped between two of them for
-  // longer than the daemon waits for the one that is missing. What it refuses then was not
-  // executed, and comes again.
-  void SendUntilTaken(Calls* calls, std::function<void(const absl::Status&)> told) {
-    Start(calls,
-          [this, told = std::move(told)](const absl::Status& status, v1::SubmitRequest* sent) {
-            if (ErrorOf(status).reason != Reason::kSequenceGap) return told(status);
-            Calls again(1);
-            again.front().request.Swap(sent);
-            SendUntilTaken(&again, told);
-          });
+  // Sends the one call of `calls` as a unary one until the daemon says what became of its command:
+  // `told` gets that, on a thread of gRPC's. Such calls overtake each other, this process may be
+  // stopped between two of them for longer than the daemon waits for the one that is missing, and
+  // a user's calls may be too many. Where a command is refused for as long as others may wait for
+  // room the session is lost, for whatever comes later waits for its number.
+  using Told = std::function<void(const absl::Status&)>;
+  void SendUntilTold(Calls* calls, const Told& told) {
+    calls->front().request.set_session(this->opened().session);
+    if (const auto call = Enlist(calls)) Send(*call, told);
   }
 
-  // The same once. `told` gets its answer and its request.
-  template <typename Told>
-  void Start(Calls* calls, Told told) {
-    Call& call = calls->front();
-    call.request.set_session(this->opened().session);
-    Calls::iterator position;
-    {
-      MutexLock lock(&mutex_);
-      if (ending_) return;
-      calls_.splice(calls_.end(), *calls);
-      position = std::prev(calls_.end());
-    }
-    log()->async()->Submit(&call.context, &call.request, &call.response,
-                           [this, position, told](grpc::Status status) {
-                             told(Done(status), &position->request);
-                             MutexLock lock(&mutex_);
-                             calls_.erase(position);
-                             ended_.SignalAll();
+  // Among those under way. Absent: the link ends.
+  absl::optional<Calls::iterator> Enlist(Calls* calls) {
+    MutexLock lock(&mutex_);
+    if (ending_) return absl::nullopt;
+    calls_.splice(calls_.end(), *calls);
+    return std::prev(calls_.end());
+  }
+  void Forget(Calls::iterator call) {
+    MutexLock lock(&mutex_);
+    calls_.erase(call);
+    ended_.SignalAll();
+  }
+
+  void Send(Calls::iterator call, const Told& told) {
+    log()->async()->Submit(&call->context, &call->request, &call->response,
+                           [this, call, told](const grpc::Status& status) {
+                             HaveAnswer(&*call, Done(status), told);
+                             Forget(call);
                            });
+  }
+
+  void HaveAnswer(Call* call, const absl::Status& status, const Told& told) {
+    if (!IsNoOutcome(status)) return told(status);
+    const absl::Time now = SteadyNow();
+    // A call that ran out of time was not refused.
+    const absl::Time refused_since = ErrorOf(status).reason == Reason::kTransportTimeout
+                                         ? absl::InfiniteFuture()
+                                         : std::min(call->refused_since, now);
+    if (now - refused_since >= this->opened().submit_timeout) {
+      return Lose(NotTaken(call->request.command().sequence(), status));
+    }
+    Calls again(1);
+    again.front().request.Swap(&call->request);
+    again.front().refused_since = refused_since;
+    const auto next = Enlist(&again);
+    if (!next.has_value()) return;
+    (*next)->pause.Set(absl::ToChronoTime(absl::Now() + kPause),
+                       [this, next = *next, told](bool) { SendAfterPause(next, told); });
+  }
+
+  void SendAfterPause(Calls::iterator call, const Told& told) {
+    if (IsEnding() || !liveness().ok()) return Forget(call);
+    Send(call, told);
+  }
+
+  absl::Status NotTaken(int64_t sequence, const absl::Status& why) const {
+    Error error = ErrorOf(why);
+    error.message =
+        absl::StrCat("the daemon at ", this->opened().address, " has not taken command ", sequence,
+                     " for ", absl::FormatDuration(this->opened().submit_timeout),
+                     ", and later ones wait for it: ", error.message);
+    return ToStatus(error);
   }
 
   // What a daemon would refuse waits here. DEADLINE_EXCEEDED kTransportTimeout: no call has ended.
@@ -139,17 +184,28 @@ class OutcomeLink : public RpcLink {
   void EndCalls() {
     MutexLock lock(&mutex_);
     ending_ = true;
-    for (Call& call : calls_) call.context.TryCancel();
+    for (Call& call : calls_) {
+      call.context.TryCancel();
+      call.pause.Cancel();
+    }
     while (!calls_.empty()) ended_.Wait(&mutex_);
   }
 
   Outcomes outcomes_;
 
  private:
-  // Ten ranks of one user have room beside each other (--max_calls of chorusd).
+  // Ten ranks of one user have room beside each other (--max_calls of chorusd), a few more where
+  // their calls give way to each other.
   static constexpr size_t kMaxCalls = 64;
+  // Before a command is sent again.
+  static constexpr absl::Duration kPause = absl::Milliseconds(500);
 
-  Mutex mutex_;
+  bool IsEnding() const {
+    MutexLock lock(&mutex_);
+    return ending_;
+  }
+
+  mutable Mutex mutex_;
   CondVar ended_;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   Calls calls_ ABSL_GUARDED_BY(mutex_);  // under way
@@ -279,20 +335,10 @@ class UnaryLink : public OutcomeLink {
     Calls calls(1);
     CHORUS_RETURN_IF_ERROR(ToMessage(command, calls.front().request.mutable_command()));
     CHORUS_RETURN_IF_ERROR(WaitForRoom());
-    SendUntilTaken(&calls, [this, sequence = command.sequence](const absl::Status& status) {
+    SendUntilTold(&calls, [this, sequence = command.sequence](const absl::Status& status) {
       HaveOutcome(sequence, status);
     });
     return absl::OkStatus();
-  }
-
-  absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
-    const absl::Time deadline = SteadyNow() + timeout;
-    absl::Status status = OutcomeLink::WaitCommand(sequence, timeout);
-    // The daemon ends calls that last too long; the command goes on.
-    while (ErrorOf(status).reason == Reason::kTransportTimeout && SteadyNow() < deadline) {
-      status = WaitByRpc(sequence, deadline - SteadyNow());
-    }
-    return status;
   }
 };
 

@@ -1,23 +1,32 @@
 // Commands that cannot be sent, or that the daemon does not take, leave no gap in the log.
 #include <cstdint>
 #include <cstdlib>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "client/internal/link.h"
 #include "client/internal/session_core.h"
+#include "client/link/grpc_links.h"
 #include "client/link/open_link.h"
+#include "client/link/rpc_link.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "core/graph/encoding.h"
 #include "core/ops/host_kernels.h"
 #include "core/transport/command.h"
 #include "core/transport/frame_format.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
 #include "gtest/gtest.h"
 #include "server/daemon.h"
+#include "server/testing/rpc.h"
 
 namespace chorus {
 namespace {
@@ -50,6 +59,7 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
                       *ParseListenAddress("127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.gap_timeout = absl::Milliseconds(200);
+    Change(&options);
     absl::StatusOr<std::unique_ptr<Daemon>> daemon =
         Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
@@ -61,6 +71,7 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
     ASSERT_TRUE(link.ok()) << link.status();
     core_ = std::make_shared<SessionCore>(*std::move(link), absl::Seconds(60));
   }
+  virtual void Change(DaemonOptions*) {}
   void TearDown() override {
     core_.reset();
     daemon_.reset();
@@ -75,6 +86,10 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
   }
   absl::Status Outcome(Sequence sequence) {
     return core_->link().WaitCommand(sequence, absl::Seconds(60));
+  }
+  std::shared_ptr<grpc::Channel> Connect() const {
+    return grpc::CreateChannel(daemon_->addresses()[0].ToString(),
+                               grpc::InsecureChannelCredentials());
   }
   // Several commands: what comes after a gap is told only when nothing fills it.
   void ExpectThatTheLogGoesOn(int64_t sequence) {
@@ -150,6 +165,31 @@ TEST_P(NumberingTest, ACommandThatIsTooLargeTakesNoNumber) {
   ExpectThatTheLogGoesOn(1);
 }
 
+// What a command of the log comes to is told, also where it is as for one that is not taken.
+class FullNumberingTest : public NumberingTest {
+  void Change(DaemonOptions* options) override { options->node.max_node_graphs = 8; }
+};
+
+TEST_P(FullNumberingTest, ACommandThatFailsForWantOfRoomIsOver) {
+  constexpr int kRoom = 7;  // of one user
+  for (int i = 0; i <= kRoom; ++i) {
+    Graph graph;
+    graph.num_device_slots = 1;
+    graph.inputs.resize(1);
+    graph.inputs.front().type = TensorType(DType::kF32, {i + 1});
+    graph.outputs.resize(1);
+    RegisterGraph body;
+    body.graph = GraphId{i, 1};
+    body.encoded = EncodeGraph(graph);
+    const absl::StatusOr<Sequence> sent = Submit(body);
+    ASSERT_TRUE(sent.ok()) << sent.status();
+    const absl::Status outcome = Outcome(*sent);
+    EXPECT_EQ(ErrorOf(outcome).reason, i < kRoom ? Reason::kUnspecified : Reason::kQuota)
+        << i << ": " << outcome;
+  }
+  ExpectThatTheLogGoesOn(kRoom + 2);
+}
+
 // Calls of gRPC may overtake each other, and a process may be stopped between two of them.
 using UnaryNumberingTest = NumberingTest;
 
@@ -181,16 +221,139 @@ TEST_P(UnaryNumberingTest, ACommandThatIsNotTakenAheadOfItsTurnLeavesNoGap) {
   EXPECT_TRUE(Outcome(Sequence(3)).ok()) << Outcome(Sequence(3));
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, UnaryNumberingTest,
-                         ::testing::Values(Way{Transport::kUnary, false, "Unary"}),
-                         [](const auto& way) { return way.param.name; });
+// As many calls as their user may have, which nothing ends and which give way to no other.
+class AllCalls {
+ public:
+  explicit AllCalls(const std::shared_ptr<grpc::Channel>& channel) : client_(channel) {
+    EXPECT_TRUE(client_.Open().ok());
+    EXPECT_TRUE(Eventually([this] {
+      Begin();
+      return ErrorOf(client_.Renew()).reason == Reason::kQuota;
+    }));
+  }
+  ~AllCalls() {
+    for (Wait& wait : waits_) wait.context.TryCancel();
+    MutexLock lock(&mutex_);
+    while (under_way_ > 0) ended_.Wait(&mutex_);
+  }
 
-INSTANTIATE_TEST_SUITE_P(Transports, NumberingTest,
-                         ::testing::Values(Way{Transport::kRing, false, "Ring"},
-                                           Way{Transport::kStream, false, "Stream"},
-                                           Way{Transport::kUnary, false, "Unary"},
-                                           Way{Transport::kStream, true, "StreamTcp"}),
-                         [](const auto& way) { return way.param.name; });
+ private:
+  struct Wait {
+    grpc::ClientContext context;
+    v1::WaitRequest request;
+    v1::WaitResponse response;
+  };
+  void Begin() {
+    {
+      MutexLock lock(&mutex_);
+      ++under_way_;
+    }
+    Wait& wait = waits_.emplace_back();
+    wait.request.set_session(client_.session);
+    wait.request.set_sequence(1);
+    client_.log->async()->Wait(&wait.context, &wait.request, &wait.response,
+                               [this](const grpc::Status&) {
+                                 MutexLock lock(&mutex_);
+                                 --under_way_;
+                                 ended_.SignalAll();
+                               });
+  }
+
+  RpcRank client_;
+  std::list<Wait> waits_;
+  Mutex mutex_;
+  CondVar ended_;
+  int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class FewCallsTest : public NumberingTest {
+  void Change(DaemonOptions* options) override { options->max_calls = 16; }
+};
+
+TEST_P(FewCallsTest, WhatFoundNoRoomIsSentAgain) {
+  auto others = std::make_unique<AllCalls>(Connect());
+  std::vector<Sequence> sent;
+  for (int i = 0; i < 3; ++i) sent.push_back(*Submit(Release()));
+  for (const Sequence command : sent) {
+    const absl::Status status = core_->link().WaitCommand(command, absl::Milliseconds(100));
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kTransportTimeout) << status;
+  }
+  others.reset();
+  for (const Sequence command : sent) EXPECT_TRUE(Outcome(command).ok()) << Outcome(command);
+  ExpectThatTheLogGoesOn(4);
+}
+
+class FewWaitsTest : public NumberingTest {
+  void Change(DaemonOptions* options) override { options->node.max_waits = 8; }
+};
+
+// It has a call, and the log has no room for it.
+TEST_P(FewWaitsTest, WhatTheLogHasNoRoomForIsSentAgain) {
+  Link& link = core_->link();
+  for (int command = 2; command <= 20; ++command) {
+    ASSERT_TRUE(link.Submit({Sequence(command), Release()}).ok());
+  }
+  // Longer than the daemon holds those that had room.
+  const absl::Status last = link.WaitCommand(Sequence(20), absl::Seconds(1));
+  EXPECT_EQ(ErrorOf(last).reason, Reason::kTransportTimeout) << last;
+  ASSERT_TRUE(link.Submit({Sequence(1), Release()}).ok());
+  for (int command = 1; command <= 20; ++command) {
+    EXPECT_TRUE(Outcome(Sequence(command)).ok()) << Outcome(Sequence(command));
+  }
+}
+
+// Nobody waits for ever for what the daemon does not take.
+class GivingUpTest : public FewCallsTest {
+ protected:
+  // A session of its own.
+  std::unique_ptr<Link> OpenUnary() {
+    internal::OpenedSession opened;
+    opened.address = daemon_->addresses()[0].ToString();
+    opened.channel = Connect();
+    opened.submit_timeout = absl::Milliseconds(300);
+    RpcRank client(opened.channel);
+    EXPECT_TRUE(client.Open().ok());
+    opened.session = client.session;
+    return internal::MakeUnaryLink(std::move(opened));
+  }
+  static void ExpectLost(Link* link, Reason reason, const std::string& missing) {
+    for (const int64_t command : {2, 3, 77}) {
+      const absl::Status status = link->WaitCommand(Sequence(command), absl::Seconds(60));
+      EXPECT_EQ(ErrorOf(status).reason, reason) << status;
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr(missing));
+    }
+    EXPECT_EQ(ErrorOf(link->Submit({Sequence(4), Release()})).reason, reason);
+  }
+};
+
+TEST_P(GivingUpTest, ASessionWhoseCommandFindsNoRoomIsLost) {
+  const std::unique_ptr<Link> link = OpenUnary();
+  ASSERT_TRUE(link->Submit({Sequence(1), Release()}).ok());
+  EXPECT_TRUE(link->WaitCommand(Sequence(1), absl::Seconds(60)).ok());
+  const AllCalls others(Connect());
+  ASSERT_TRUE(link->Submit({Sequence(2), Release()}).ok());
+  ExpectLost(link.get(), Reason::kQuota, "has not taken command 2 for 300ms");
+}
+
+TEST_P(GivingUpTest, ASessionWhoseGapIsNotFilledIsLost) {
+  const std::unique_ptr<Link> link = OpenUnary();
+  ASSERT_TRUE(link->Submit({Sequence(2), Release()}).ok());
+  ASSERT_TRUE(link->Submit({Sequence(3), Release()}).ok());
+  ExpectLost(link.get(), Reason::kSequenceGap, "command 1 did not arrive within 200ms");
+}
+
+constexpr Way kUnaryWay = {Transport::kUnary, false, "Unary"};
+const auto kWayName = [](const auto& way) { return way.param.name; };
+INSTANTIATE_TEST_SUITE_P(Transports, UnaryNumberingTest, ::testing::Values(kUnaryWay), kWayName);
+INSTANTIATE_TEST_SUITE_P(Transports, FewCallsTest, ::testing::Values(kUnaryWay), kWayName);
+INSTANTIATE_TEST_SUITE_P(Transports, FewWaitsTest, ::testing::Values(kUnaryWay), kWayName);
+INSTANTIATE_TEST_SUITE_P(Transports, GivingUpTest, ::testing::Values(kUnaryWay), kWayName);
+
+const auto kWays = ::testing::Values(Way{Transport::kRing, false, "Ring"},
+                                     Way{Transport::kStream, false, "Stream"}, kUnaryWay,
+                                     Way{Transport::kStream, true, "StreamTcp"});
+INSTANTIATE_TEST_SUITE_P(Transports, NumberingTest, kWays, kWayName);
+INSTANTIATE_TEST_SUITE_P(Transports, FullNumberingTest, kWays, kWayName);
 
 }  // namespace
 }  // namespace chorus

@@ -96,7 +96,13 @@ void CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now
   }
   absl::StatusOr<Charge> charge = ChargeHeld(frame.size());
   if (!charge.ok()) {
-    if (done != nullptr) done({sequence, charge.status()});
+    // Of its gap: QUOTA or OUT_OF_MEMORY is what a command may have come to that was taken.
+    if (done != nullptr) {
+      done({sequence, MakeError(Reason::kSequenceGap,
+                                absl::StrCat("command ", sequence.value(), " came before command ",
+                                             next_, ", and is not kept until that comes: ",
+                                             ErrorOf(charge.status()).message))});
+    }
     return;
   }
   HeldFrame held;

@@ -87,7 +87,7 @@ class CommandLog {
     return sequence.value() > next_ || (parked() && sequence.value() == next_);
   }
   // Keeps such a frame; unless null, `done` hears of it as for Begin(), or SEQUENCE_GAP when its
-  // predecessors have not come in time, or at once QUOTA or OUT_OF_MEMORY.
+  // predecessors have not come in time, or at once where there is no room for it.
   void Hold(Sequence sequence, absl::string_view frame, absl::Time now, OnOutcome done);
   struct HeldFrame {
     Charge bytes;

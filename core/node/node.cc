@@ -426,9 +426,8 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({Sequence(), session.status()});
   absl::StatusOr<OnOutcome> counted = Counted(**session, done);
-  if (!counted.ok()) {
-    return done({Sequence(), parts_->failures.RecordStatus(session->get(), counted.status())});
-  }
+  // Not recorded, as what commands come to is: the log has not seen this one.
+  if (!counted.ok()) return done({Sequence(), counted.status()});
   const OnOutcome tell = [this, weak = std::weak_ptr<Session>(*session),
                           done = *std::move(counted)](Outcome out) {
     // The session holds what waits for its outcomes.

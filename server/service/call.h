@@ -1,10 +1,11 @@
 // One unary RPC, from its handler to its end.
 //
 // A handler takes what it needs out of the request (which is gone once the call has ended), lets
-// the node thread do the work and ends the call with Reply. Three may end a call: the work, the
-// client's cancel and the call's deadline (its own, at most ServiceContext::max_wait). The first
-// one wins; for the others nothing happens. The work itself is not withdrawn by either: a command
-// stays in its log, and its outcome can be asked for. A call that does nothing but wait is.
+// the node thread do the work and ends the call with Reply. Four may end a call: the work, the
+// client's cancel, the call's deadline (its own, at most ServiceContext::max_wait) and, where it
+// can be spared, a later call that needs its place. The first one wins; for the others nothing
+// happens. The work itself is not withdrawn by either: a command stays in its log, and its outcome
+// can be asked for. A call that does nothing but wait is.
 //
 // Threads: Reply from any thread. The reply is made and sent on the worker's thread, or on one of
 // gRPC's that has done with another call.
@@ -89,6 +90,7 @@ class Call : public RequestCall {
         [call](node::NodeLoop::Task posted) { call->Post(std::move(posted)); });
   }
 
+  using RequestCall::CanBeSpared;
   using RequestCall::Waits;
 
   // Ends the call; `fill` makes the response of a good one.

@@ -71,6 +71,19 @@ void RequestCall::DeadlineHasCome() {
                     });
 }
 
+void RequestCall::CanBeSpared() {
+  MutexLock lock(&mutex_);
+  if (ended_) return;
+  place_.Spare([weak = weak_from_this()] {
+    const auto call = weak.lock();
+    if (call == nullptr) return;
+    call->End(MakeError(
+        Reason::kTransportTimeout,
+        "a later call of the same user has this one's place, for there are no more; what this one "
+        "asked for goes on (Log.Wait tells the outcome of a command)"));
+  });
+}
+
 void RequestCall::GiveUp() {
   MutexLock lock(&mutex_);
   if (!done_) context_->TryCancel();

@@ -84,6 +84,9 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
     MutexLock lock(&mutex_);
     return EndsLocked();
   }
+  // By HaveRequest: from now on the call only waits for what goes on without it, and can be asked
+  // for again. It ends (TRANSPORT_TIMEOUT) where a later call of its user's needs its place.
+  void CanBeSpared() ABSL_LOCKS_EXCLUDED(mutex_);
   // For a wait of the node's; by HaveRequest. The client that goes withdraws it.
   const node::WaitRef& Waits() { return wait_ = std::make_shared<node::Wait>(); }
   // Until the call has ended `session`'s lease does not run out.
