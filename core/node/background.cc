@@ -1,6 +1,5 @@
 #include "core/node/background.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace chorus::node {
@@ -16,10 +15,10 @@ void Background::Stop() {
     changed_.SignalAll();
   }
   if (thread_.joinable()) thread_.join();
-  std::deque<Queue> dropped;
+  Turns<Job> dropped;
   {
     MutexLock lock(&mutex_);
-    dropped.swap(turns_);
+    std::swap(dropped, jobs_);
   }
   then_.clear();
 }
@@ -30,13 +29,7 @@ void Background::Do(const std::string& tenant, std::function<void()> work,
   if (stop_) return;
   const uint64_t id = ++last_id_;
   then_.emplace(id, std::move(then));
-  auto queue = std::find_if(turns_.begin(), turns_.end(),
-                            [&](const Queue& other) { return other.tenant == tenant; });
-  if (queue == turns_.end()) {
-    turns_.push_back({tenant, {}});
-    queue = turns_.end() - 1;
-  }
-  queue->jobs.push_back({id, std::move(work)});
+  jobs_.Push(tenant, {id, std::move(work)});
   changed_.SignalAll();
 }
 
@@ -70,13 +63,9 @@ void Background::Loop() {
     Job job;
     {
       MutexLock lock(&mutex_);
-      while (turns_.empty() && !stop_) changed_.Wait(&mutex_);
+      while (jobs_.empty() && !stop_) changed_.Wait(&mutex_);
       if (stop_) return;
-      Queue queue = std::move(turns_.front());
-      turns_.pop_front();
-      job = std::move(queue.jobs.front());
-      queue.jobs.pop_front();
-      if (!queue.jobs.empty()) turns_.push_back(std::move(queue));
+      job = jobs_.Pop();
     }
     job.work();
     job.work = nullptr;  // what it holds goes before its end is known

@@ -10,7 +10,6 @@
 #define CHORUS_CORE_NODE_BACKGROUND_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <string>
 #include <thread>
@@ -18,6 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "core/base/mutex.h"
+#include "core/base/turns.h"
 
 namespace chorus::node {
 
@@ -45,10 +45,6 @@ class Background {
     uint64_t id = 0;
     std::function<void()> work;
   };
-  struct Queue {
-    std::string tenant;
-    std::deque<Job> jobs;
-  };
   void Loop();
   void Answer();
 
@@ -61,8 +57,8 @@ class Background {
   CondVar changed_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   const absl::FunctionRef<void()>* question_ ABSL_GUARDED_BY(mutex_) = nullptr;  // not answered yet
-  std::deque<Queue> turns_ ABSL_GUARDED_BY(mutex_);  // of tenants with jobs; the first is next
-  std::thread thread_;                               // last: it uses the rest
+  Turns<Job> jobs_ ABSL_GUARDED_BY(mutex_);                                      // by tenant
+  std::thread thread_;  // last: it uses the rest
 };
 
 }  // namespace chorus::node

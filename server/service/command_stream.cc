@@ -44,12 +44,12 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     const absl::Status admitted = Admit();
     if (!admitted.ok()) return End(admitted);
     // By the worker, behind the outcomes that came before.
-    farewell_id_ = service_->farewell->Add(
-        [service = service_, weak = weak_from_this()](const absl::Status& why) {
-          service->worker->Post([weak, why] {
-            if (const auto stream = weak.lock()) stream->EndWhenTold(why);
-          });
-        });
+    farewell_id_ = service_->farewell->Add([service = service_, tenant = caller_.tenant,
+                                            weak = weak_from_this()](const absl::Status& why) {
+      service->worker->Post(tenant, [weak, why] {
+        if (const auto stream = weak.lock()) stream->EndWhenTold(why);
+      });
+    });
     StartRead(&request_);
   }
 
@@ -128,7 +128,8 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
           });
         },
         [stream = self_](absl::Status status) {
-          stream->service_->worker->Post([stream, status] { stream->End(status); });
+          stream->service_->worker->Post(stream->caller_.tenant,
+                                         [stream, status] { stream->End(status); });
         },
         [this, bytes](node::NodeLoop::Task task) {
           service_->loop->Post([stream = self_, bytes, task = std::move(task)](
@@ -146,16 +147,17 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     posted_bytes_ -= bytes;
     if (!read_paused_) return;
     // Reading is not for the node thread.
-    service_->worker->Post([stream = shared_from_this()] {
+    service_->worker->Post(caller_.tenant, [stream = shared_from_this()] {
       MutexLock again(&stream->mutex_);
       if (stream->read_paused_) stream->ReadMore();
     });
   }
 
   void PostOutcome(int64_t sequence, absl::Status status) {
-    service_->worker->Post([stream = shared_from_this(), sequence, status = std::move(status)] {
-      stream->HaveOutcome(sequence, status);
-    });
+    service_->worker->Post(caller_.tenant,
+                           [stream = shared_from_this(), sequence, status = std::move(status)] {
+                             stream->HaveOutcome(sequence, status);
+                           });
   }
 
   void HaveOutcome(int64_t sequence, const absl::Status& status) {

@@ -63,7 +63,7 @@ class Download : public RequestCall {
   void HaveTensor(absl::StatusOr<node::ReadableTensor> view) {
     if (!view.ok()) {
       service_->worker->Post(
-          [download = self(), status = view.status()] { download->End(status); });
+          caller().tenant, [download = self(), status = view.status()] { download->End(status); });
       return;
     }
     node::NodeLoop* const loop = service_->loop;
@@ -74,9 +74,10 @@ class Download : public RequestCall {
                        delete done;
                      });
                    });
-    service_->worker->Post([download = self(), shared = std::move(shared)]() mutable {
-      download->Begin(std::move(shared));
-    });
+    service_->worker->Post(caller().tenant,
+                           [download = self(), shared = std::move(shared)]() mutable {
+                             download->Begin(std::move(shared));
+                           });
   }
 
   void Begin(ViewRef view) {

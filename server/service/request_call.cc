@@ -112,34 +112,35 @@ void RequestCall::Post(node::NodeLoop::Task task) {
     taken = std::move(turn_);
   }
   // Where a turn ends the next request is begun to be read, and that is not for the node thread.
-  service_->loop->Post([worker = service_->worker, task = std::move(task),
+  service_->loop->Post([worker = service_->worker, tenant = caller_.tenant, task = std::move(task),
                         turn = std::make_shared<CallTurns::Turn>(std::move(taken))](
                            node::LocalNode& node, absl::Time now) mutable {
     task(node, now);
-    worker->Post([turn = std::move(turn)] {});
+    worker->Post(tenant, [turn = std::move(turn)] {});
   });
 }
 
 void RequestCall::WhenAnswered(std::function<void()> answer) {
-  service_->worker->Post([call = shared_from_this(), answer = std::move(answer)]() mutable {
-    CallTurns* const answering = call->service_->answering;
-    const int64_t in_line =
-        answering->Enter(call->holder_, [call, answer = std::move(answer)](CallTurns::Turn turn) {
-          {
-            MutexLock lock(&call->mutex_);
-            if (call->done_) return;
-            call->answer_turn_ = std::move(turn);
-          }
-          answer();
-        });
-    bool done = false;
-    {
-      MutexLock lock(&call->mutex_);
-      call->in_answer_line_ = in_line;
-      done = call->done_;
-    }
-    if (done) answering->Forget(call->holder_, in_line);
-  });
+  service_->worker->Post(
+      caller_.tenant, [call = shared_from_this(), answer = std::move(answer)]() mutable {
+        CallTurns* const answering = call->service_->answering;
+        const int64_t in_line = answering->Enter(
+            call->holder_, [call, answer = std::move(answer)](CallTurns::Turn turn) {
+              {
+                MutexLock lock(&call->mutex_);
+                if (call->done_) return;
+                call->answer_turn_ = std::move(turn);
+              }
+              answer();
+            });
+        bool done = false;
+        {
+          MutexLock lock(&call->mutex_);
+          call->in_answer_line_ = in_line;
+          done = call->done_;
+        }
+        if (done) answering->Forget(call->holder_, in_line);
+      });
 }
 
 void RequestCall::LeaveTurn() {

@@ -58,10 +58,10 @@ class RequestCallTest : public ::testing::Test {
     service_.answering = &answering_;
     service_.worker = &worker_;
   }
-  // Until the worker has done what was posted before.
+  // Until the worker has done what was posted before, for calls of no known tenant.
   void AwaitWorker() {
     std::promise<void> done;
-    worker_.Post([&done] { done.set_value(); });
+    worker_.Post("", [&done] { done.set_value(); });
     done.get_future().wait();
   }
 

@@ -19,11 +19,11 @@ void ServiceWorker::Stop() {
   thread_.join();
 }
 
-void ServiceWorker::Post(std::function<void()> task) {
+void ServiceWorker::Post(const std::string& tenant, std::function<void()> task) {
   MutexLock lock(&mutex_);
   if (stop_) return;
-  tasks_.push_back(std::move(task));
-  if (tasks_.size() == 1) changed_.Signal();
+  if (tasks_.empty()) changed_.Signal();
+  tasks_.Push(tenant, std::move(task));
 }
 
 void ServiceWorker::Hold(SessionId session) {
@@ -42,7 +42,7 @@ void ServiceWorker::Drop(SessionId session) {
 void ServiceWorker::Loop() {
   absl::Time next_renewal = SteadyNow() + renew_period_;
   for (;;) {
-    std::vector<std::function<void()>> tasks;
+    std::function<void()> task;
     std::vector<SessionId> renewed;
     {
       MutexLock lock(&mutex_);
@@ -57,14 +57,14 @@ void ServiceWorker::Loop() {
         changed_.WaitFor(&mutex_, left);
       }
       if (tasks_.empty() && stop_) return;
-      tasks.swap(tasks_);
+      if (!tasks_.empty()) task = tasks_.Pop();
       if (SteadyNow() >= next_renewal) {
         for (const auto& [session, calls] : held_) renewed.push_back(session);
         next_renewal = SteadyNow() + renew_period_;
       }
     }
     if (!renewed.empty()) renew_(std::move(renewed));
-    for (std::function<void()>& task : tasks) task();
+    if (task != nullptr) task();
   }
 }
 

@@ -1,5 +1,5 @@
 // A thread for what must not run on the node thread: serializing and sending replies, and keeping
-// leases.
+// leases. Tenants take turns: one for whom much is to be done waits behind its own.
 //
 // Threads: Post, Hold and Drop from any thread, Stop and the destructor from one. Nothing runs
 // under its lock. Ownership: it has its thread, and what it has not run. Errors: none; tasks hand
@@ -8,6 +8,7 @@
 #define CHORUS_SERVER_SERVICE_WORKER_H_
 
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "absl/time/time.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
+#include "core/base/turns.h"
 
 namespace chorus {
 
@@ -31,7 +33,8 @@ class ServiceWorker {
   // once.
   void Stop();
 
-  void Post(std::function<void()> task);
+  // What is done for one tenant is done in the order of the calls.
+  void Post(const std::string& tenant, std::function<void()> task);
 
   // Calls of `session` under way: as many Drops as Holds.
   void Hold(SessionId session);
@@ -45,7 +48,7 @@ class ServiceWorker {
 
   Mutex mutex_;
   CondVar changed_;
-  std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  Turns<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);  // by tenant
   absl::flat_hash_map<SessionId, int> held_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
 

@@ -39,22 +39,42 @@ TEST(ServiceWorkerTest, LeasesAreRenewedHoweverMuchItHasToDo) {
   // The next task is there before the last one has ended.
   const absl::Time deadline = SteadyNow() + kPatience;
   again = [&] {
-    if (!renewed.HasBeenNotified() && SteadyNow() < deadline) worker.Post(again);
+    if (!renewed.HasBeenNotified() && SteadyNow() < deadline) worker.Post("a", again);
   };
-  worker.Post(again);
+  worker.Post("a", again);
   worker.Hold(SessionId(7));
   EXPECT_TRUE(renewed.WaitForNotificationWithTimeout(kPatience));
+}
+
+TEST(ServiceWorkerTest, OneForWhomMuchIsToBeDoneKeepsNobodyWaiting) {
+  absl::Notification begun;
+  absl::Notification all;
+  ServiceWorker worker([](const std::vector<SessionId>&) {}, absl::Hours(1));
+  worker.Post("a", [&] {
+    begun.Notify();
+    all.WaitForNotification();
+  });
+  begun.WaitForNotification();
+  constexpr int kJobs = 1000;
+  int done = 0;
+  int before_b = -1;
+  for (int i = 0; i < kJobs; ++i) worker.Post("a", [&done] { ++done; });
+  worker.Post("b", [&] { before_b = done; });
+  all.Notify();
+  worker.Stop();
+  EXPECT_EQ(done, kJobs);
+  EXPECT_EQ(before_b, 1);
 }
 
 TEST(ServiceWorkerTest, WhatComesBehindItsEndGoesAtOnce) {
   ServiceWorker worker([](const std::vector<SessionId>&) {}, absl::Hours(1));
   bool ran = false;
-  worker.Post([&ran] { ran = true; });
+  worker.Post("a", [&ran] { ran = true; });
   worker.Stop();
   EXPECT_TRUE(ran);
   auto kept = std::make_shared<int>(1);
   const std::weak_ptr<int> seen = kept;
-  worker.Post([kept = std::move(kept)] { FAIL() << *kept; });
+  worker.Post("a", [kept = std::move(kept)] { FAIL() << *kept; });
   EXPECT_TRUE(seen.expired());
 }
 

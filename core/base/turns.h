@@ -1,0 +1,48 @@
+// Queues of several owners that take turns: one that queues much waits behind its own.
+//
+// Threads: one at a time. Ownership: owns what waits. Errors: none.
+#ifndef CHORUS_CORE_BASE_TURNS_H_
+#define CHORUS_CORE_BASE_TURNS_H_
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+
+namespace chorus {
+
+template <typename Item>
+class Turns {
+ public:
+  bool empty() const { return queues_.empty(); }
+  // Behind what `owner` has here. Looks at each owner that has something.
+  void Push(const std::string& owner, Item item) {
+    auto queue = std::find_if(queues_.begin(), queues_.end(),
+                              [&](const Queue& other) { return other.owner == owner; });
+    if (queue == queues_.end()) {
+      queues_.push_back({owner, {}});
+      queue = queues_.end() - 1;
+    }
+    queue->items.push_back(std::move(item));
+  }
+  // The first of the owner whose turn it is. Not of none.
+  Item Pop() {
+    Queue queue = std::move(queues_.front());
+    queues_.pop_front();
+    Item item = std::move(queue.items.front());
+    queue.items.pop_front();
+    if (!queue.items.empty()) queues_.push_back(std::move(queue));
+    return item;
+  }
+
+ private:
+  struct Queue {
+    std::string owner;
+    std::deque<Item> items;
+  };
+  std::deque<Queue> queues_;  // none is empty; the first is next
+};
+
+}  // namespace chorus
+
+#endif  // CHORUS_CORE_BASE_TURNS_H_

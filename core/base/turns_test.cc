@@ -1,0 +1,36 @@
+#include "core/base/turns.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(TurnsTest, OwnersTakeTurnsAndKeepTheirOrder) {
+  Turns<std::string> turns;
+  for (const char* item : {"a1", "a2", "a3", "a4"}) turns.Push("a", item);
+  for (const char* item : {"b1", "b2"}) turns.Push("b", item);
+  std::vector<std::string> order;
+  for (int i = 0; i < 3; ++i) order.push_back(turns.Pop());
+  // One that comes later is behind each of the others once.
+  turns.Push("c", "c1");
+  while (!turns.empty()) order.push_back(turns.Pop());
+  EXPECT_THAT(order, ElementsAre("a1", "b1", "a2", "b2", "a3", "c1", "a4"));
+}
+
+TEST(TurnsTest, WhatIsTakenIsKeptNoLonger) {
+  Turns<std::shared_ptr<int>> turns;
+  turns.Push("a", std::make_shared<int>(1));
+  turns.Push("a", nullptr);
+  const std::weak_ptr<int> seen = turns.Pop();
+  EXPECT_TRUE(seen.expired());
+}
+
+}  // namespace
+}  // namespace chorus
