@@ -46,7 +46,6 @@
 #include "server/listen_address.h"
 #include "server/log_writer.h"
 #include "server/memory_limit.h"
-#include "server/own_memory.h"
 #include "server/service/context.h"
 #include "server/watchdog.h"
 
@@ -80,7 +79,7 @@ std::string AbslUnparseFlag(const ListenFlag& flag) { return absl::StrJoin(flag.
 
 // A file mode: octal digits.
 struct ModeFlag {
-  mode_t mode = 0600;
+  mode_t mode = 0;
 };
 
 bool AbslParseFlag(absl::string_view text, ModeFlag* flag, std::string* error) {
@@ -164,6 +163,12 @@ std::string AbslUnparseFlag(const MemoryFlag& flag) {
   return flag.said.has_value() ? AbslUnparseFlag(*flag.said) : "auto";
 }
 
+// Flags that say nothing else leave what they are for as it is.
+const DaemonOptions& Defaults() {
+  static const auto* const options = new DaemonOptions;
+  return *options;
+}
+
 }  // namespace chorus
 
 ABSL_FLAG(chorus::ListenFlag, listen, {},
@@ -172,11 +177,13 @@ ABSL_FLAG(chorus::ListenFlag, listen, {},
           "unix:/tmp/chorus-UID/chorusd.sock where there is no /run/user/UID. The attach socket "
           "and the lock file lie beside it (PATH.attach, PATH.lock). TCP only on loopback, with "
           "--insecure_loopback.");
-ABSL_FLAG(bool, insecure_loopback, false,
+ABSL_FLAG(bool, insecure_loopback, chorus::Defaults().insecure_loopback,
           "Serve TCP on loopback addresses to every user of this machine, without TLS or "
           "credentials.");
-ABSL_FLAG(chorus::ModeFlag, socket_mode, {}, "Mode of the Unix sockets (octal).");
-ABSL_FLAG(std::string, socket_group, "", "Group of the Unix sockets: name or number.");
+ABSL_FLAG(chorus::ModeFlag, socket_mode, {chorus::Defaults().access.mode},
+          "Mode of the Unix sockets (octal).");
+ABSL_FLAG(std::string, socket_group, chorus::Defaults().access.group,
+          "Group of the Unix sockets: name or number.");
 ABSL_FLAG(std::string, backend, "host",
           "host: virtual devices on the CPU. sim: devices that run in an adversarial order in an "
           "address space of their own, for tests. cuda: logical devices of an NVIDIA GPU.");
@@ -188,75 +195,86 @@ ABSL_FLAG(bool, worker_processes, false,
           "A process of its own has the devices, so that what fails or hangs there does not take "
           "the daemon with it. Always so with --backend=cuda; not to be had with host, whose "
           "devices have the daemon's own memory.");
-ABSL_FLAG(std::string, worker, "", "Its program. Default: chorus-worker beside this one.");
-ABSL_FLAG(chorus::DurationFlag, kill_timeout, {absl::Seconds(10)},
-          "For that process to answer, and, beyond --exec_timeout, for what its devices do to end "
-          "once it is aborted: then it is killed, and started again.");
+ABSL_FLAG(std::string, worker, "",
+          "Program of the process that has the devices. Default: chorus-worker beside this one.");
+ABSL_FLAG(chorus::DurationFlag, kill_timeout, {chorus::Defaults().node.kill_timeout},
+          "For the process that has the devices to answer, and, beyond --exec_timeout, for what "
+          "they do to end once it is aborted: then it is killed, and started again.");
 ABSL_FLAG(uint64_t, sim_seed, 0, "Seed of --backend=sim; 0: another one at each start (printed).");
 ABSL_FLAG(std::string, fault_script, "",
           "For tests: faults of the devices, as core/backend/fault/fault_script.h has them: "
           "\"collective lost device=1 skip=20\".");
-ABSL_FLAG(bool, share_equal_work, true,
+ABSL_FLAG(bool, share_equal_work, chorus::Defaults().node.share_equal_work,
           "Do work that is the same on several ranks, such as an optimiser's update, once and keep "
           "its results once. Results are the same bits either way.");
 ABSL_FLAG(chorus::MemoryFlag, memory_limit_bytes, {},
           "Of all tensors and arenas together; also 512MiB, 8GiB. auto: three quarters of the "
           "machine's memory or, where that is less, of what the daemon's cgroup may have.");
-ABSL_FLAG(int32_t, max_sessions, 256, "Sessions at a time.");
-ABSL_FLAG(int32_t, max_worlds, 1024, "Worlds at a time.");
-ABSL_FLAG(int64_t, max_waits, 65536, "Calls at a time that wait for something.");
-ABSL_FLAG(int64_t, max_downloads, 512,
+ABSL_FLAG(int32_t, max_sessions, chorus::Defaults().node.max_sessions, "Sessions at a time.");
+ABSL_FLAG(int32_t, max_worlds, chorus::Defaults().node.max_worlds, "Worlds at a time.");
+ABSL_FLAG(int64_t, max_waits, chorus::Defaults().node.max_waits,
+          "Calls at a time that wait for something.");
+ABSL_FLAG(int64_t, max_downloads, chorus::Defaults().node.max_downloads,
           "Tensors at a time that clients read by gRPC; each takes up to 512 KiB.");
-ABSL_FLAG(int64_t, max_session_downloads, 64, "Of one session.");
-ABSL_FLAG(chorus::DurationFlag, download_timeout, {absl::Seconds(60)},
+ABSL_FLAG(int64_t, max_session_downloads, chorus::Defaults().node.max_session_downloads,
+          "Tensors at a time that one session's clients read by gRPC.");
+ABSL_FLAG(chorus::DurationFlag, download_timeout, {chorus::Defaults().download_timeout},
           "For a client to take a part (256 KiB) of a tensor that it reads by gRPC; also, from a "
           "call's deadline on, to take any other answer.");
-ABSL_FLAG(int32_t, max_groups_per_world, 4096, "Groups of one world, in its life.");
-ABSL_FLAG(int32_t, max_tensors, 65536, "Tensors of one session.");
-ABSL_FLAG(int32_t, max_graphs, 16384, "Registered graphs of one session.");
-ABSL_FLAG(int64_t, max_node_graphs, 1 << 20, "Registered graphs of all sessions together.");
-ABSL_FLAG(int32_t, max_graph_nodes, 1 << 20, "Nodes of one graph.");
-ABSL_FLAG(int32_t, max_graph_collectives, 1 << 11, "Collectives of one graph.");
-ABSL_FLAG(chorus::BytesFlag, max_graph_bytes, {chorus::kMaxClientGraphBytes},
+ABSL_FLAG(int32_t, max_groups_per_world, chorus::Defaults().node.max_groups_per_world,
+          "Groups of one world, in its life.");
+ABSL_FLAG(int32_t, max_tensors, chorus::Defaults().node.max_tensors, "Tensors of one session.");
+ABSL_FLAG(int32_t, max_graphs, chorus::Defaults().node.max_graphs,
+          "Registered graphs of one session.");
+ABSL_FLAG(int64_t, max_node_graphs, chorus::Defaults().node.max_node_graphs,
+          "Registered graphs of all sessions together.");
+ABSL_FLAG(int32_t, max_graph_nodes, chorus::Defaults().node.max_graph_nodes, "Nodes of one graph.");
+ABSL_FLAG(int32_t, max_graph_collectives, chorus::Defaults().node.max_graph_collectives,
+          "Collectives of one graph.");
+ABSL_FLAG(chorus::BytesFlag, max_graph_bytes, {chorus::Defaults().node.max_graph_bytes},
           "Of one graph in the daemon's memory, and on its way there.");
-ABSL_FLAG(chorus::BytesFlag, max_plan_bytes, {chorus::PlanLimits().max_bytes},
+ABSL_FLAG(chorus::BytesFlag, max_plan_bytes, {chorus::Defaults().node.plan.max_bytes},
           "Of memory that planning one graph may take.");
-ABSL_FLAG(int64_t, max_plan_dependences, chorus::PlanLimits().max_dependences,
+ABSL_FLAG(int64_t, max_plan_dependences, chorus::Defaults().node.plan.max_dependences,
           "Of one graph: pairs of collectives of which one needs the other's result.");
-ABSL_FLAG(int64_t, max_plan_steps, chorus::PlanLimits().max_dependence_steps, "To find these.");
-ABSL_FLAG(int32_t, max_pending_runs, 1024, "Runs of one session that have not ended.");
-ABSL_FLAG(int32_t, max_staging_arenas, 256, "Staging arenas of one session.");
-ABSL_FLAG(chorus::BytesFlag, max_staging_bytes, {int64_t{8} << 30}, "Bytes of them together.");
-ABSL_FLAG(chorus::DurationFlag, lease, {absl::Seconds(60)},
+ABSL_FLAG(int64_t, max_plan_steps, chorus::Defaults().node.plan.max_dependence_steps,
+          "Of one graph: steps to find the pairs of --max_plan_dependences.");
+ABSL_FLAG(int32_t, max_pending_runs, chorus::Defaults().node.max_pending_runs,
+          "Runs of one session that have not ended.");
+ABSL_FLAG(int32_t, max_staging_arenas, chorus::Defaults().node.max_staging_arenas,
+          "Staging arenas of one session.");
+ABSL_FLAG(chorus::BytesFlag, max_staging_bytes, {chorus::Defaults().node.max_staging_bytes},
+          "Bytes of one session's staging arenas together.");
+ABSL_FLAG(chorus::DurationFlag, lease, {chorus::Defaults().node.lease},
           "How long a session that is not attached lives without a call.");
-ABSL_FLAG(chorus::DurationFlag, max_lease, {absl::Hours(1)},
+ABSL_FLAG(chorus::DurationFlag, max_lease, {chorus::Defaults().node.max_lease},
           "The longest lease that a session may ask for.");
-ABSL_FLAG(chorus::DurationFlag, detach_grace, {absl::Seconds(30)},
+ABSL_FLAG(chorus::DurationFlag, detach_grace, {chorus::Defaults().node.detach_grace},
           "How long the votes of a session stand that has lost its channel.");
-ABSL_FLAG(chorus::DurationFlag, join_timeout, {absl::Seconds(300)},
+ABSL_FLAG(chorus::DurationFlag, join_timeout, {chorus::Defaults().node.join_timeout},
           "For all ranks to join a world.");
-ABSL_FLAG(chorus::DurationFlag, agree_timeout, {absl::Seconds(60)},
+ABSL_FLAG(chorus::DurationFlag, agree_timeout, {chorus::Defaults().node.sequencer.agree_timeout},
           "For all ranks to ask for an instance, from the first one.");
-ABSL_FLAG(chorus::DurationFlag, exec_timeout, {absl::Seconds(300)},
+ABSL_FLAG(chorus::DurationFlag, exec_timeout, {chorus::Defaults().node.sequencer.exec_timeout},
           "For a launched gang to finish, unless its world says otherwise.");
-ABSL_FLAG(chorus::DurationFlag, gap_timeout, {absl::Seconds(10)},
+ABSL_FLAG(chorus::DurationFlag, gap_timeout, {chorus::Defaults().node.gap_timeout},
           "For a command whose predecessor is missing.");
-ABSL_FLAG(chorus::DurationFlag, max_wait, {absl::Minutes(10)},
+ABSL_FLAG(chorus::DurationFlag, max_wait, {chorus::Defaults().max_wait},
           "Of one call, whatever deadline its client has set.");
 ABSL_FLAG(chorus::DurationFlag, drain_timeout, {absl::Seconds(10)},
           "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
 ABSL_FLAG(chorus::DurationFlag, exit_timeout, {absl::Seconds(10)},
           "How long after that the daemon has to end: what hangs then is cut off, status 3.");
-ABSL_FLAG(int32_t, max_connections, chorus::kDefaultMaxConnections,
+ABSL_FLAG(int32_t, max_connections, chorus::Defaults().max_connections,
           "Connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid, or by TCP. "
           "Fewer where there are not eight descriptors for each.");
-ABSL_FLAG(int32_t, max_streams, chorus::kDefaultMaxStreams,
+ABSL_FLAG(int32_t, max_streams, chorus::Defaults().max_streams,
           "Streams of commands by gRPC at a time, 7/8 of them of one uid, or by TCP; each takes up "
           "to 260 KiB.");
-ABSL_FLAG(int32_t, max_calls, chorus::kDefaultMaxCalls,
+ABSL_FLAG(int32_t, max_calls, chorus::Defaults().max_calls,
           "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP; each takes up to "
           "120 KiB.");
-ABSL_FLAG(chorus::DurationFlag, idle_timeout, {absl::Minutes(15)},
+ABSL_FLAG(chorus::DurationFlag, idle_timeout, {chorus::Defaults().idle_timeout},
           "Of a connection of gRPC without a call, if its process is not attached; never shorter "
           "than --lease.");
 

@@ -33,19 +33,19 @@ struct ServiceContext {
   PeerTable* peers = nullptr;
   Farewell* farewell = nullptr;
   TenantLog* log = nullptr;
-  Room* parsing = nullptr;                          // for messages that are being parsed
-  Room* uploads = nullptr;                          // for bytes that the node has not written yet
-  SharedRoom* answers = nullptr;                    // for what clients have not read yet
-  SharedRoom* streams = nullptr;                    // for what comes on streams of commands
-  CallTurns* reads = nullptr;                       // of requests, until the node has them
-  CallTurns* answering = nullptr;                   // of answers, until gRPC has done with them
-  AttachServer* attach = nullptr;                   // null: the daemon listens on TCP alone
-  int64_t incarnation = 0;                          // 1 .. kMaxIncarnation, other after each start
-  absl::Duration max_wait = absl::Minutes(10);      // of one call, whatever deadline its client set
-  absl::Duration read_timeout = absl::Seconds(10);  // for a request to come, once it is read
-  absl::Duration download_timeout = absl::Seconds(60);  // for a client to take one part
-  std::string backend;                                  // "host"
-  std::string attach_path;                              // empty: none
+  Room* parsing = nullptr;          // for messages that are being parsed
+  Room* uploads = nullptr;          // for bytes that the node has not written yet
+  SharedRoom* answers = nullptr;    // for what clients have not read yet
+  SharedRoom* streams = nullptr;    // for what comes on streams of commands
+  CallTurns* reads = nullptr;       // of requests, until the node has them
+  CallTurns* answering = nullptr;   // of answers, until gRPC has done with them
+  AttachServer* attach = nullptr;   // null: the daemon listens on TCP alone
+  int64_t incarnation = 0;          // 1 .. kMaxIncarnation, other after each start
+  absl::Duration max_wait;          // of one call, whatever deadline its client set
+  absl::Duration read_timeout;      // for a request to come, once it is read
+  absl::Duration download_timeout;  // for a client to take one part
+  std::string backend;              // "host"
+  std::string attach_path;          // empty: none
   int32_t max_tensors = 0;
   int32_t max_graphs = 0;
 };

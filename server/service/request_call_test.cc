@@ -57,6 +57,9 @@ class RequestCallTest : public ::testing::Test {
     service_.reads = &reads_;
     service_.answering = &answering_;
     service_.worker = &worker_;
+    service_.max_wait = absl::Minutes(10);
+    service_.read_timeout = absl::Minutes(10);
+    service_.download_timeout = absl::Minutes(10);
   }
   // Until the worker has done what was posted before, for calls of no known tenant.
   void AwaitWorker() {
