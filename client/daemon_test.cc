@@ -80,13 +80,13 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
   }
 
   void Start(const std::string& tcp_address = "127.0.0.1:0") {
-    DaemonOptions options;
-    options.listen = {*ParseListenAddress("unix:" + directory_ + "/d.sock"),
-                      *ParseListenAddress(GetParam().tcp ? tcp_address : "127.0.0.1:0")};
+    server::DaemonOptions options;
+    options.listen = {*server::ParseListenAddress("unix:" + directory_ + "/d.sock"),
+                      *server::ParseListenAddress(GetParam().tcp ? tcp_address : "127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.sequencer.agree_timeout = absl::Seconds(20);
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon =
-        Daemon::Start(options, DevicesOf(backend_.get()));
+    absl::StatusOr<std::unique_ptr<server::Daemon>> daemon =
+        server::Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     address_ = daemon_->addresses()[GetParam().tcp ? 1 : 0].ToString();
@@ -149,9 +149,10 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
   void AwaitPending(const std::vector<std::string>& whats) {
     const auto stub =
         v1::Diagnostics::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
-    EXPECT_TRUE(Eventually([&] {
+    EXPECT_TRUE(server::Eventually([&] {
       v1::ListPendingResponse pending;
-      if (!Ask(*stub, &v1::Diagnostics::Stub::ListPending, v1::ListPendingRequest(), &pending)
+      if (!server::Ask(*stub, &v1::Diagnostics::Stub::ListPending, v1::ListPendingRequest(),
+                       &pending)
                .ok()) {
         return false;
       }
@@ -165,7 +166,7 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
   std::string directory_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<server::Daemon> daemon_;
   std::string address_;
 };
 

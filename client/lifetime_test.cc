@@ -56,14 +56,14 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
     backend.pool = pool_.get();
     backend.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(backend);
-    DaemonOptions options;
-    options.listen = {*ParseListenAddress("unix:" + directory_ + "/d.sock")};
+    server::DaemonOptions options;
+    options.listen = {*server::ParseListenAddress("unix:" + directory_ + "/d.sock")};
     options.node.max_graphs = kMaxGraphs;
     options.node.max_worlds = kMaxWorlds;
     options.node.max_groups_per_world = kMaxGroups;
     options.node.log_failure = [this](absl::string_view, absl::string_view) { ++failures_; };
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon =
-        Daemon::Start(options, DevicesOf(backend_.get()));
+    absl::StatusOr<std::unique_ptr<server::Daemon>> daemon =
+        server::Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     SessionOptions session;
@@ -104,7 +104,7 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
   std::string directory_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<server::Daemon> daemon_;
   Session session_;
 };
 

@@ -198,8 +198,8 @@ TEST_F(OtherUidTest, WhoIsNamedIsLetInAndNobodyElse) {
 
 TEST_F(OtherUidTest, ASessionIsOpenedWithWhomTheOptionsName) {
   const std::string path = shared_ + "/d.sock";
-  ChorusdProcess chorusd(shared_, {absl::StrCat("--listen=unix:", path), "--host_devices=1"},
-                         user_);
+  server::ChorusdProcess chorusd(shared_,
+                                 {absl::StrCat("--listen=unix:", path), "--host_devices=1"}, user_);
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   SessionOptions options;
   options.address = "unix:" + path;
@@ -215,7 +215,8 @@ TEST_F(OtherUidTest, ASessionIsOpenedWithWhomTheOptionsName) {
 // The attach socket is root's, the gRPC socket beside it somebody else's.
 TEST_F(OtherUidTest, EachConnectionIsLookedAt) {
   const std::string path = shared_ + "/d.sock";
-  ChorusdProcess chorusd(shared_, {absl::StrCat("--listen=unix:", path), "--host_devices=1"});
+  server::ChorusdProcess chorusd(shared_,
+                                 {absl::StrCat("--listen=unix:", path), "--host_devices=1"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   SessionOptions options;
   options.address = "unix:" + path;

@@ -61,13 +61,13 @@ class StepTest : public ::testing::Test {
         backend = CreateFaultBackend(std::move(backend), *ParseFaultScript(faults),
                                      [this](const std::string&) { hit = true; });
       }
-      DaemonOptions options;
-      options.listen = {*ParseListenAddress("unix:" + directory + "/d.sock")};
+      server::DaemonOptions options;
+      options.listen = {*server::ParseListenAddress("unix:" + directory + "/d.sock")};
       options.node = node;
       options.node.sequencer.agree_timeout = kPatience;
       options.node.sequencer.exec_timeout = absl::Seconds(1);
-      absl::StatusOr<std::unique_ptr<Daemon>> started =
-          Daemon::Start(options, DevicesOf(backend.get()));
+      absl::StatusOr<std::unique_ptr<server::Daemon>> started =
+          server::Daemon::Start(options, DevicesOf(backend.get()));
       EXPECT_TRUE(started.ok()) << started.status();
       daemon = *std::move(started);
     }
@@ -81,7 +81,7 @@ class StepTest : public ::testing::Test {
     ThreadPool pool{2};
     std::atomic<bool> hit{false};
     std::unique_ptr<Backend> backend;
-    std::unique_ptr<Daemon> daemon;
+    std::unique_ptr<server::Daemon> daemon;
   };
 
   struct Training {

@@ -85,13 +85,13 @@ class UserMemoryTest : public ::testing::TestWithParam<Way> {
     backend.pool = pool_.get();
     backend.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(backend);
-    DaemonOptions options;
-    options.listen = {*ParseListenAddress("unix:" + directory_ + "/d.sock"),
-                      *ParseListenAddress("127.0.0.1:0")};
+    server::DaemonOptions options;
+    options.listen = {*server::ParseListenAddress("unix:" + directory_ + "/d.sock"),
+                      *server::ParseListenAddress("127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.sequencer.agree_timeout = absl::Seconds(60);
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon =
-        Daemon::Start(options, DevicesOf(backend_.get()));
+    absl::StatusOr<std::unique_ptr<server::Daemon>> daemon =
+        server::Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
   }
@@ -127,7 +127,7 @@ class UserMemoryTest : public ::testing::TestWithParam<Way> {
   std::string directory_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<server::Daemon> daemon_;
 };
 
 // Different on every rank and at every place, and not exact in a sum of floats.

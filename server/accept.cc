@@ -10,7 +10,7 @@
 #include "glog/logging.h"
 #include "server/own_memory.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 constexpr int kAcceptsPerTurn = 64;
@@ -40,4 +40,4 @@ void Accept(absl::string_view who, int listener, int stop,
   }
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "core/base/unique_fd.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Gives `take` the connections that wait at `listener`, without blocking, at most 64: those who are
 // in already are served between two turns, and a stop is seen. A connection does not block, and one
@@ -23,6 +23,6 @@ namespace chorus {
 void Accept(absl::string_view who, int listener, int stop,
             const std::function<void(UniqueFd connection)>& take);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_ACCEPT_H_

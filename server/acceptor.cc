@@ -17,7 +17,7 @@
 #include "server/accept.h"
 #include "server/unix_listener.h"
 
-namespace chorus {
+namespace chorus::server {
 
 Acceptor::Acceptor(std::vector<Listener> listeners, PeerTable::Idle idle, PeerTable* peers,
                    grpc::Server* server)
@@ -113,7 +113,7 @@ int Acceptor::Sweep() {
 }
 
 void Acceptor::Accept(const Listener& listener) {
-  chorus::Accept("acceptor", listener.socket.get(), wake_.get(), [&](UniqueFd connection) {
+  server::Accept("acceptor", listener.socket.get(), wake_.get(), [&](UniqueFd connection) {
     absl::optional<PeerCredentials> peer;
     if (listener.is_unix) {
       const absl::StatusOr<PeerCredentials> known = GetPeerCredentials(connection.get());
@@ -132,4 +132,4 @@ void Acceptor::Accept(const Listener& listener) {
   });
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

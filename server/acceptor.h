@@ -19,7 +19,7 @@
 #include "grpcpp/support/server_interceptor.h"
 #include "server/peers.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class Acceptor {
  public:
@@ -59,6 +59,6 @@ class Acceptor {
   std::thread thread_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_ACCEPTOR_H_

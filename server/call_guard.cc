@@ -9,7 +9,7 @@
 #include "grpcpp/server_context.h"
 #include "proto/convert/errors_convert.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 class Guard : public grpc::experimental::Interceptor {
@@ -86,4 +86,4 @@ std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> GuardCall
   return std::make_unique<Guards>(peers, blocking);
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

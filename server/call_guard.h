@@ -18,7 +18,7 @@
 #include "server/peers.h"
 #include "server/service/room.h"
 
-namespace chorus {
+namespace chorus::server {
 
 inline constexpr int kMaxBlockingCalls = 24;
 // Those that gRPC has for them: also some to refuse more.
@@ -28,6 +28,6 @@ inline constexpr int kBlockingThreads = kMaxBlockingCalls + 8;
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> GuardCalls(
     PeerTable* peers, SharedRoom* blocking);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_CALL_GUARD_H_

@@ -30,7 +30,7 @@
 #include "server/testing/chorusd_process.h"
 #include "server/testing/rpc.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::HasSubstr;
@@ -461,4 +461,4 @@ TEST_F(ChorusdTest, AWorkerDoesNotOutliveItsDaemon) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

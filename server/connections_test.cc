@@ -27,7 +27,7 @@
 #include "server/testing/test_daemon.h"
 #include "server/unix_listener.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 UniqueFd ConnectUnix(const std::string& path) {
@@ -209,4 +209,4 @@ TEST_P(IdleConnectionsTest, AnIdleOneIsClosedAndOneWithACallUnderWayIsNot) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -48,7 +48,7 @@
 #include "server/service/worlds_service.h"
 #include "server/tcp_listener.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // Of each call, before its request is read.
@@ -380,4 +380,4 @@ const std::vector<ListenAddress>& Daemon::addresses() const { return impl_->addr
 int64_t Daemon::incarnation() const { return impl_->context.incarnation; }
 void Daemon::Drain(absl::Time deadline) { impl_->Drain(deadline); }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -20,7 +20,7 @@
 #include "server/tenant_log.h"
 #include "server/unix_listener.h"
 
-namespace chorus {
+namespace chorus::server {
 
 struct DaemonOptions {
   std::vector<ListenAddress> listen;
@@ -76,6 +76,6 @@ class Daemon {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_DAEMON_H_

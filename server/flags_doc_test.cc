@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 std::string ReadFile(const std::string& path) {
@@ -47,10 +47,10 @@ std::map<std::string, Flag> FlagsOfChorusd() {
   blocks.erase(blocks.begin());
   const std::regex form(R"((\w+) \((.*)\); default: (.*);)");
   for (const std::string& block : blocks) {
-    const std::string line = absl::StrJoin(absl::StrSplit(block.substr(0, block.find("\n\n")),
-                                                          absl::ByAnyChar(" \n"),
-                                                          absl::SkipWhitespace()),
-                                           " ");
+    const std::string line =
+        absl::StrJoin(absl::StrSplit(block.substr(0, block.find("\n\n")), absl::ByAnyChar(" \n"),
+                                     absl::SkipWhitespace()),
+                      " ");
     std::smatch flag;
     if (!std::regex_match(line, flag, form)) {
       ADD_FAILURE() << "not understood: " << line;
@@ -79,8 +79,8 @@ std::string AsFlag(const std::string& said) {
   std::smatch part;
   if (std::regex_match(said, part, std::regex(R"((\d+) (s|min|minutes))"))) {
     absl::Duration duration;
-    EXPECT_TRUE(absl::ParseDuration(absl::StrCat(part[1].str(), part[2] == "s" ? "s" : "m"),
-                                    &duration));
+    EXPECT_TRUE(
+        absl::ParseDuration(absl::StrCat(part[1].str(), part[2] == "s" ? "s" : "m"), &duration));
     return absl::FormatDuration(duration);
   }
   int32_t power = 0;
@@ -109,4 +109,4 @@ TEST(FlagsDocTest, WhatIsSaidOfFlagsIsSo) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

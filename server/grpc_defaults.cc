@@ -15,7 +15,7 @@
 #include "core/base/mutex.h"
 #include "grpcpp/grpcpp.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // A row of grpc_chttp2_settings_parameters. An internal of the library: hence the checks.
@@ -76,4 +76,4 @@ absl::Status SetHttpDefaults(const HttpDefaults& defaults) {
   return absl::OkStatus();
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Of HTTP/2 (RFC 9113, section 6.5.2).
 struct HttpDefaults {
@@ -28,6 +28,6 @@ struct HttpDefaults {
 // It is for connections that begin afterwards; the last call is the one that holds.
 absl::Status SetHttpDefaults(const HttpDefaults& defaults);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_GRPC_DEFAULTS_H_

@@ -19,7 +19,7 @@
 #include "gtest/gtest.h"
 #include "server/testing/test_daemon.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 struct Block {
@@ -98,4 +98,4 @@ TEST(GrpcurlTest, ThePageDoesWhatItSays) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

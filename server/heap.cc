@@ -10,7 +10,7 @@
 
 #include "core/base/unique_fd.h"
 
-namespace chorus {
+namespace chorus::server {
 
 int64_t AnonymousBytes() {
   const UniqueFd file(open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
@@ -46,4 +46,4 @@ absl::Duration HeapTrimmer::Turn() {
   return moves ? absl::Milliseconds(100) : absl::Seconds(1);
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

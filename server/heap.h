@@ -15,7 +15,7 @@
 
 #include "absl/time/time.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Heaps, and what the end of each may keep. A block of that size or more is the system's at once.
 inline constexpr int kMaxHeaps = 8;
@@ -46,6 +46,6 @@ class HeapTrimmer {
   int64_t last_;   // bytes
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_HEAP_H_

@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -105,4 +105,4 @@ TEST_F(HeapTest, GrowthCountsFromTheLastTrim) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

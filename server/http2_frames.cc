@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // Sections 6.2, 6.5 and 6.7.
@@ -47,4 +47,4 @@ void Http2Frames::Count(Counts* counts) {
   if (type == kHeaders || ((type == kPing || type == kSettings) && !is_answer)) ++counts->asked;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -9,7 +9,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class Http2Frames {
  public:
@@ -32,6 +32,6 @@ class Http2Frames {
   uint32_t last_stream_ = 0;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_HTTP2_FRAMES_H_

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "server/http2_frames.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // In pieces: the first of so many bytes, the others of `size`.
@@ -29,17 +29,17 @@ bool Equal(Http2Frames::Counts a, Http2Frames::Counts b) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr size_t kPreface = 24;
   constexpr size_t kHead = 9;
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
-  const chorus::Http2Frames::Counts whole = chorus::Take(bytes, size, size);
-  if (!chorus::Equal(whole, chorus::Take(bytes, 1, 1))) std::abort();
+  const chorus::server::Http2Frames::Counts whole = chorus::server::Take(bytes, size, size);
+  if (!chorus::server::Equal(whole, chorus::server::Take(bytes, 1, 1))) std::abort();
   // Cut where the input says, which is most often inside a frame.
   const size_t cut = size == 0 ? 0 : 1 + data[size - 1] % size;
-  if (!chorus::Equal(whole, chorus::Take(bytes, cut, size))) std::abort();
+  if (!chorus::server::Equal(whole, chorus::server::Take(bytes, cut, size))) std::abort();
   const size_t frames = size < kPreface ? 0 : (size - kPreface) / kHead;
   if (whole.asked < 0 || static_cast<size_t>(whole.asked) > frames) std::abort();
   if (whole.calls < 0 || whole.calls > whole.asked) std::abort();

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 constexpr unsigned char kData = 0;
@@ -74,4 +74,4 @@ TEST(Http2FramesTest, WhatIsNotWholeCountsForNothing) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -10,7 +10,7 @@
 
 #include "absl/time/time.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class LineBudget {
  public:
@@ -37,6 +37,6 @@ class LineBudget {
   int64_t left_out_ = 0;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_LINE_BUDGET_H_

@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 TEST(LineBudgetTest, CountsWhatItLeavesOut) {
@@ -21,4 +21,4 @@ TEST(LineBudgetTest, CountsWhatItLeavesOut) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "core/transport/attach/protocol.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 absl::Status BadAddress(absl::string_view text, absl::string_view expected) {
@@ -83,4 +83,4 @@ absl::Status CheckListenAddress(const ListenAddress& address, bool insecure_loop
   return absl::OkStatus();
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace chorus {
+namespace chorus::server {
 
 struct ListenAddress {
   std::string path;  // absolute; empty for TCP
@@ -28,6 +28,6 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text);
 // when the operator says that it may be insecure: TLS comes later.
 absl::Status CheckListenAddress(const ListenAddress& address, bool insecure_loopback);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_LISTEN_ADDRESS_H_

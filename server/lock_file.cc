@@ -13,7 +13,7 @@
 #include "absl/strings/strip.h"
 #include "core/base/error.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 absl::Status Failed(absl::string_view name) {
@@ -58,4 +58,4 @@ absl::StatusOr<LockFile> TakeLockFile(absl::string_view path) {
   return LockFile(name, std::move(file));
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

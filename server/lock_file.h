@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "core/base/unique_fd.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Holds a lock file for as long as it lives, then removes it. A daemon that is killed gives the
 // lock up and leaves the file.
@@ -35,6 +35,6 @@ class LockFile {
 // be made or written.
 absl::StatusOr<LockFile> TakeLockFile(absl::string_view path);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_LOCK_FILE_H_

@@ -21,7 +21,7 @@
 #include "grpc/support/log.h"
 #include "server/line_budget.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 constexpr absl::Duration kLastWords = absl::Seconds(1);
@@ -264,4 +264,4 @@ std::string OneLine(absl::string_view text, size_t most) {
   return line;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

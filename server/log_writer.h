@@ -27,7 +27,7 @@
 #include "absl/time/time.h"
 #include "glog/logging.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class LogWriter : public google::LogSink {
  public:
@@ -63,6 +63,6 @@ class LogWriter : public google::LogSink {
 // `most` bytes as many as fit whole before "...".
 std::string OneLine(absl::string_view text, size_t most = std::string::npos);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_LOG_WRITER_H_

@@ -20,7 +20,7 @@
 #include "gtest/gtest.h"
 #include "server/line_budget.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::EndsWith;
@@ -274,4 +274,4 @@ TEST(OneLineTest, CutsBetweenCharactersAndEscapes) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

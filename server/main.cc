@@ -49,7 +49,7 @@
 #include "server/service/context.h"
 #include "server/watchdog.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // --listen, given once for each address. Without it: DefaultSocketPath().
 struct ListenFlag {
@@ -169,20 +169,20 @@ const DaemonOptions& Defaults() {
   return *options;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server
 
-ABSL_FLAG(chorus::ListenFlag, listen, {},
+ABSL_FLAG(chorus::server::ListenFlag, listen, {},
           "Where to listen: unix:/PATH or HOST:PORT; give it once for each address. Default: "
           "unix:/run/chorus/chorusd.sock for root, else unix:/run/user/UID/chorus/chorusd.sock, or "
           "unix:/tmp/chorus-UID/chorusd.sock where there is no /run/user/UID. The attach socket "
           "and the lock file lie beside it (PATH.attach, PATH.lock). TCP only on loopback, with "
           "--insecure_loopback.");
-ABSL_FLAG(bool, insecure_loopback, chorus::Defaults().insecure_loopback,
+ABSL_FLAG(bool, insecure_loopback, chorus::server::Defaults().insecure_loopback,
           "Serve TCP on loopback addresses to every user of this machine, without TLS or "
           "credentials.");
-ABSL_FLAG(chorus::ModeFlag, socket_mode, {chorus::Defaults().access.mode},
+ABSL_FLAG(chorus::server::ModeFlag, socket_mode, {chorus::server::Defaults().access.mode},
           "Mode of the Unix sockets (octal).");
-ABSL_FLAG(std::string, socket_group, chorus::Defaults().access.group,
+ABSL_FLAG(std::string, socket_group, chorus::server::Defaults().access.group,
           "Group of the Unix sockets: name or number.");
 ABSL_FLAG(std::string, backend, "host",
           "host: virtual devices on the CPU. sim: devices that run in an adversarial order in an "
@@ -197,88 +197,99 @@ ABSL_FLAG(bool, worker_processes, false,
           "devices have the daemon's own memory.");
 ABSL_FLAG(std::string, worker, "",
           "Program of the process that has the devices. Default: chorus-worker beside this one.");
-ABSL_FLAG(chorus::DurationFlag, kill_timeout, {chorus::Defaults().node.kill_timeout},
+ABSL_FLAG(chorus::server::DurationFlag, kill_timeout,
+          {chorus::server::Defaults().node.kill_timeout},
           "For the process that has the devices to answer, and, beyond --exec_timeout, for what "
           "they do to end once it is aborted: then it is killed, and started again.");
 ABSL_FLAG(uint64_t, sim_seed, 0, "Seed of --backend=sim; 0: another one at each start (printed).");
 ABSL_FLAG(std::string, fault_script, "",
           "For tests: faults of the devices, as core/backend/fault/fault_script.h has them: "
           "\"collective lost device=1 skip=20\".");
-ABSL_FLAG(bool, share_equal_work, chorus::Defaults().node.share_equal_work,
+ABSL_FLAG(bool, share_equal_work, chorus::server::Defaults().node.share_equal_work,
           "Do work that is the same on several ranks, such as an optimiser's update, once and keep "
           "its results once. Results are the same bits either way.");
-ABSL_FLAG(chorus::MemoryFlag, memory_limit_bytes, {},
+ABSL_FLAG(chorus::server::MemoryFlag, memory_limit_bytes, {},
           "Of all tensors and arenas together; also 512MiB, 8GiB. auto: three quarters of the "
           "machine's memory or, where that is less, of what the daemon's cgroup may have.");
-ABSL_FLAG(int32_t, max_sessions, chorus::Defaults().node.max_sessions, "Sessions at a time.");
-ABSL_FLAG(int32_t, max_worlds, chorus::Defaults().node.max_worlds, "Worlds at a time.");
-ABSL_FLAG(int64_t, max_waits, chorus::Defaults().node.max_waits,
+ABSL_FLAG(int32_t, max_sessions, chorus::server::Defaults().node.max_sessions,
+          "Sessions at a time.");
+ABSL_FLAG(int32_t, max_worlds, chorus::server::Defaults().node.max_worlds, "Worlds at a time.");
+ABSL_FLAG(int64_t, max_waits, chorus::server::Defaults().node.max_waits,
           "Calls at a time that wait for something.");
-ABSL_FLAG(int64_t, max_downloads, chorus::Defaults().node.max_downloads,
+ABSL_FLAG(int64_t, max_downloads, chorus::server::Defaults().node.max_downloads,
           "Tensors at a time that clients read by gRPC; each takes up to 512 KiB.");
-ABSL_FLAG(int64_t, max_session_downloads, chorus::Defaults().node.max_session_downloads,
+ABSL_FLAG(int64_t, max_session_downloads, chorus::server::Defaults().node.max_session_downloads,
           "Tensors at a time that one session's clients read by gRPC.");
-ABSL_FLAG(chorus::DurationFlag, download_timeout, {chorus::Defaults().download_timeout},
+ABSL_FLAG(chorus::server::DurationFlag, download_timeout,
+          {chorus::server::Defaults().download_timeout},
           "For a client to take a part (256 KiB) of a tensor that it reads by gRPC; also, from a "
           "call's deadline on, to take any other answer.");
-ABSL_FLAG(int32_t, max_groups_per_world, chorus::Defaults().node.max_groups_per_world,
+ABSL_FLAG(int32_t, max_groups_per_world, chorus::server::Defaults().node.max_groups_per_world,
           "Groups of one world, in its life.");
-ABSL_FLAG(int32_t, max_tensors, chorus::Defaults().node.max_tensors, "Tensors of one session.");
-ABSL_FLAG(int32_t, max_graphs, chorus::Defaults().node.max_graphs,
+ABSL_FLAG(int32_t, max_tensors, chorus::server::Defaults().node.max_tensors,
+          "Tensors of one session.");
+ABSL_FLAG(int32_t, max_graphs, chorus::server::Defaults().node.max_graphs,
           "Registered graphs of one session.");
-ABSL_FLAG(int64_t, max_node_graphs, chorus::Defaults().node.max_node_graphs,
+ABSL_FLAG(int64_t, max_node_graphs, chorus::server::Defaults().node.max_node_graphs,
           "Registered graphs of all sessions together.");
-ABSL_FLAG(int32_t, max_graph_nodes, chorus::Defaults().node.max_graph_nodes, "Nodes of one graph.");
-ABSL_FLAG(int32_t, max_graph_collectives, chorus::Defaults().node.max_graph_collectives,
+ABSL_FLAG(int32_t, max_graph_nodes, chorus::server::Defaults().node.max_graph_nodes,
+          "Nodes of one graph.");
+ABSL_FLAG(int32_t, max_graph_collectives, chorus::server::Defaults().node.max_graph_collectives,
           "Collectives of one graph.");
-ABSL_FLAG(chorus::BytesFlag, max_graph_bytes, {chorus::Defaults().node.max_graph_bytes},
+ABSL_FLAG(chorus::server::BytesFlag, max_graph_bytes,
+          {chorus::server::Defaults().node.max_graph_bytes},
           "Of one graph in the daemon's memory, and on its way there.");
-ABSL_FLAG(chorus::BytesFlag, max_plan_bytes, {chorus::Defaults().node.plan.max_bytes},
+ABSL_FLAG(chorus::server::BytesFlag, max_plan_bytes,
+          {chorus::server::Defaults().node.plan.max_bytes},
           "Of memory that planning one graph may take.");
-ABSL_FLAG(int64_t, max_plan_dependences, chorus::Defaults().node.plan.max_dependences,
+ABSL_FLAG(int64_t, max_plan_dependences, chorus::server::Defaults().node.plan.max_dependences,
           "Of one graph: pairs of collectives of which one needs the other's result.");
-ABSL_FLAG(int64_t, max_plan_steps, chorus::Defaults().node.plan.max_dependence_steps,
+ABSL_FLAG(int64_t, max_plan_steps, chorus::server::Defaults().node.plan.max_dependence_steps,
           "Of one graph: steps to find the pairs of --max_plan_dependences.");
-ABSL_FLAG(int32_t, max_pending_runs, chorus::Defaults().node.max_pending_runs,
+ABSL_FLAG(int32_t, max_pending_runs, chorus::server::Defaults().node.max_pending_runs,
           "Runs of one session that have not ended.");
-ABSL_FLAG(int32_t, max_staging_arenas, chorus::Defaults().node.max_staging_arenas,
+ABSL_FLAG(int32_t, max_staging_arenas, chorus::server::Defaults().node.max_staging_arenas,
           "Staging arenas of one session.");
-ABSL_FLAG(chorus::BytesFlag, max_staging_bytes, {chorus::Defaults().node.max_staging_bytes},
+ABSL_FLAG(chorus::server::BytesFlag, max_staging_bytes,
+          {chorus::server::Defaults().node.max_staging_bytes},
           "Bytes of one session's staging arenas together.");
-ABSL_FLAG(chorus::DurationFlag, lease, {chorus::Defaults().node.lease},
+ABSL_FLAG(chorus::server::DurationFlag, lease, {chorus::server::Defaults().node.lease},
           "How long a session that is not attached lives without a call.");
-ABSL_FLAG(chorus::DurationFlag, max_lease, {chorus::Defaults().node.max_lease},
+ABSL_FLAG(chorus::server::DurationFlag, max_lease, {chorus::server::Defaults().node.max_lease},
           "The longest lease that a session may ask for.");
-ABSL_FLAG(chorus::DurationFlag, detach_grace, {chorus::Defaults().node.detach_grace},
+ABSL_FLAG(chorus::server::DurationFlag, detach_grace,
+          {chorus::server::Defaults().node.detach_grace},
           "How long the votes of a session stand that has lost its channel.");
-ABSL_FLAG(chorus::DurationFlag, join_timeout, {chorus::Defaults().node.join_timeout},
-          "For all ranks to join a world.");
-ABSL_FLAG(chorus::DurationFlag, agree_timeout, {chorus::Defaults().node.sequencer.agree_timeout},
+ABSL_FLAG(chorus::server::DurationFlag, join_timeout,
+          {chorus::server::Defaults().node.join_timeout}, "For all ranks to join a world.");
+ABSL_FLAG(chorus::server::DurationFlag, agree_timeout,
+          {chorus::server::Defaults().node.sequencer.agree_timeout},
           "For all ranks to ask for an instance, from the first one.");
-ABSL_FLAG(chorus::DurationFlag, exec_timeout, {chorus::Defaults().node.sequencer.exec_timeout},
+ABSL_FLAG(chorus::server::DurationFlag, exec_timeout,
+          {chorus::server::Defaults().node.sequencer.exec_timeout},
           "For a launched gang to finish, unless its world says otherwise.");
-ABSL_FLAG(chorus::DurationFlag, gap_timeout, {chorus::Defaults().node.gap_timeout},
+ABSL_FLAG(chorus::server::DurationFlag, gap_timeout, {chorus::server::Defaults().node.gap_timeout},
           "For a command whose predecessor is missing.");
-ABSL_FLAG(chorus::DurationFlag, max_wait, {chorus::Defaults().max_wait},
+ABSL_FLAG(chorus::server::DurationFlag, max_wait, {chorus::server::Defaults().max_wait},
           "Of one call, whatever deadline its client has set.");
-ABSL_FLAG(chorus::DurationFlag, drain_timeout, {absl::Seconds(10)},
+ABSL_FLAG(chorus::server::DurationFlag, drain_timeout, {absl::Seconds(10)},
           "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
-ABSL_FLAG(chorus::DurationFlag, exit_timeout, {absl::Seconds(10)},
+ABSL_FLAG(chorus::server::DurationFlag, exit_timeout, {absl::Seconds(10)},
           "How long after that the daemon has to end: what hangs then is cut off, status 3.");
-ABSL_FLAG(int32_t, max_connections, chorus::Defaults().max_connections,
+ABSL_FLAG(int32_t, max_connections, chorus::server::Defaults().max_connections,
           "Connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid, or by TCP. "
           "Fewer where there are not eight descriptors for each.");
-ABSL_FLAG(int32_t, max_streams, chorus::Defaults().max_streams,
+ABSL_FLAG(int32_t, max_streams, chorus::server::Defaults().max_streams,
           "Streams of commands by gRPC at a time, 7/8 of them of one uid, or by TCP; each takes up "
           "to 260 KiB.");
-ABSL_FLAG(int32_t, max_calls, chorus::Defaults().max_calls,
+ABSL_FLAG(int32_t, max_calls, chorus::server::Defaults().max_calls,
           "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP; each takes up to "
           "120 KiB.");
-ABSL_FLAG(chorus::DurationFlag, idle_timeout, {chorus::Defaults().idle_timeout},
+ABSL_FLAG(chorus::server::DurationFlag, idle_timeout, {chorus::server::Defaults().idle_timeout},
           "Of a connection of gRPC without a call, if its process is not attached; never shorter "
           "than --lease.");
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // The backend that only a worker has.
@@ -525,7 +536,7 @@ int Main() {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
@@ -537,7 +548,7 @@ int main(int argc, char** argv) {
   config.contains_helpshort_flags = ours;
   config.contains_help_flags = ours;
   config.contains_helppackage_flags = ours;
-  config.version_string = [] { return absl::StrCat(chorus::kDaemonVersion, "\n"); };
+  config.version_string = [] { return absl::StrCat(chorus::server::kDaemonVersion, "\n"); };
   absl::SetFlagsUsageConfig(config);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   if (rest.size() > 1) {
@@ -546,5 +557,5 @@ int main(int argc, char** argv) {
   }
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
-  return chorus::Main();
+  return chorus::server::Main();
 }

@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 constexpr int64_t kWithoutKnowledge = int64_t{8} << 30;
@@ -97,4 +97,4 @@ MemoryLimit DefaultMemoryLimit(const std::string& root) {
   return {lowest / 4 * 3, absl::StrCat("three quarters of the ", lowest, " bytes that ", whose)};
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-namespace chorus {
+namespace chorus::server {
 
 struct MemoryLimit {
   int64_t bytes = 0;
@@ -20,6 +20,6 @@ struct MemoryLimit {
 // can be read. `root` stands in front of every path ("" but in tests).
 MemoryLimit DefaultMemoryLimit(const std::string& root = "");
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_MEMORY_LIMIT_H_

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::HasSubstr;
@@ -87,4 +87,4 @@ TEST_F(MemoryLimitTest, WhatCannotBeReadBoundsNothing) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -21,7 +21,7 @@
 #include "server/testing/rpc.h"
 #include "server/unix_listener.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::AllOf;
@@ -166,4 +166,4 @@ TEST_F(OtherUidTest, ADrainEndsWhereNoThreadCanBeMade) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -22,7 +22,7 @@
 #include "core/node/requests.h"
 #include "core/transport/frame_format.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Bytes of one message. A command has a frame's worth of content, which takes more as a message.
 inline constexpr int64_t kMaxRequestBytes = 64 << 10;
@@ -91,6 +91,6 @@ static_assert(kBaseBytes + kErrorBytes + ReadBytes(0, kDefaultMaxCalls, kDefault
                   kDefaultMaxStreams * (kMaxPostedBytes + kMaxFrameBytes) <=
               kOwnBytes);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_OWN_MEMORY_H_

@@ -20,7 +20,7 @@
 #include "server/places.h"
 #include "server/tenant_log.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // What a connection may ask for while its client is not seen to read; and after how many it is
@@ -351,4 +351,4 @@ absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
                    absl::StrCat("the daemon does not know who calls from ", peer));
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -34,7 +34,7 @@
 #include "server/read_gate.h"
 #include "server/unix_listener.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // How many descriptors the process may have. The upper half of their numbers is for connections.
 int DescriptorLimit();
@@ -225,6 +225,6 @@ class PeerTable {
   std::map<int64_t, SparePlace> spare_places_ ABSL_GUARDED_BY(mutex_);  // the oldest is first
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_PEERS_H_

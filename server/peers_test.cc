@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::ElementsAre;
@@ -420,4 +420,4 @@ TEST(PeerTableTest, WhoeverIsAskedForIdleOnesMayAskTheTable) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

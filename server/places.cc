@@ -6,7 +6,7 @@
 #include "core/base/error.h"
 #include "core/runtime/budget.h"
 
-namespace chorus {
+namespace chorus::server {
 
 absl::Status CheckPlaces(absl::string_view what, int own, int all, int most) {
   const int64_t share = ShareOf(most);
@@ -16,4 +16,4 @@ absl::Status CheckPlaces(absl::string_view what, int own, int all, int most) {
                                 share, " of one user, ", most, " in all"));
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -7,12 +7,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // RESOURCE_EXHAUSTED kQuota: an owner who has `own` of the `all` that there are gets no more of
 // `most`. `what` stands there, in words: "calls under way". How many others have is theirs.
 absl::Status CheckPlaces(absl::string_view what, int own, int all, int most);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_PLACES_H_

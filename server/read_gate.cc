@@ -12,7 +12,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // By descriptor: reading must not take a lock that all connections share.
 struct ReadGates {
@@ -47,14 +47,16 @@ ReadGate::~ReadGate() {
   ReadGates::Of(fd_).compare_exchange_strong(self, nullptr);
 }
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 // The C library's, for the whole process.
 extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
   const ssize_t got = syscall(SYS_recvmsg, fd, message, flags);
-  if (got <= 0 || fd < 0 || fd > chorus::ReadGate::kMaxDescriptor) return got;
-  chorus::ReadGate* const gate = chorus::ReadGates::Of(fd).load(std::memory_order_acquire);
-  if (gate == nullptr || chorus::ReadGates::MayTake(gate, *message, static_cast<size_t>(got))) {
+  if (got <= 0 || fd < 0 || fd > chorus::server::ReadGate::kMaxDescriptor) return got;
+  chorus::server::ReadGate* const gate =
+      chorus::server::ReadGates::Of(fd).load(std::memory_order_acquire);
+  if (gate == nullptr ||
+      chorus::server::ReadGates::MayTake(gate, *message, static_cast<size_t>(got))) {
     return got;
   }
   shutdown(fd, SHUT_RDWR);

@@ -18,7 +18,7 @@
 
 #include "server/http2_frames.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class ReadGate {
  public:
@@ -44,6 +44,6 @@ class ReadGate {
   Http2Frames frames_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_READ_GATE_H_

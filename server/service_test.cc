@@ -29,7 +29,7 @@
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::ElementsAre;
@@ -1353,4 +1353,4 @@ TEST(DrainTest, WhoWaitsIsToldAndNothingNewIsTaken) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

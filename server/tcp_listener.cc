@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // Of a connection over which nothing comes: when its other end is asked for the first time, how
@@ -101,4 +101,4 @@ absl::StatusOr<std::vector<UniqueFd>> ListenTcp(ListenAddress* address) {
   return listeners;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

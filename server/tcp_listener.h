@@ -10,7 +10,7 @@
 #include "core/base/unique_fd.h"
 #include "server/listen_address.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Listens on `address` (not a Unix one), at each of the addresses that its host stands for; sets
 // its port where the system chooses one. What is accepted has no delay for small writes, and ends
@@ -18,6 +18,6 @@ namespace chorus {
 // text has the address and why.
 absl::StatusOr<std::vector<UniqueFd>> ListenTcp(ListenAddress* address);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_TCP_LISTENER_H_

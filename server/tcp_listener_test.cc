@@ -12,7 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::HasSubstr;
@@ -88,4 +88,4 @@ TEST(TcpListenerTest, LocalhostHasOnePortAtEachOfItsAddresses) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

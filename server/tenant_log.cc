@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 void WriteByGlog(google::LogSeverity severity, absl::string_view, absl::string_view line) {
@@ -33,4 +33,4 @@ void TenantLog::Say(google::LogSeverity severity, absl::string_view tenant,
   write_(severity, tenant, line);
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

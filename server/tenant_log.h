@@ -21,7 +21,7 @@
 #include "glog/logging.h"
 #include "server/line_budget.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // The tenant that processes of a user act for: "uid:1000".
 std::string TenantOf(uid_t uid);
@@ -43,6 +43,6 @@ class TenantLog {
   absl::flat_hash_map<std::string, LineBudget> budgets_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_TENANT_LOG_H_

@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::Contains;
@@ -34,4 +34,4 @@ TEST(TenantLogTest, OneTenantTakesNoLineFromAnother) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

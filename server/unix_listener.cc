@@ -15,7 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "core/base/error.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 absl::Status Failed(absl::string_view path, absl::string_view what, int error) {
@@ -121,4 +121,4 @@ absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket) {
   return peer;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "core/base/unique_fd.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Who may connect: the mode and group of both sockets of a path.
 struct SocketAccess {
@@ -42,6 +42,6 @@ struct PeerCredentials {
 };
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int socket);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_UNIX_LISTENER_H_

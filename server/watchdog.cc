@@ -12,7 +12,7 @@
 
 #include "glog/logging.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 std::atomic<const char*> at{"nothing"};
@@ -54,4 +54,4 @@ void EndProcessWithin(absl::Duration time) {
 
 void NowAt(const char* what) { at = what; }
 
-}  // namespace chorus
+}  // namespace chorus::server

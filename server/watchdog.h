@@ -9,7 +9,7 @@
 
 #include "absl/time/time.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // The exit status of a process that it has ended.
 inline constexpr int kOverdueStatus = 3;
@@ -25,6 +25,6 @@ void EndProcessWithin(absl::Duration time);
 // What the process is at, for that line: a literal.
 void NowAt(const char* what);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_WATCHDOG_H_

@@ -26,7 +26,7 @@ ABSL_FLAG(int32_t, gpu, 0, "Which one, as the driver counts them.");
 ABSL_FLAG(uint64_t, seed, 0, "Of what the backend chooses at random; 0: a random one.");
 ABSL_FLAG(std::string, fault_script, "", "For tests: core/backend/fault/fault_script.h.");
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 absl::StatusOr<std::unique_ptr<Backend>> OpenGpu() {
@@ -62,11 +62,11 @@ absl::StatusOr<std::unique_ptr<Backend>> Open(ThreadPool* pool) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("Has devices for the chorusd that starts it.");
   absl::ParseCommandLine(argc, argv);
   chorus::ThreadPool pool(chorus::UsableCpus());
-  return chorus::worker::WorkerMain([&pool] { return chorus::Open(&pool); });
+  return chorus::worker::WorkerMain([&pool] { return chorus::server::Open(&pool); });
 }

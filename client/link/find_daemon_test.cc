@@ -45,8 +45,8 @@ TEST(AddressesTest, WhatIsAskedForGoesBeforeTheEnvironmentAndThatBeforeThePaths)
 }
 
 TEST(FindDaemonTest, TheFirstPathAtWhichADaemonServesIsTaken) {
-  TestDaemon users;
-  TestDaemon system;
+  server::TestDaemon users;
+  server::TestDaemon system;
   EXPECT_EQ(Find({users.path(), system.path()})->path, users.path());
   EXPECT_EQ(Find({"/nowhere/d.sock", system.path()})->path, system.path());
   EXPECT_EQ(Find({users.path(), "/nowhere/d.sock"})->path, users.path());
@@ -60,7 +60,7 @@ TEST(FindDaemonTest, NobodyAnywhereNamesThemAll) {
 }
 
 TEST(FindDaemonTest, WhatIsWrongAtTheOwnPathIsToldAtOnceUnlessAnotherServes) {
-  TestDaemon system;
+  server::TestDaemon system;
   const std::string file = system.folder() + "/file";
   std::ofstream(file) << "no socket";
   EXPECT_EQ(ErrorOf(Find({file, "/nowhere/d.sock"}, absl::InfiniteDuration()).status()).reason,
@@ -70,7 +70,7 @@ TEST(FindDaemonTest, WhatIsWrongAtTheOwnPathIsToldAtOnceUnlessAnotherServes) {
 
 // A system's daemon that lets nobody in says nothing about this user's own, which may be starting.
 TEST(FindDaemonTest, WhatIsWrongAtTheSystemsPathDoesNotEndTheWaitForTheOwn) {
-  TestDaemon users;
+  server::TestDaemon users;
   const std::string file = users.folder() + "/file";
   std::ofstream(file) << "no socket";
   const std::string late = users.folder() + "/late.sock";

@@ -54,14 +54,14 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
     backend.pool = pool_.get();
     backend.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(backend);
-    DaemonOptions options;
-    options.listen = {*ParseListenAddress("unix:" + directory_ + "/d.sock"),
-                      *ParseListenAddress("127.0.0.1:0")};
+    server::DaemonOptions options;
+    options.listen = {*server::ParseListenAddress("unix:" + directory_ + "/d.sock"),
+                      *server::ParseListenAddress("127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.gap_timeout = absl::Milliseconds(200);
     Change(&options);
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon =
-        Daemon::Start(options, DevicesOf(backend_.get()));
+    absl::StatusOr<std::unique_ptr<server::Daemon>> daemon =
+        server::Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     SessionOptions session;
@@ -71,7 +71,7 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
     ASSERT_TRUE(link.ok()) << link.status();
     core_ = std::make_shared<SessionCore>(*std::move(link), absl::Seconds(60));
   }
-  virtual void Change(DaemonOptions*) {}
+  virtual void Change(server::DaemonOptions*) {}
   void TearDown() override {
     core_.reset();
     daemon_.reset();
@@ -108,7 +108,7 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
   std::string directory_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<server::Daemon> daemon_;
   std::shared_ptr<SessionCore> core_;
 };
 
@@ -167,7 +167,7 @@ TEST_P(NumberingTest, ACommandThatIsTooLargeTakesNoNumber) {
 
 // What a command of the log comes to is told, also where it is as for one that is not taken.
 class FullNumberingTest : public NumberingTest {
-  void Change(DaemonOptions* options) override { options->node.max_node_graphs = 8; }
+  void Change(server::DaemonOptions* options) override { options->node.max_node_graphs = 8; }
 };
 
 TEST_P(FullNumberingTest, ACommandThatFailsForWantOfRoomIsOver) {
@@ -226,7 +226,7 @@ class AllCalls {
  public:
   explicit AllCalls(const std::shared_ptr<grpc::Channel>& channel) : client_(channel) {
     EXPECT_TRUE(client_.Open().ok());
-    EXPECT_TRUE(Eventually([this] {
+    EXPECT_TRUE(server::Eventually([this] {
       Begin();
       return ErrorOf(client_.Renew()).reason == Reason::kQuota;
     }));
@@ -259,7 +259,7 @@ class AllCalls {
                                });
   }
 
-  RpcRank client_;
+  server::RpcRank client_;
   std::list<Wait> waits_;
   Mutex mutex_;
   CondVar ended_;
@@ -267,7 +267,7 @@ class AllCalls {
 };
 
 class FewCallsTest : public NumberingTest {
-  void Change(DaemonOptions* options) override { options->max_calls = 16; }
+  void Change(server::DaemonOptions* options) override { options->max_calls = 16; }
 };
 
 TEST_P(FewCallsTest, WhatFoundNoRoomIsSentAgain) {
@@ -284,7 +284,7 @@ TEST_P(FewCallsTest, WhatFoundNoRoomIsSentAgain) {
 }
 
 class FewWaitsTest : public NumberingTest {
-  void Change(DaemonOptions* options) override { options->node.max_waits = 8; }
+  void Change(server::DaemonOptions* options) override { options->node.max_waits = 8; }
 };
 
 // It has a call, and the log has no room for it.
@@ -311,7 +311,7 @@ class GivingUpTest : public FewCallsTest {
     opened.address = daemon_->addresses()[0].ToString();
     opened.channel = Connect();
     opened.submit_timeout = absl::Milliseconds(300);
-    RpcRank client(opened.channel);
+    server::RpcRank client(opened.channel);
     EXPECT_TRUE(client.Open().ok());
     opened.session = client.session;
     return internal::MakeUnaryLink(std::move(opened));

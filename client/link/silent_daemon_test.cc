@@ -101,7 +101,7 @@ Mutex& ReadingOfRings() {
 }
 
 TEST(SilentRingTest, ADaemonThatReadsNoRingIsNamed) {
-  const TestDaemon daemon;
+  const server::TestDaemon daemon;
   OpenedSession opened;
   opened.address = absl::StrCat("unix:", daemon.path());
   opened.channel = daemon.Connect();
@@ -110,7 +110,7 @@ TEST(SilentRingTest, ADaemonThatReadsNoRingIsNamed) {
   ASSERT_TRUE(attach.ok()) << attach.status();
   v1::OpenSessionRequest request;
   request.set_attach_token((*attach)->token());
-  RpcRank session(opened.channel);
+  server::RpcRank session(opened.channel);
   const absl::Status open = session.Open(request);
   ASSERT_TRUE(open.ok()) << open;
   opened.attach = *std::move(attach);

@@ -15,7 +15,7 @@
 #include "server/service/call.h"
 #include "server/service/methods.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 void Fill(const ServiceContext& service, const std::vector<node::DeviceInfo>& devices,
@@ -76,4 +76,4 @@ std::unique_ptr<grpc::Service> MakeCapabilitiesService(const ServiceContext* con
   return service;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

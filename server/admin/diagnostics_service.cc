@@ -15,7 +15,7 @@
 #include "server/service/methods.h"
 #include "server/service/show.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 v1::SessionState StateTo(node::SessionState state) {
@@ -180,4 +180,4 @@ std::unique_ptr<grpc::Service> MakeDiagnosticsService(const ServiceContext* cont
   return service;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -25,7 +25,7 @@
 #include "server/places.h"
 #include "server/unix_listener.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // What epoll_event.data.u64 says; connections count from kFirstConnection.
@@ -205,7 +205,7 @@ void AttachServer::Loop() {
 }
 
 void AttachServer::Accept(int listener) {
-  chorus::Accept("attach", listener, stop_.get(),
+  server::Accept("attach", listener, stop_.get(),
                  [this](UniqueFd socket) { Add(std::move(socket)); });
 }
 
@@ -568,4 +568,4 @@ bool AttachServer::Bind(uint64_t connection, SessionId session) {
   return true;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -36,7 +36,7 @@
 #include "server/own_memory.h"
 #include "server/tenant_log.h"
 
-namespace chorus {
+namespace chorus::server {
 
 struct AttachOptions {
   int64_t incarnation = 0;
@@ -162,6 +162,6 @@ class AttachServer {
 // 128 bits that nobody can guess.
 std::string RandomToken();
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_ATTACH_ATTACH_SERVER_H_

@@ -42,7 +42,7 @@
 #include "server/testing/test_daemon.h"
 #include "server/unix_listener.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using testing::HasSubstr;
@@ -774,4 +774,4 @@ TEST(AttachTest, ClientsHearOfTheDaemonsEnd) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

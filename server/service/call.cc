@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-namespace chorus {
+namespace chorus::server {
 
 void ForSessionOf(const ServiceContext& context, const Caller& caller, int64_t name,
                   SessionTask task, std::function<void(absl::Status)> refuse,
@@ -26,4 +26,4 @@ absl::Status CallTimedOut() {
                    "the outcome of a command)");
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

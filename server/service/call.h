@@ -34,7 +34,7 @@
 #include "server/service/parsed.h"
 #include "server/service/request_call.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // What the node thread does for a session of the caller's.
 using SessionTask = std::function<void(node::LocalNode& node, absl::Time now, SessionId session)>;
@@ -142,6 +142,6 @@ class Call : public RequestCall {
 template <typename Response>
 using CallRef = std::shared_ptr<Call<Response>>;
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_CALL_H_

@@ -5,7 +5,7 @@
 
 #include "core/runtime/budget.h"
 
-namespace chorus {
+namespace chorus::server {
 
 bool CallTurns::Has(const Holder& holder, const Line& line) const {
   const auto of_tenant = held_by_.find(holder.tenant);
@@ -92,4 +92,4 @@ bool CallTurns::HandOn() {
   return true;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -24,7 +24,7 @@
 #include "absl/base/thread_annotations.h"
 #include "core/base/mutex.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class CallTurns {
  public:
@@ -90,6 +90,6 @@ class CallTurns {
   std::map<Holder, Line> lines_ ABSL_GUARDED_BY(mutex_);  // of those that hold some or wait
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_CALL_TURNS_H_

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -101,4 +101,4 @@ TEST_F(CallTurnsTest, ACrowdThatHasGoneTakesNoTurns) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -18,7 +18,7 @@
 #include "server/service/call.h"
 #include "server/service/submit.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // What an outcome takes, with gRPC's slice and buffer; and a frame, with the task that has it.
@@ -285,4 +285,4 @@ ByteStream* StartCommandStream(const ServiceContext* service,
   return stream.get();
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -11,7 +11,7 @@
 #include "server/service/context.h"
 #include "server/service/request_call.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // A stream with kMaxCommandsUnderWay commands whose outcome has not been written, with more than
 // kMaxUnwrittenBytes of outcomes, or with more than kMaxPostedBytes of commands that the node has
@@ -24,6 +24,6 @@ inline constexpr int64_t kMaxUnwrittenBytes = 4096;
 
 ByteStream* StartCommandStream(const ServiceContext* service, grpc::CallbackServerContext* context);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_COMMAND_STREAM_H_

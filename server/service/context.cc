@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 
-namespace chorus {
+namespace chorus::server {
 
 int64_t WireSession(int64_t incarnation, SessionId session) {
   return (incarnation << node::kSessionIdBits) | session.value();
@@ -33,4 +33,4 @@ absl::Status SessionLost(int64_t name) {
       absl::StrCat("session ", name, " has ended, or is not the caller's own; open a new one"));
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -21,7 +21,7 @@
 #include "server/service/worker.h"
 #include "server/tenant_log.h"
 
-namespace chorus {
+namespace chorus::server {
 
 inline constexpr char kDaemonVersion[] = "chorusd 0.1.0";
 
@@ -60,6 +60,6 @@ int64_t WireSessionOrZero(int64_t incarnation, SessionId session);
 
 absl::Status SessionLost(int64_t name);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_CONTEXT_H_

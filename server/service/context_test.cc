@@ -4,7 +4,7 @@
 #include "core/node/info.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 TEST(WireSessionTest, EachSessionThatThereMayBeHasANameOfItsStartAlone) {
@@ -29,4 +29,4 @@ TEST(WireSessionTest, NoSessionHasNoName) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -18,7 +18,7 @@
 #include "server/service/call.h"
 #include "server/service/parsed.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 class Download : public RequestCall {
@@ -181,4 +181,4 @@ ByteStream* StartDownload(const ServiceContext* service, grpc::CallbackServerCon
   return download.get();
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -9,13 +9,13 @@
 #include "server/service/context.h"
 #include "server/service/request_call.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Waits for the tensor, then sends it part by part, each made when the one before is on its way.
 // The tensor's bytes are kept as long as that takes, whatever becomes of its name: a reader that
 // leaves a part for ServiceContext::download_timeout is told TRANSPORT_TIMEOUT, and holds no more.
 ByteStream* StartDownload(const ServiceContext* service, grpc::CallbackServerContext* context);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_DOWNLOAD_H_

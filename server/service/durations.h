@@ -13,7 +13,7 @@
 #include "core/base/error.h"
 #include "google/protobuf/duration.pb.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // INVALID_ARGUMENT, naming `field`: negative, more than a hundred years, or not normal.
 inline absl::StatusOr<absl::Duration> DurationFrom(const google::protobuf::Duration& message,
@@ -33,6 +33,6 @@ inline void DurationTo(absl::Duration duration, google::protobuf::Duration* mess
   message->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration)));
 }
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_DURATIONS_H_

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "core/base/mutex.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class Farewell {
  public:
@@ -58,6 +58,6 @@ class Farewell {
   absl::flat_hash_map<uint64_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_FAREWELL_H_

@@ -8,7 +8,7 @@
 #include "server/service/methods.h"
 #include "server/service/submit.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 void OnRegister(const CallRef<v1::RegisterGraphResponse>& call,
@@ -38,4 +38,4 @@ std::unique_ptr<grpc::Service> MakeGraphsService(const ServiceContext* context) 
   return service;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

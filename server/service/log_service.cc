@@ -11,7 +11,7 @@
 #include "server/service/methods.h"
 #include "server/service/submit.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 void OnSubmit(const CallRef<v1::SubmitResponse>& call, const v1::SubmitRequest& request) {
@@ -44,4 +44,4 @@ std::unique_ptr<grpc::Service> MakeLogService(const ServiceContext* context) {
   return service;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

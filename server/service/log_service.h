@@ -10,10 +10,10 @@
 #include "grpcpp/impl/service_type.h"
 #include "server/service/context.h"
 
-namespace chorus {
+namespace chorus::server {
 
 std::unique_ptr<grpc::Service> MakeLogService(const ServiceContext* context);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_LOG_SERVICE_H_

@@ -24,7 +24,7 @@
 #include "server/service/context.h"
 #include "server/service/parsed.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // `Rpcs`: "v1::Sessions".
 template <typename Rpcs>
@@ -67,6 +67,6 @@ class Methods : public Rpcs::Service {
   const ServiceContext* const context_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_METHODS_H_

@@ -5,7 +5,7 @@
 #include "proto/convert/api_version.h"
 #include "proto/convert/errors_convert.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 struct Moved {
@@ -44,4 +44,4 @@ grpc::ServerGenericBidiReactor* MovedMethods::CreateReactor(
   return new Refusal(NoSuchMethod(context->method()));
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "grpcpp/generic/async_generic_service.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // What a call of `method` ("/chorus.v1.Graphs/Submit"), which no service here has, ends with.
 // UNIMPLEMENTED: kVersion, with both names, for one that has moved; kUnsupported for any other.
@@ -22,6 +22,6 @@ class MovedMethods : public grpc::CallbackGenericService {
       grpc::GenericCallbackServerContext* context) override;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_MOVED_METHODS_H_

@@ -5,7 +5,7 @@
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "grpcpp/support/slice.h"
 
-namespace chorus {
+namespace chorus::server {
 
 absl::Status Parse(grpc::ByteBuffer* bytes, int64_t most, google::protobuf::Message* message) {
   const int64_t size = static_cast<int64_t>(bytes->Length());
@@ -30,4 +30,4 @@ grpc::ByteBuffer Serialized(const google::protobuf::Message& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -21,7 +21,7 @@
 #include "server/own_memory.h"
 #include "server/service/room.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Takes `bytes`, which are empty afterwards, into `message`. INVALID_ARGUMENT kMalformed: more than
 // `most`, which are not parsed, or no message of this type.
@@ -53,6 +53,6 @@ class Parsed {
 // `message` as bytes.
 grpc::ByteBuffer Serialized(const google::protobuf::Message& message);
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_PARSED_H_

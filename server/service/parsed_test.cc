@@ -24,7 +24,7 @@
 #include "google/protobuf/wire_format_lite.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 using google::protobuf::Descriptor;
@@ -182,4 +182,4 @@ TEST(RoomTest, WhoeverFindsNoneWaits) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

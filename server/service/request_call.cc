@@ -10,7 +10,7 @@
 #include "grpc/grpc.h"
 #include "proto/convert/errors_convert.h"
 
-namespace chorus {
+namespace chorus::server {
 
 void RequestCall::ReadRequest() {
   self_ = shared_from_this();
@@ -189,4 +189,4 @@ void RequestCall::OnDone() {
   self_.reset();
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

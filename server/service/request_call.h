@@ -35,7 +35,7 @@
 #include "server/service/call_turns.h"
 #include "server/service/context.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // What every call is to gRPC.
 using ByteStream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
@@ -127,6 +127,6 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   std::shared_ptr<RequestCall> self_;       // gRPC's reference, until OnDone
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_REQUEST_CALL_H_

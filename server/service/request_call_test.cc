@@ -16,7 +16,7 @@
 #include "server/service/worker.h"
 #include "server/testing/test_daemon.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // One that gRPC does not know of.
@@ -140,4 +140,4 @@ TEST_F(RequestCallTest, AnswersWaitForThoseBefore) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -17,7 +17,7 @@
 #include "core/base/mutex.h"
 #include "core/runtime/budget.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // So many bytes of memory, for as many as find room there, in the order in which they come: who
 // wants much is not passed by those who want little.
@@ -141,6 +141,6 @@ class SharedRoom {
   absl::flat_hash_map<std::string, int64_t> held_by_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_ROOM_H_

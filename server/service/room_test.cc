@@ -8,7 +8,7 @@
 #include "core/base/error.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 TEST(RoomTest, WhoWantsLittlePassesNobody) {
@@ -45,4 +45,4 @@ TEST(SharedRoomTest, OneTenantHasSevenEighths) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

@@ -14,7 +14,7 @@
 #include "server/service/durations.h"
 #include "server/service/methods.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 absl::Status CheckVersion(int32_t version) {
@@ -129,4 +129,4 @@ std::unique_ptr<grpc::Service> MakeSessionsService(const ServiceContext* context
   return service;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "server/service/call.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // What ends a call with what was looked at: good, unless the look itself says otherwise.
 template <typename What>
@@ -46,6 +46,6 @@ void ShowList(const CallRef<Response>& call, Look look, Fill fill) {
   Show(call, std::move(look), std::move(fill));
 }
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_SHOW_H_

@@ -5,7 +5,7 @@
 #include "core/base/error.h"
 #include "core/node/requests.h"
 
-namespace chorus {
+namespace chorus::server {
 
 absl::StatusOr<std::string> FrameOf(int64_t sequence, absl::StatusOr<CommandBody> body) {
   CHORUS_RETURN_IF_ERROR(body.status());
@@ -23,4 +23,4 @@ absl::StatusOr<std::string> FrameOf(int64_t sequence, absl::StatusOr<CommandBody
   return frame.Take();
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -14,7 +14,7 @@
 #include "core/transport/command.h"
 #include "server/service/call.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // The frame of a command. INVALID_ARGUMENT: larger than a frame may be, or a sequence below 1.
 absl::StatusOr<std::string> FrameOf(int64_t sequence, absl::StatusOr<CommandBody> body);
@@ -33,6 +33,6 @@ void SubmitCommand(const std::shared_ptr<Call<Response>>& call, int64_t session,
   });
 }
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_SUBMIT_H_

@@ -12,7 +12,7 @@
 #include "server/service/methods.h"
 #include "server/service/submit.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 // Written to staging by the node thread in one go: small enough that other sessions do not wait.
@@ -116,4 +116,4 @@ std::unique_ptr<grpc::Service> MakeTensorsService(const ServiceContext* context)
   return service;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

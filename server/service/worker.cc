@@ -4,7 +4,7 @@
 
 #include "core/base/clock.h"
 
-namespace chorus {
+namespace chorus::server {
 
 ServiceWorker::ServiceWorker(Renew renew, absl::Duration renew_period)
     : renew_(std::move(renew)), renew_period_(renew_period), thread_([this] { Loop(); }) {}
@@ -68,4 +68,4 @@ void ServiceWorker::Loop() {
   }
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -19,7 +19,7 @@
 #include "core/base/mutex.h"
 #include "core/base/turns.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class ServiceWorker {
  public:
@@ -55,6 +55,6 @@ class ServiceWorker {
   std::thread thread_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_SERVICE_WORKER_H_

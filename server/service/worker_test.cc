@@ -10,7 +10,7 @@
 #include "core/base/clock.h"
 #include "gtest/gtest.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
@@ -79,4 +79,4 @@ TEST(ServiceWorkerTest, WhatComesBehindItsEndGoesAtOnce) {
 }
 
 }  // namespace
-}  // namespace chorus
+}  // namespace chorus::server

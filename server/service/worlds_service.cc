@@ -15,7 +15,7 @@
 #include "server/service/methods.h"
 #include "server/service/show.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 v1::MemberState StateOf(const node::WorldInfo::Member& member) {
@@ -194,4 +194,4 @@ std::unique_ptr<grpc::Service> MakeWorldsService(const ServiceContext* context) 
   return service;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/testing/rpc.h"
 
-namespace chorus {
+namespace chorus::server {
 namespace {
 
 constexpr char kProgram[] = "server/chorusd";
@@ -81,4 +81,4 @@ bool ChorusdProcess::Ended() {
   return true;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -12,7 +12,7 @@
 
 #include "absl/types/optional.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class ChorusdProcess {
  public:
@@ -40,6 +40,6 @@ class ChorusdProcess {
   int status_ = -1;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_TESTING_CHORUSD_PROCESS_H_

@@ -24,7 +24,7 @@
 #include "grpcpp/client_context.h"
 #include "proto/convert/errors_convert.h"
 
-namespace chorus {
+namespace chorus::server {
 
 // Calls stub->*method(request) with a deadline.
 template <typename Stub, typename Request, typename Response>
@@ -214,6 +214,6 @@ bool Eventually(Done done, absl::Duration timeout = absl::Seconds(20)) {
   return false;
 }
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_TESTING_RPC_H_

@@ -15,7 +15,7 @@
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
 
-namespace chorus {
+namespace chorus::server {
 
 TestDaemon::TestDaemon(const std::function<void(DaemonOptions*)>& change) : pool_(2) {
   // Not TEST_TMPDIR: a socket's path has at most 107 bytes.
@@ -70,4 +70,4 @@ std::shared_ptr<grpc::Channel> TestDaemon::ConnectTo(const std::string& address)
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
-}  // namespace chorus
+}  // namespace chorus::server

@@ -14,7 +14,7 @@
 #include "grpcpp/channel.h"
 #include "server/daemon.h"
 
-namespace chorus {
+namespace chorus::server {
 
 class TestDaemon {
  public:
@@ -44,6 +44,6 @@ class TestDaemon {
   std::unique_ptr<Daemon> daemon_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_TESTING_TEST_DAEMON_H_

@@ -33,18 +33,19 @@ class DaemonInProcess : public Cluster {
       return MakeError(Reason::kInternal, "mkdtemp");
     }
     cluster->directory_ = directory;
-    DaemonOptions daemon;
+    server::DaemonOptions daemon;
     daemon.node.share_equal_work = options.share_equal_work;
     if (options.memory_limit_bytes > 0) {
       daemon.node.memory_limit_bytes = options.memory_limit_bytes;
     }
     const std::string address =
         wire == Wire::kUnix ? "unix:" + cluster->directory_ + "/s" : "127.0.0.1:0";
-    CHORUS_ASSIGN_OR_RETURN(const ListenAddress listen, ParseListenAddress(address));
+    CHORUS_ASSIGN_OR_RETURN(const server::ListenAddress listen,
+                            server::ParseListenAddress(address));
     daemon.listen = {listen};
     daemon.insecure_loopback = wire == Wire::kTcp;
     CHORUS_ASSIGN_OR_RETURN(cluster->daemon_,
-                            Daemon::Start(daemon, DevicesOf(cluster->backend_.get())));
+                            server::Daemon::Start(daemon, DevicesOf(cluster->backend_.get())));
     return std::unique_ptr<Cluster>(std::move(cluster));
   }
 
@@ -76,7 +77,7 @@ class DaemonInProcess : public Cluster {
   ThreadPool pool_{2};
   const std::unique_ptr<Backend> backend_;
   std::string directory_;
-  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<server::Daemon> daemon_;
 };
 
 }  // namespace

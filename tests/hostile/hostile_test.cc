@@ -258,7 +258,7 @@ TEST_P(HostileTest, AsksForTooMuch) {
   std::cout << GetParam().attack << ": memory_used_bytes=" << during->memory_used_bytes()
             << " own=" << *own << std::endl;
   if (!bench::kSanitized) {
-    EXPECT_LE(*own, kMemoryLimit + kOwnBytes);
+    EXPECT_LE(*own, kMemoryLimit + server::kOwnBytes);
   }
   const auto word = [&report](absl::string_view name) {
     const std::string::size_type at = report.find(absl::StrCat(name, "="));
@@ -327,7 +327,7 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
     if (!cgroup.ok() || bench::kSanitized) continue;
     const absl::StatusOr<int64_t> peak = (*cgroup)->PeakBytes();
     ASSERT_TRUE(peak.ok()) << peak.status();
-    ASSERT_LE(*peak, GetParam().memory_limit() + kOwnBytes + GetParam().sessions() * kSessionBytes)
+    ASSERT_LE(*peak, GetParam().memory_limit() + server::kOwnBytes + GetParam().sessions() * kSessionBytes)
         << "beside " << absl::StrJoin(names, ", ");
   }
   for (bench::Process& attacker : attackers) attacker = bench::Process();
