@@ -15,7 +15,7 @@ void Background::Stop() {
     changed_.SignalAll();
   }
   if (thread_.joinable()) thread_.join();
-  Turns<Job> dropped;
+  TurnQueue<Job> dropped;
   {
     MutexLock lock(&mutex_);
     std::swap(dropped, jobs_);

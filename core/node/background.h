@@ -17,7 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "core/base/mutex.h"
-#include "core/base/turns.h"
+#include "core/base/turn_queue.h"
 
 namespace chorus::node {
 
@@ -57,7 +57,7 @@ class Background {
   CondVar changed_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   const absl::FunctionRef<void()>* question_ ABSL_GUARDED_BY(mutex_) = nullptr;  // not answered yet
-  Turns<Job> jobs_ ABSL_GUARDED_BY(mutex_);                                      // by tenant
+  TurnQueue<Job> jobs_ ABSL_GUARDED_BY(mutex_);                                  // by tenant
   std::thread thread_;  // last: it uses the rest
 };
 

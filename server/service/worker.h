@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
-#include "core/base/turns.h"
+#include "core/base/turn_queue.h"
 
 namespace chorus::server {
 
@@ -48,7 +48,7 @@ class ServiceWorker {
 
   Mutex mutex_;
   CondVar changed_;
-  Turns<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);  // by tenant
+  TurnQueue<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);  // by tenant
   absl::flat_hash_map<SessionId, int> held_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
 

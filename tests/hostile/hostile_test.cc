@@ -327,7 +327,8 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
     if (!cgroup.ok() || bench::kSanitized) continue;
     const absl::StatusOr<int64_t> peak = (*cgroup)->PeakBytes();
     ASSERT_TRUE(peak.ok()) << peak.status();
-    ASSERT_LE(*peak, GetParam().memory_limit() + server::kOwnBytes + GetParam().sessions() * kSessionBytes)
+    ASSERT_LE(*peak,
+              GetParam().memory_limit() + server::kOwnBytes + GetParam().sessions() * kSessionBytes)
         << "beside " << absl::StrJoin(names, ", ");
   }
   for (bench::Process& attacker : attackers) attacker = bench::Process();

@@ -1,4 +1,4 @@
-#include "core/base/turns.h"
+#include "core/base/turn_queue.h"
 
 #include <memory>
 #include <string>
@@ -12,8 +12,8 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(TurnsTest, OwnersTakeTurnsAndKeepTheirOrder) {
-  Turns<std::string> turns;
+TEST(TurnQueueTest, OwnersTakeTurnsAndKeepTheirOrder) {
+  TurnQueue<std::string> turns;
   for (const char* item : {"a1", "a2", "a3", "a4"}) turns.Push("a", item);
   for (const char* item : {"b1", "b2"}) turns.Push("b", item);
   std::vector<std::string> order;
@@ -24,8 +24,8 @@ TEST(TurnsTest, OwnersTakeTurnsAndKeepTheirOrder) {
   EXPECT_THAT(order, ElementsAre("a1", "b1", "a2", "b2", "a3", "c1", "a4"));
 }
 
-TEST(TurnsTest, WhatIsTakenIsKeptNoLonger) {
-  Turns<std::shared_ptr<int>> turns;
+TEST(TurnQueueTest, WhatIsTakenIsKeptNoLonger) {
+  TurnQueue<std::shared_ptr<int>> turns;
   turns.Push("a", std::make_shared<int>(1));
   turns.Push("a", nullptr);
   const std::weak_ptr<int> seen = turns.Pop();

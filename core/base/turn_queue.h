@@ -1,8 +1,8 @@
 // Queues of several owners that take turns: one that queues much waits behind its own.
 //
 // Threads: one at a time. Ownership: owns what waits. Errors: none.
-#ifndef CHORUS_CORE_BASE_TURNS_H_
-#define CHORUS_CORE_BASE_TURNS_H_
+#ifndef CHORUS_CORE_BASE_TURN_QUEUE_H_
+#define CHORUS_CORE_BASE_TURN_QUEUE_H_
 
 #include <algorithm>
 #include <deque>
@@ -12,7 +12,7 @@
 namespace chorus {
 
 template <typename Item>
-class Turns {
+class TurnQueue {
  public:
   bool empty() const { return queues_.empty(); }
   // Behind what `owner` has here. Looks at each owner that has something.
@@ -45,4 +45,4 @@ class Turns {
 
 }  // namespace chorus
 
-#endif  // CHORUS_CORE_BASE_TURNS_H_
+#endif  // CHORUS_CORE_BASE_TURN_QUEUE_H_
