@@ -97,7 +97,7 @@ absl::Status MeasureManyAllReduces(const Context& context, Job* job) {
   Goal goal;
   goal.what = absl::StrCat("graph: ", kMany, " all_reduces of ", BytesText(kManyBytes), ", ",
                            job->ranks(), " ranks, over ", measured[1].name);
-  goal.limit = 1.5;
+  goal.limit = 5;
   goal.value = RatioTo(measured, measured[0].name, Role::kFloor);
   goal.unit = "x";
   context.report->AddGoal(goal);

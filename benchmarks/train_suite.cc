@@ -23,7 +23,7 @@ struct Model {
   double over_ddp;  // the goal with 4 ranks
 };
 constexpr Model kModels[] = {
-    {"perceptron", "a step of 784-256-10, batch 64 a rank", true, 300, 8},
+    {"perceptron", "a step of 784-256-10, batch 64 a rank", true, 300, 5},
     {"transformer", "a step of lesson 6's transformer, batch 8 a rank", false, 60, 1},
     {"resnet", "a step of lesson 7's ResNet, batch 32 a rank", false, 15, 1}};
 

@@ -559,7 +559,7 @@ class Simulation {
       failed = alone = !keys.ok() && ErrorOf(keys.status()).alone;
       bool gone = false;
       for (const Oracle::Part& part : record.parts) {
-        gone |= part.key.is_gradient() && failed_.count({rank, part.key.Parent()}) > 0;
+        gone |= part.key.is_gradient() && never_launched_.count({rank, part.key.Parent()}) > 0;
       }
       if (failed != gone) {
         result_.fault = absl::StrCat("a gradient is refused alone: ", failed,
@@ -593,7 +593,10 @@ class Simulation {
       }
       const Epoch open = why.alone ? Epoch() : sequencer_.epoch();
       failed_runs_[id] = why.alone;
-      for (const Oracle::Part& part : record.parts) failed_.insert({rank, part.key});
+      for (const Oracle::Part& part : record.parts) {
+        failed_.insert({rank, part.key});
+        never_launched_.insert({rank, part.key});
+      }
       last_failure_ = std::max(last_failure_, steps_.at(id));
       Obey(actions);
       Answer(rank, id, open);
@@ -643,6 +646,7 @@ class Simulation {
       failed_runs_[action.run.value()] = action.error->alone;
       for (const Oracle::Part& part : run.parts) {
         failed_.insert({part.rank, part.key});
+        if (run.status != Oracle::Status::kLaunched) never_launched_.insert({part.rank, part.key});
       }
     }
     postponed_ = busy_ && sequencer_.NextDeadline() <= Now();
@@ -812,6 +816,9 @@ class Simulation {
   std::map<int64_t, bool> failed_runs_;  // whether alone
   // Votes of failed runs, by rank.
   std::set<std::pair<int32_t, InstanceKey>> failed_;
+  // Of these. Those that were launched have gradients all the same, which a rank may ask for before
+  // it hears.
+  std::set<std::pair<int32_t, InstanceKey>> never_launched_;
   std::priority_queue<Item> queue_;
   double now_ = 0;
   int64_t next_order_ = 0;

@@ -1,9 +1,8 @@
 // Learns when streams of the GPU have come somewhere, without waiting in the driver: a stream that
 // is asked writes a word in pinned memory as it comes there, and a thread looks at the words.
 //
-// Threads: any, but calls of Await are one at a time. A thread of its own, on which it calls what
-// it
-//   was given, with no lock held.
+// Threads: any, but calls of Await are one at a time. It has a thread of its own, on which it calls
+//   what it was given, with no lock held.
 // Ownership: it has the words, the caller the streams; these must have ended before it goes, and
 //   the thread before them (Stop). The GPU must outlive it.
 // Errors: said at each function. What has been lost it is told (Lose); nothing that is awaited then
