@@ -69,13 +69,14 @@ struct SequencerAction {
                // or Refuse() its rank; the gang is not launched before
     kFail,  // tell `run`'s owner `error`; it never launches (or, after kLaunch, it did not finish)
     kWarn,  // write `error` down: the ranks call an instance in different lines
-    kEpochEnded,  // `epoch` has ended with `error`; votes now belong to `epoch` + 1
+    kEpochEnded,  // `epoch` has ended with `error`, and with it all `runs` that were pending, as if
+                  // there was a kFail for each; votes now belong to `epoch` + 1
   };
   Kind kind = Kind::kLaunch;
   Ticket ticket;
-  // In the order of their first instances. A rank's runs in one gang never interleave: all
+  // kLaunch: in the order of their first instances. A rank's runs in one gang never interleave: all
   // instances of one come before all of the next, so that a device may enqueue whole runs in this
-  // order.
+  // order. kEpochEnded: in the order of their votes.
   std::vector<RunHandle> runs;
   std::vector<RunHandle> donating;          // of `runs`: those whose donations are granted by this
   std::vector<LaunchedInstance> instances;  // in the one order that all ranks use
@@ -83,7 +84,8 @@ struct SequencerAction {
   std::vector<int32_t> order;  // kReserve: its participations, as the gang orders them
   Epoch epoch;
   std::shared_ptr<const Error> error;  // not null but for kLaunch and kReserve; one for each cause
-  // kFail: the epoch that is open now, where the run's own has ended; 0 where it failed alone.
+  // kFail, kEpochEnded: the epoch that is open now, where the run's own has ended; 0 where it
+  // failed alone.
   Epoch opened;
   std::vector<InstanceKey> dropped;  // kFail of a run alone: what it had voted for, pending no more
   // kEpochEnded: tables that nobody needs, and how many rows they have. To let go of many takes

@@ -22,6 +22,7 @@ constexpr size_t kWhyBytes = 512;
 constexpr int64_t kWorkPerTape = 4;
 // So many pending instances are looked at in one piece of work; to find a place for one.
 constexpr int64_t kLooksOfWork = 4;
+constexpr int64_t kHandlesOfWork = 8;
 constexpr int64_t kWorkPerPlace = 3;
 // To say who has passed a call, and to fail an instance or a run.
 constexpr int64_t kWorkPerError = 32;
@@ -2579,15 +2580,17 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   told->alone = false;
   const std::shared_ptr<const Error> cause = std::move(told);
   const Epoch opened(epoch_.value() + 1);
-  for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
-    FailRun(runs_[r].handle, epoch_, opened, cause, actions);
-  }
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kEpochEnded;
   action.epoch = epoch_;
   action.opened = opened;
   action.error = cause;
+  action.runs.reserve(runs_.size());
+  for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
+    action.runs.push_back(runs_[r].handle);
+  }
+  CountWork(static_cast<int64_t>(action.runs.size()) / kHandlesOfWork);
 
   KeepCause(cause);
   epoch_ = opened;

@@ -18,6 +18,25 @@
 
 namespace chorus {
 
+// As if each run that fails with its epoch had an action of its own, before the epoch's.
+inline std::vector<SequencerAction> OneByOne(const std::vector<SequencerAction>& actions) {
+  std::vector<SequencerAction> all;
+  for (const SequencerAction& action : actions) {
+    if (action.kind == SequencerAction::Kind::kEpochEnded) {
+      for (const RunHandle run : action.runs) {
+        SequencerAction& failed = all.emplace_back();
+        failed.kind = SequencerAction::Kind::kFail;
+        failed.run = run;
+        failed.epoch = action.epoch;
+        failed.opened = action.opened;
+        failed.error = action.error;
+      }
+    }
+    all.push_back(action);
+  }
+  return all;
+}
+
 class TestRun {
  public:
   TestRun(int64_t run, Epoch epoch, int64_t step = 0) : step_(step) {

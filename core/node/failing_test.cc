@@ -28,12 +28,12 @@ constexpr int kRanks = 3;
 constexpr int kResults = 500;  // of a run
 constexpr int kRuns = 20;
 
-// Rank 0's all_reduces of one number, each a result.
-Graph AllReduces() {
-  testing::RankBuilder b(/*rank=*/0, kRanks);
+// A rank's all_reduces of one number, each a result.
+Graph AllReduces(int rank, int results) {
+  testing::RankBuilder b(rank, kRanks);
   b.set_wants_grad(false);
   const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
-  for (int i = 0; i < kResults; ++i) {
+  for (int i = 0; i < results; ++i) {
     GraphOutput output;
     output.value = b.AllReduce(x);
     b.graph().AddOutput(output);
@@ -91,7 +91,7 @@ class FailingTest : public ::testing::Test {
   void RunAhead(bool named = true, int runs = kRuns) {
     RegisterGraph graph;
     graph.graph = {0, 1};
-    graph.encoded = EncodeGraph(AllReduces());
+    graph.encoded = EncodeGraph(AllReduces(/*rank=*/0, kResults));
     Submit(rank(0), std::move(graph));
     while (rank(0)->told.empty()) Poll();
     size_t over = 1;
@@ -111,13 +111,13 @@ class FailingTest : public ::testing::Test {
     ASSERT_EQ(rank(0)->told.size(), over);
   }
   // Its results have the slots from that of `first` on.
-  chorus::Run RunOf(int number, TensorId first) const {
+  chorus::Run RunOf(int number, TensorId first, int results = kResults) const {
     chorus::Run run;
     run.graph = {0, 1};
     InlineData data;
     data.bytes.assign(4, 0);
     run.inputs.push_back(data);
-    run.outputs.resize(kResults);
+    run.outputs.resize(static_cast<size_t>(results));
     for (OutBinding& output : run.outputs) {
       output.kind = OutBinding::Kind::kFresh;
       output.id = first;
@@ -126,7 +126,7 @@ class FailingTest : public ::testing::Test {
     RunGroup group;
     group.world = world_;
     group.epoch = Epoch(1);
-    group.base.push_back({0, int64_t{number} * kResults, 0});
+    group.base.push_back({0, int64_t{number} * results, 0});
     run.groups.push_back(group);
     return run;
   }
@@ -163,6 +163,35 @@ TEST_F(FailingTest, ManyFailInTurnsOfBoundedWork) {
   }
   EXPECT_EQ(node_->Stats("").live_runs, 0);
   EXPECT_EQ(node_->Stats("").runs_failed, kRuns);
+}
+
+// However small each of them is.
+TEST_F(FailingTest, AnEpochOfManyRunsEndsInTurnsOfBoundedWork) {
+  constexpr int kSmall = 1020;  // of a rank
+  for (const int r : {0, 1}) {
+    RegisterGraph graph;
+    graph.graph = {0, 1};
+    graph.encoded = EncodeGraph(AllReduces(r, /*results=*/1));
+    Submit(rank(r), std::move(graph));
+    for (int number = 0; number < kSmall; ++number) {
+      Submit(rank(r), RunOf(number, {number, 1}, /*results=*/1));
+    }
+  }
+  while (Poll()) {
+  }
+  ASSERT_EQ(node_->Stats("").live_runs, 2 * kSmall);
+  Close(rank(2));
+  ASSERT_GT(node_->Stats("").live_runs, 0) << "all failed in one slice: nothing to be seen";
+  while (Poll()) {
+  }
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  EXPECT_EQ(node_->Stats("").runs_failed, 2 * kSmall);
+  for (const int r : {0, 1}) {
+    ASSERT_EQ(rank(r)->told.size(), kSmall + 1u);
+    for (size_t i = 1; i < rank(r)->told.size(); ++i) {
+      EXPECT_EQ(rank(r)->told[i].second, Reason::kPeerLeft) << i;
+    }
+  }
 }
 
 // Neither who has such runs nor another member, which might want their memory; others are heard.

@@ -32,6 +32,9 @@ Error ForAgreement(const World& world, Error error) {
   return error;
 }
 
+// Of a run with a vote: its epoch has, and it fails with that in its turn.
+bool HasEnded(const RunState& run) { return run.vote.epoch != run.world->agreement->epoch(); }
+
 }  // namespace
 
 bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
@@ -183,7 +186,7 @@ void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Statu
   if (status.ok()) {
     if (arrival == Storage::Arrival::kLater) Unblock(handle, clock_->now);
   } else if (run->phase == RunState::Phase::kVoted) {
-    RefuseVote(run, status, clock_->now);
+    if (!HasEnded(*run)) RefuseVote(run, status, clock_->now);
   } else if (run->phase == RunState::Phase::kLaunched) {
     gangs_->Fail(*run, status);
   } else {
@@ -237,7 +240,7 @@ void Runs::OnReserve(const std::shared_ptr<World>&, const SequencerAction& actio
 void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
                        const absl::Status& planned, absl::Time now) {
   RunState* const run = table_->Find(handle);
-  if (run == nullptr || run->phase != RunState::Phase::kVoted) return;
+  if (run == nullptr || run->phase != RunState::Phase::kVoted || HasEnded(*run)) return;
   const auto wait = [&]() -> absl::StatusOr<GraphStore::OnMade> {
     return GraphStore::OnMade([this, handle, order](const absl::Status& status) {
       FollowOrder(handle, order, status, clock_->now);
@@ -277,6 +280,14 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
     // Nobody makes more before this is gone.
     background_->Do(/*tenant=*/"", [remains = std::move(action->remains)] {}, HoldBackAll(*world));
   }
+  Error error = *action->error;
+  SayOpenEpoch(*world, action->opened, &error);
+  const auto ended = std::make_shared<Ended>();
+  ended->world = world;
+  ended->epoch = action->epoch;
+  ended->runs = std::move(action->runs);
+  ended->error = error;
+  FailThose(ended, now);
   const bool fails_later = std::any_of(
       world->members.begin(), world->members.end(),
       [](const World::Member& m) { return m.session != nullptr && m.session->failing > 0; });
@@ -287,8 +298,6 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
   }
   world->shared.clear();
   world->equal_work.Clear();
-  Error error = *action->error;
-  SayOpenEpoch(*world, action->opened, &error);
   failures_->Record(nullptr, world.get(), &error);
   failures_->Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),
                   error.id);
@@ -322,7 +331,7 @@ void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const E
       Unblock(next.run, now);
     } else if (run->phase == RunState::Phase::kWaiting) {
       Fail(run, *next.failed, now);
-    } else if (run->phase == RunState::Phase::kVoted) {
+    } else if (run->phase == RunState::Phase::kVoted && !HasEnded(*run)) {
       RefuseVote(run, ToStatus(*next.failed), now);
     }
   }
@@ -520,6 +529,32 @@ void Runs::FailNext(absl::Time now) {
   const std::shared_ptr<Session> session = run->session;
   FailAtOnce(run, next.error, now);
   LetGoOn(session);
+}
+
+void Runs::FailThose(const std::shared_ptr<Ended>& ended, absl::Time now) {
+  const bool goes_on = ended->let_go_on != nullptr;
+  bool has_time = goes_on || (failing_.empty() && SliceWork() <= options_->fail_work);
+  for (; ended->next < ended->runs.size() && has_time; ++ended->next) {
+    CountWork(1);
+    RunState* const run = table_->Find(ended->runs[ended->next]);
+    // Others have failed by themselves meanwhile.
+    if (run != nullptr && run->world == ended->world && run->vote.epoch == ended->epoch &&
+        run->phase == RunState::Phase::kVoted) {
+      FailAtOnce(run, ended->error, now);
+    }
+    has_time = (goes_on || failing_.empty()) && SliceWork() <= options_->fail_work;
+  }
+  if (ended->next == ended->runs.size()) {
+    if (goes_on) ended->let_go_on();
+    return;
+  }
+  Failing next{RunHandle(), Error(), [this, ended] { FailThose(ended, clock_->now); }};
+  if (goes_on) {
+    failing_.push_front(std::move(next));
+  } else {
+    ended->let_go_on = HoldBackAll(*ended->world);
+    failing_.push_back(std::move(next));
+  }
 }
 
 bool Runs::Continue(absl::Time now) {

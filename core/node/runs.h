@@ -134,6 +134,9 @@ class Runs final : public AgreementListener {
   void Fail(RunState* run, const Error& error, absl::Time now);
   void FailAtOnce(RunState* run, const Error& error, absl::Time now);
   void FailNext(absl::Time now);
+  struct Ended;
+  // Of runs that have ended with their epoch: as many as the slice has time for, then the others.
+  void FailThose(const std::shared_ptr<Ended>& ended, absl::Time now);
   void FinishNext(absl::Time now);
   using SharedResults = decltype(World::shared);
   // In pieces, behind what fails by now.
@@ -168,6 +171,16 @@ class Runs final : public AgreementListener {
   };
   std::deque<Next> next_;
   bool following_ = false;  // a call further up goes through them
+  // The runs that fail with an epoch of a world. Until it is their turn they are in Phase::kVoted,
+  // with a vote of that epoch.
+  struct Ended {
+    std::shared_ptr<World> world;
+    Epoch epoch;
+    std::vector<RunHandle> runs;
+    size_t next = 0;
+    Error error;
+    std::function<void()> let_go_on;  // of all members; null: all has been done at once
+  };
   // An epoch that ends may fail tens of thousands of results, more than a slice has time for. Runs
   // in Phase::kFailing with their error, in order, and what waits for those before it. The logs of
   // their sessions, and of all members of a world whose epoch has ended, are parked until they have

@@ -698,7 +698,7 @@ class Enumerator {
     const std::string fault =
         state->oracle.ApplyActions(actions, sequencer.epoch(), GoesOn(*state));
     if (!fault.empty()) return fault;
-    for (const SequencerAction& action : actions) {
+    for (const SequencerAction& action : OneByOne(actions)) {
       if (action.kind != SequencerAction::Kind::kFail) continue;
       RankState& rank = state->ranks[(action.run.value() - 1) / kSteps];
       if (action.opened == Epoch()) ++result_.failed_alone;

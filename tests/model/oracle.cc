@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
+#include "core/collective/test_run.h"
 
 namespace chorus {
 namespace {
@@ -689,7 +690,8 @@ std::string Oracle::NothingLaunchable() const {
   return absl::StrCat("run ", *remaining.begin(), " could be launched and was not");
 }
 
-std::string Oracle::ApplyActions(const Sequencer::Actions& actions, Epoch open, bool goes_on) {
+std::string Oracle::ApplyActions(const Sequencer::Actions& decided, Epoch open, bool goes_on) {
+  const Sequencer::Actions actions = OneByOne(decided);
   std::set<int64_t> may_fail;  // launched runs whose gang has not finished well
   for (const auto& gang : failed_gangs_) may_fail.insert(gang.second.begin(), gang.second.end());
   failed_gangs_.clear();

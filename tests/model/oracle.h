@@ -70,7 +70,7 @@ class Oracle {
 
   // Judges what the sequencer did. `open` is its epoch now; `goes_on`: what must fail alone may do
   // so in an event to come. Empty, or the first promise broken.
-  std::string ApplyActions(const Sequencer::Actions& actions, Epoch open, bool goes_on = false);
+  std::string ApplyActions(const Sequencer::Actions& decided, Epoch open, bool goes_on = false);
   // The part of ApplyActions that looks at every pending run: nothing that could be launched is
   // waiting, and no ended epoch has left a run behind. ApplyActions does it too unless told
   // otherwise.

@@ -633,8 +633,9 @@ class Simulation {
   }
 
   // Does what the sequencer said, after the oracle has judged it.
-  void Obey(const Sequencer::Actions& actions) {
+  void Obey(const Sequencer::Actions& decided) {
     if (!result_.fault.empty()) return;
+    const Sequencer::Actions actions = OneByOne(decided);
     for (const SequencerAction& action : actions) {
       if (action.kind != SequencerAction::Kind::kLaunch) continue;
       for (const RunHandle run : action.runs)
@@ -651,7 +652,7 @@ class Simulation {
     }
     postponed_ = busy_ && sequencer_.NextDeadline() <= Now();
     result_.postponed += postponed_ ? 1 : 0;
-    result_.fault = oracle_.ApplyActions(actions, sequencer_.epoch(), postponed_);
+    result_.fault = oracle_.ApplyActions(decided, sequencer_.epoch(), postponed_);
     if (!result_.fault.empty()) return;
     for (const SequencerAction& action : actions) {
       switch (action.kind) {
