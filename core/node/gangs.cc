@@ -468,6 +468,29 @@ void Gangs::Abandon(const RunState& run) {
   }
 }
 
+// But for what others still want: a collective with members that live, and what it may read, which
+// is what the runs before it make.
+void Gangs::AbandonAllOf(const Session& ended) {
+  const auto lives = [this](RunHandle handle) {
+    const RunState* const run = runs_->Find(handle);
+    return run != nullptr && !run->session->dead();
+  };
+  Sequence wanted;
+  for (const RunHandle handle : ended.runs) {
+    const RunState& run = *runs_->Find(handle);
+    bool is_wanted = run.phase == RunState::Phase::kVoted;
+    if (run.phase == RunState::Phase::kLaunched) {
+      const auto& members = at(run.gang).runs;
+      is_wanted = std::any_of(members.begin(), members.end(), lives);
+    }
+    if (is_wanted) wanted = std::max(wanted, run.sequence);
+  }
+  for (const RunHandle handle : ended.runs) {
+    const RunState& run = *runs_->Find(handle);
+    if (run.phase == RunState::Phase::kLaunched && run.sequence > wanted) Abandon(run);
+  }
+}
+
 void Gangs::Fail(const RunState& run, const absl::Status& why) {
   Gang& gang = at(run.gang);
   if (std::exchange(gang.knows_origin, true)) return;

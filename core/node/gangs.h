@@ -93,6 +93,8 @@ class Gangs {
   void Recycle(int32_t index);
   // Nobody wants the results of this launched run: its kernels that have not begun are left out.
   void Abandon(const RunState& run);
+  // The same of all that a session which has ended has launched, but for what others still want.
+  void AbandonAllOf(const Session& ended);
   // Something of this launched run has failed by itself; the first such failure is its gang's.
   void Fail(const RunState& run, const absl::Status& why);
   // Its devices have failed, or not finished in time, and those that wait for each other would do

@@ -32,6 +32,21 @@ Error ForAgreement(const World& world, Error error) {
   return error;
 }
 
+// The other ranks of the run's world learn that it cannot take part.
+Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::Time now) {
+  Agreement* const agreement = run.world->agreement.get();
+  if (why.alone && agreement->IsPending(run.handle)) {
+    return agreement->Withdraw(run.handle, why, now);
+  }
+  std::vector<RefusedMember> members = agreement->CallsOf(run.vote);
+  for (const Session::Membership& membership : run.session->memberships) {
+    if (membership.world == run.world && members.empty()) {
+      members.emplace_back().rank = membership.rank;
+    }
+  }
+  return agreement->Refuse(members, run.vote.epoch, why, now);
+}
+
 // Of a run with a vote: its epoch has, and it fails with that in its turn.
 bool HasEnded(const RunState& run) { return run.vote.epoch != run.world->agreement->epoch(); }
 
@@ -164,20 +179,6 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   SayOpenEpoch(*world, world->agreement->epoch(), &error);
   Fail(run, error, now);
   decision.CarryOut(now);
-}
-
-Agreement::Decision Runs::DecideRefusal(const RunState& run, const Error& why, absl::Time now) {
-  Agreement* const agreement = run.world->agreement.get();
-  if (why.alone && agreement->IsPending(run.handle)) {
-    return agreement->Withdraw(run.handle, why, now);
-  }
-  std::vector<RefusedMember> members = agreement->CallsOf(run.vote);
-  for (const Session::Membership& membership : run.session->memberships) {
-    if (membership.world == run.world && members.empty()) {
-      members.emplace_back().rank = membership.rank;
-    }
-  }
-  return agreement->Refuse(members, run.vote.epoch, why, now);
 }
 
 void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status) {
@@ -611,7 +612,7 @@ void Runs::End(RunState* run) {
   (void)session.run_charge.Cover(session.run_bytes);
   const std::shared_ptr<Session> ended = session.dead() ? run->session : nullptr;
   table_->Remove(run->handle);
-  if (ended != nullptr) AbandonLaunched(*ended);
+  if (ended != nullptr) gangs_->AbandonAllOf(*ended);
 }
 
 // --- By the session or the node -----------------------------------------------------------------
@@ -644,30 +645,7 @@ void Runs::EndAllOf(const Session& session, const Error& why, absl::Time now) {
     RunState* const run = table_->Find(handle);
     if (run != nullptr && run->phase == RunState::Phase::kWaiting) Fail(run, why, now);
   }
-  AbandonLaunched(session);
-}
-
-// But for what others still want: a collective with members that live, and what it may read, which
-// is what the runs before it make.
-void Runs::AbandonLaunched(const Session& ended) {
-  const auto lives = [this](RunHandle handle) {
-    const RunState* const run = table_->Find(handle);
-    return run != nullptr && !run->session->dead();
-  };
-  Sequence wanted;
-  for (const RunHandle handle : ended.runs) {
-    const RunState& run = *table_->Find(handle);
-    bool is_wanted = run.phase == RunState::Phase::kVoted;
-    if (run.phase == RunState::Phase::kLaunched) {
-      const auto& members = gangs_->at(run.gang).runs;
-      is_wanted = std::any_of(members.begin(), members.end(), lives);
-    }
-    if (is_wanted) wanted = std::max(wanted, run.sequence);
-  }
-  for (const RunHandle handle : ended.runs) {
-    const RunState& run = *table_->Find(handle);
-    if (run.phase == RunState::Phase::kLaunched && run.sequence > wanted) gangs_->Abandon(run);
-  }
+  gangs_->AbandonAllOf(session);
 }
 
 std::vector<RunHandle> Runs::VotedIn(const World& world, const Session& session) {

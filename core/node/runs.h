@@ -118,7 +118,6 @@ class Runs final : public AgreementListener {
   void Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               RunState* run, const absl::Status& why, absl::Time now);
   void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
-  Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::Time now);
   void Unblock(RunHandle handle, absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
   void ReleaseConsumers(RunState* run, absl::Time now);
@@ -146,7 +145,6 @@ class Runs final : public AgreementListener {
   std::function<void()> HoldBackAll(const World& world);
   void LetGoOn(const std::shared_ptr<Session>& session);
   void End(RunState* run);
-  void AbandonLaunched(const Session& ended);
 
   const NodeOptions* const options_;
   const Clock* const clock_;

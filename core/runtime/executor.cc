@@ -64,6 +64,35 @@ struct DeviceProgram {
   std::vector<std::unique_ptr<Event>> new_events;
 };
 
+std::unique_ptr<DeviceProgram::LoadedCall> LoadCall(const DevicePlan::CollectiveStep& c,
+                                                    size_t num_outputs) {
+  auto loaded = std::make_unique<DeviceProgram::LoadedCall>();
+  CollectiveCall& call = loaded->call;
+  call.kind = c.kind;
+  call.reduction = c.reduction;
+  call.dtype = c.dtype;
+  call.count = c.count;
+  call.input_counts = c.input_counts;
+  call.output_counts = c.output_counts;
+  call.root = c.root;
+  call.inputs.resize(static_cast<size_t>(c.num_inputs));
+  call.outputs.resize(static_cast<size_t>(c.num_outputs));
+  if (c.runtime.has_value()) {
+    CollectiveCall::RuntimeCounts& runtime = call.runtime.emplace();
+    runtime.row_elements = c.runtime->row_elements;
+    runtime.input_rows = c.runtime->input_rows;
+    runtime.output_rows = c.runtime->output_rows;
+    runtime.source = c.runtime->source;
+    loaded->sends = c.runtime->sends;
+    loaded->receives = c.runtime->receives;
+    loaded->received = c.runtime->received;
+  }
+  const size_t extras = num_outputs - call.outputs.size() - static_cast<size_t>(loaded->received);
+  (c.reduction == Reduction::kProduct ? call.factors : call.holders).resize(extras);
+  loaded->binding = static_cast<size_t>(c.binding);
+  return loaded;
+}
+
 class DeviceExecutor final : public Executor {
  public:
   DeviceExecutor(Backend* backend, int index, OnEvent on_event, DeviceExecutorOptions options)
@@ -448,35 +477,6 @@ class DeviceExecutor final : public Executor {
     }
     *may_fail |= MayFail(*FindOp(node.op), view);
     return device_->MakeKernel(view, node.outputs);
-  }
-
-  static std::unique_ptr<DeviceProgram::LoadedCall> LoadCall(const DevicePlan::CollectiveStep& c,
-                                                             size_t num_outputs) {
-    auto loaded = std::make_unique<DeviceProgram::LoadedCall>();
-    CollectiveCall& call = loaded->call;
-    call.kind = c.kind;
-    call.reduction = c.reduction;
-    call.dtype = c.dtype;
-    call.count = c.count;
-    call.input_counts = c.input_counts;
-    call.output_counts = c.output_counts;
-    call.root = c.root;
-    call.inputs.resize(static_cast<size_t>(c.num_inputs));
-    call.outputs.resize(static_cast<size_t>(c.num_outputs));
-    if (c.runtime.has_value()) {
-      CollectiveCall::RuntimeCounts& runtime = call.runtime.emplace();
-      runtime.row_elements = c.runtime->row_elements;
-      runtime.input_rows = c.runtime->input_rows;
-      runtime.output_rows = c.runtime->output_rows;
-      runtime.source = c.runtime->source;
-      loaded->sends = c.runtime->sends;
-      loaded->receives = c.runtime->receives;
-      loaded->received = c.runtime->received;
-    }
-    const size_t extras = num_outputs - call.outputs.size() - static_cast<size_t>(loaded->received);
-    (c.reduction == Reduction::kProduct ? call.factors : call.holders).resize(extras);
-    loaded->binding = static_cast<size_t>(c.binding);
-    return loaded;
   }
 
   // Null: there is none. Takes in the plans loaded since the last one that was not among `plans_`.
