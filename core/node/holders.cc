@@ -24,6 +24,9 @@ std::string NameOf(const Session& session) {
   return absl::StrCat(name, " (pid ", session.request.pid, ")");
 }
 
+constexpr int64_t kMostSlots = 8192;  // of all sessions that are looked at
+constexpr int64_t kWorkPerSlot = 2;
+
 void Locate(absl::string_view op, absl::string_view source, Error* error) {
   error->op = std::string(op);
   error->source = Printable(source);
@@ -51,32 +54,33 @@ void Holders::Explain(const Session& caller, const CreateTensor& create, Error* 
 
 void Holders::Name(const Session& caller, Error* error) {
   Tenant* const tenant = caller.tenant.get();
-  // To look for them is work for each tensor, and a client may ask for too much again and again.
-  if (clock_->now >= tenant->holders_at + absl::Seconds(1)) {
-    tenant->holders = TextOf(*tenant);
+  // To look for them is work for each tensor, and a client may ask for too much again and again,
+  // also at the end of a long slice.
+  const int64_t slots =
+      std::min(kMostSlots, (kMaxSliceWork - kTurnWork - SliceWork()) / kWorkPerSlot);
+  if (slots > 0 && clock_->now >= tenant->holders_at + absl::Seconds(1)) {
+    tenant->holders = TextOf(*tenant, slots);
     tenant->holders_at = clock_->now;
   }
   error->message += tenant->holders;
 }
 
-std::string Holders::TextOf(const Tenant& tenant) {
+std::string Holders::TextOf(const Tenant& tenant, int64_t most_slots) {
   constexpr size_t kNamed = 3;
-  constexpr int64_t kMostSlots = 8192;  // of all sessions
-  constexpr int64_t kMostOfOne = 4096;  // so that there is something left for the others
-  constexpr int64_t kWorkPerSlot = 2;
+  const int64_t most_of_one = most_slots / 2;  // so that there is something left for the others
   struct Holder {
     Held held;
     std::string name;
   };
-  int64_t room = kMostSlots;
+  int64_t room = most_slots;
   std::vector<Holder> holders;
   sessions_->ForEach([&](const std::shared_ptr<Session>& session) {
     if (session->tenant.get() != &tenant) return;
-    const Held held = HeldBy(*session, std::min(room, kMostOfOne));
+    const Held held = HeldBy(*session, std::min(room, most_of_one));
     room -= held.slots;
     if (held.bytes > 0) holders.push_back({held, NameOf(*session)});
   });
-  CountWork(kWorkPerSlot * (kMostSlots - room));
+  CountWork(kWorkPerSlot * (most_slots - room));
   std::sort(holders.begin(), holders.end(), [](const Holder& a, const Holder& b) {
     return std::tie(b.held.bytes, a.name) < std::tie(a.held.bytes, b.name);
   });

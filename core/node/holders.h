@@ -28,7 +28,7 @@ class Holders {
 
  private:
   void Name(const Session& caller, Error* error);
-  std::string TextOf(const Tenant& tenant);
+  std::string TextOf(const Tenant& tenant, int64_t most_slots);
   // What a session holds, as far as it was looked at: so many of its tensors, and of its runs'
   // buffers; `all`: there were no more.
   struct Held {
