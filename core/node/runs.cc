@@ -288,10 +288,12 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
   ended->epoch = action->epoch;
   ended->runs = std::move(action->runs);
   ended->error = error;
-  FailThose(ended, now);
-  const bool fails_later = std::any_of(
-      world->members.begin(), world->members.end(),
-      [](const World::Member& m) { return m.session != nullptr && m.session->failing > 0; });
+  const bool all_have_failed = FailThose(ended, /*goes_on=*/false, now);
+  const bool fails_later =
+      !all_have_failed ||
+      std::any_of(world->members.begin(), world->members.end(), [](const World::Member& m) {
+        return m.session != nullptr && m.session->failing > 0;
+      });
   if (fails_later) {
     // Whoever goes on in the next epoch has the memory of this one, what ranks had in common too.
     LetGoOfShared(std::exchange(world->shared, {}));
@@ -532,8 +534,7 @@ void Runs::FailNext(absl::Time now) {
   LetGoOn(session);
 }
 
-void Runs::FailThose(const std::shared_ptr<Ended>& ended, absl::Time now) {
-  const bool goes_on = ended->let_go_on != nullptr;
+bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now) {
   bool has_time = goes_on || (failing_.empty() && SliceWork() <= options_->fail_work);
   for (; ended->next < ended->runs.size() && has_time; ++ended->next) {
     CountWork(1);
@@ -545,17 +546,10 @@ void Runs::FailThose(const std::shared_ptr<Ended>& ended, absl::Time now) {
     }
     has_time = (goes_on || failing_.empty()) && SliceWork() <= options_->fail_work;
   }
-  if (ended->next == ended->runs.size()) {
-    if (goes_on) ended->let_go_on();
-    return;
-  }
-  Failing next{RunHandle(), Error(), [this, ended] { FailThose(ended, clock_->now); }};
-  if (goes_on) {
-    failing_.push_front(std::move(next));
-  } else {
-    ended->let_go_on = HoldBackAll(*ended->world);
-    failing_.push_back(std::move(next));
-  }
+  if (ended->next == ended->runs.size()) return true;
+  Failing rest{RunHandle(), Error(), [this, ended] { FailThose(ended, true, clock_->now); }};
+  goes_on ? failing_.push_front(std::move(rest)) : failing_.push_back(std::move(rest));
+  return false;
 }
 
 bool Runs::Continue(absl::Time now) {

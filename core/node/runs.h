@@ -134,8 +134,9 @@ class Runs final : public AgreementListener {
   void FailAtOnce(RunState* run, const Error& error, absl::Time now);
   void FailNext(absl::Time now);
   struct Ended;
-  // Of runs that have ended with their epoch: as many as the slice has time for, then the others.
-  void FailThose(const std::shared_ptr<Ended>& ended, absl::Time now);
+  // Of runs that have ended with their epoch: as many as the slice has time for, and those that are
+  // left, unless it is all, in the turns that come; `goes_on`: this is one of them.
+  bool FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now);
   void FinishNext(absl::Time now);
   using SharedResults = decltype(World::shared);
   // In pieces, behind what fails by now.
@@ -177,7 +178,6 @@ class Runs final : public AgreementListener {
     std::vector<RunHandle> runs;
     size_t next = 0;
     Error error;
-    std::function<void()> let_go_on;  // of all members; null: all has been done at once
   };
   // An epoch that ends may fail tens of thousands of results, more than a slice has time for. Runs
   // in Phase::kFailing with their error, in order, and what waits for those before it. The logs of

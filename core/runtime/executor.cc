@@ -326,8 +326,7 @@ class DeviceExecutor final : public Executor {
     for (int s = 0; s < kPlanStreams; ++s) enqueued_.end[s] += launch.uses[s];
     Note(launch.may_fail);
     launching_ = false;
-    Finish(launch.uses, launch.parity, std::move(launch.guard), std::move(launch.ending),
-           std::move(launch.inlines), launch.failure);
+    Finish(&launch);
   }
 
   // Both streams find the bytes in their place.
@@ -782,12 +781,13 @@ class DeviceExecutor final : public Executor {
     });
   }
 
-  void Finish(const bool (&uses)[kPlanStreams], int parity, std::shared_ptr<Guard> guard,
-              std::shared_ptr<Ending> ending, std::shared_ptr<const Inlines> inlines,
-              const Failure& enqueued) {
+  // Takes from `done` what its ends keep.
+  void Finish(UnderWay* done) {
     const LaunchId launch = message_.launch;
-    if (uses[kCompute] != uses[kCommunication] && enqueued.status.ok() && guard == nullptr &&
-        ending == nullptr && inlines == nullptr) {
+    const int parity = done->parity;
+    const bool(&uses)[kPlanStreams] = done->uses;
+    if (uses[kCompute] != uses[kCommunication] && done->failure.status.ok() &&
+        done->guard == nullptr && done->ending == nullptr && done->inlines == nullptr) {
       // Two words, so that std::function needs no memory for them.
       const uint64_t tagged = launch.value() << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 |
                               static_cast<uint64_t>(parity);
@@ -800,12 +800,14 @@ class DeviceExecutor final : public Executor {
           });
       return;
     }
+    const std::shared_ptr<Guard> guard = std::move(done->guard);
+    std::shared_ptr<Ending> ending = std::move(done->ending);
     if (ending == nullptr) ending = std::make_shared<Ending>();
     ending->left = uses[kCompute] + uses[kCommunication];
-    ending->inlines = std::move(inlines);
+    ending->inlines = std::move(done->inlines);
     {
       MutexLock lock(&ending->mutex);
-      ending->failure.Add(enqueued.status, enqueued.is_origin);
+      ending->failure.Add(done->failure.status, done->failure.is_origin);
     }
     for (int s = 0; s < kPlanStreams; ++s) {
       if (!uses[s]) continue;

@@ -96,6 +96,16 @@ constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kReduce,        Kind::kBroadc
                            Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
                            Kind::kScatter,   Kind::kAllToAll,      Kind::kBarrier};
 
+// test_affine of two tensors of this type.
+absl::StatusOr<std::unique_ptr<Kernel>> MakeAffine(DeviceRig* rig, int device,
+                                                   const TensorType& type) {
+  const TensorType* inputs[] = {&type, &type};
+  NodeView node;
+  node.op = "test_affine";
+  node.inputs = inputs;
+  return rig->backend()->device(device)->MakeKernel(node, {type});
+}
+
 // Kinds of which each member gives, or gets, several pieces or one of its own size.
 bool HasPieces(Kind kind) {
   return kind == Kind::kAllGather || kind == Kind::kGather || kind == Kind::kScatter ||
@@ -865,11 +875,7 @@ TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
   DeviceRig rig(GetParam().open(kSize, &MakeTestKernel));
   auto members = rig.OpenAll(1);
   const TensorType type(DType::kF32, {kCount});
-  const TensorType* inputs[] = {&type, &type};
-  NodeView node;
-  node.op = "test_affine";
-  node.inputs = inputs;
-  const auto kernel = *rig.backend()->device(0)->MakeKernel(node, {type});
+  const auto kernel = *MakeAffine(&rig, 0, type);
   const auto affine = [&](Stream* stream, DeviceAddress a, DeviceAddress b, DeviceAddress out) {
     KernelCall call;
     call.kernel = kernel.get();
@@ -1018,11 +1024,7 @@ TEST_P(BackendConformance, WhatAKernelAsksForIsBehindTheCallbacksOfStreamsItWait
   DeviceRig rig(GetParam().open(2, &MakeTestKernel));
   auto members = rig.OpenAll(1);
   const TensorType type(DType::kF32, {1});
-  const TensorType* inputs[] = {&type, &type};
-  NodeView node;
-  node.op = "test_affine";
-  node.inputs = inputs;
-  const auto kernel = *rig.backend()->device(0)->MakeKernel(node, {type});
+  const auto kernel = *MakeAffine(&rig, 0, type);
   const auto event = rig.backend()->device(1)->CreateEvent();
   for (int round = 0; round < 40; ++round) {
     std::atomic<bool> said{false};
@@ -1054,11 +1056,7 @@ TEST_P(BackendConformance, AKernelThatNobodyWantsAnyMoreIsLeftOut) {
   DeviceRig rig(GetParam().open(2, &MakeTestKernel));
   auto members = rig.OpenAll(1);
   const TensorType type(DType::kF32, {1});
-  const TensorType* inputs[] = {&type, &type};
-  NodeView node;
-  node.op = "test_affine";
-  node.inputs = inputs;
-  const auto kernel = *rig.backend()->device(0)->MakeKernel(node, {type});
+  const auto kernel = *MakeAffine(&rig, 0, type);
   for (const bool wanted : {true, false}) {
     std::atomic<bool> unwanted{false};
     KernelCall call;
@@ -1235,11 +1233,7 @@ TEST_P(BackendConformance, KernelsComputeSmallAndLarge) {
   DeviceRig rig(GetParam().open(2, &MakeTestKernel));
   for (const int64_t count : {0, 1, 1000, 300007}) {
     const TensorType type(DType::kF32, {count});
-    const TensorType* inputs[] = {&type, &type};
-    NodeView node;
-    node.op = "test_affine";
-    node.inputs = inputs;
-    auto kernel = rig.backend()->device(1)->MakeKernel(node, {type});
+    auto kernel = MakeAffine(&rig, 1, type);
     ASSERT_TRUE(kernel.ok()) << kernel.status();
     std::vector<float> a(count);
     std::vector<float> b(count);
