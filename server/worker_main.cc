@@ -17,6 +17,7 @@
 #include "core/base/thread_pool.h"
 #include "core/cuda/cublaslt_api.h"
 #include "core/cuda/cuda_api.h"
+#include "core/cuda/cudnn_api.h"
 #include "core/ops/cuda_kernels.h"
 #include "core/ops/host_kernels.h"
 
@@ -37,7 +38,7 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenGpu() {
   options.gpu = absl::GetFlag(FLAGS_gpu);
   options.devices = absl::GetFlag(FLAGS_devices);
   options.make_kernel = MakeCudaKernel;
-  options.load_blas = [] { return cuda::LoadBlasApi({}); };
+  options.libraries = {[] { return cuda::LoadBlasApi({}); }, [] { return cuda::LoadDnnApi({}); }};
   options.images = CudaKernelImages();
   options.images.push_back({cuda::kernel_image(), cuda::kernel_image_bytes()});
   return CreateCudaBackend(options);

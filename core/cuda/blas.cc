@@ -1,12 +1,12 @@
 #include "core/cuda/blas.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/cuda/room.h"
 
 namespace chorus {
 namespace {
@@ -20,8 +20,6 @@ constexpr uint64_t kMostAlgorithmBytes = uint64_t{32} << 20;
 
 // More than that no algorithm asks for.
 constexpr int64_t kMostAlignment = 16;
-
-constexpr int64_t kWorkspaceAlignment = 64;
 
 // Calls a function that returns a BlasStatus, and returns it from the function around if it failed.
 #define CHORUS_BLAS(call)                                                   \
@@ -126,7 +124,7 @@ void BlasProduct::MakeRoom(int64_t element_bytes) {
     operand->room = RoomFrom(workspace_bytes_);
     workspace_bytes_ = operand->room + operand->bytes;
   }
-  if (workspace_bytes_ > 0) workspace_bytes_ += kRoomAlignment - kWorkspaceAlignment;
+  workspace_bytes_ = WorkspaceOf(workspace_bytes_);
 }
 
 absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cuda::DevicePtr b,
@@ -175,52 +173,22 @@ absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cu
   return absl::OkStatus();
 }
 
-CudaBlas::~CudaBlas() {
-  MutexLock lock(&mutex_);
-  if (handle_ != nullptr) api_.Destroy(handle_);
-}
-
-cuda::BlasHandle CudaBlas::Open() const {
-  if (load_ == nullptr) return nullptr;
-  MutexLock lock(&mutex_);
-  if (asked_) return handle_;
-  asked_ = true;
-  const auto without = [](const std::string& why) {
-    std::fprintf(stderr, "cuda backend: matrix products without cuBLASLt: %s\n", why.c_str());
-    return nullptr;
-  };
-  auto api = load_();
-  if (!api.ok()) return without(ErrorOf(api.status()).message);
-  cuda::BlasHandle handle = nullptr;
-  const BlasStatus created = api->Create(&handle);
-  if (created != BlasStatus::kSuccess) {
-    return without(absl::StrCat("cublasLtCreate: ", StatusText(*api, created)));
-  }
-  api_ = *std::move(api);
-  handle_ = handle;
-  return handle_;
-}
-
-std::unique_ptr<BlasProduct> CudaBlas::Make(const BlasProblem& problem) const {
+std::unique_ptr<BlasProduct> CudaBlas::Make(const BlasProblem& problem) {
   if (problem.batch == 0 || problem.rows == 0 || problem.columns == 0 || problem.depth == 0 ||
       problem.batch > std::numeric_limits<int32_t>::max()) {
     return nullptr;
   }
-  const cuda::BlasHandle handle = Open();
+  const cuda::BlasHandle handle = library_.Open();
   if (handle == nullptr) return nullptr;
-  std::unique_ptr<BlasProduct> product(new BlasProduct(&api_, handle));
+  std::unique_ptr<BlasProduct> product(new BlasProduct(&library_.api(), handle));
   BlasStatus status = product->Describe(problem);
   if (status == BlasStatus::kSuccess) status = product->Choose();
   if (status == BlasStatus::kSuccess) {
     product->MakeRoom(ElementBytes(problem.type));
     return product;
   }
-  MutexLock lock(&mutex_);
-  if (!told_of_refusal_) {
-    std::fprintf(stderr, "cuda backend: not by cuBLASLt, as perhaps others: %s: %s\n",
-                 problem.Text().c_str(), StatusText(api_, status).c_str());
-  }
-  told_of_refusal_ = true;
+  library_.TellOnce(absl::StrCat("not by cuBLASLt, as perhaps others: ", problem.Text(), ": ",
+                                 StatusText(library_.api(), status)));
   return nullptr;
 }
 

@@ -22,25 +22,16 @@
 #define CHORUS_CORE_CUDA_BLAS_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "core/base/mutex.h"
 #include "core/cuda/cublaslt_api.h"
 #include "core/cuda/cuda_api.h"
+#include "core/cuda/lazy_library.h"
 
 namespace chorus {
-
-// The least multiple of 256 from there on. What lies behind each other in a workspace, which itself
-// is aligned to less, begins at one: algorithms may want for theirs what memory of the driver has.
-constexpr int64_t kRoomAlignment = 256;
-constexpr int64_t RoomFrom(int64_t bytes) {
-  return (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment;
-}
 
 // As many products c = op(a) op(b) as there are, of matrices that lie row by row and behind each
 // other: op(a) is rows x depth, op(b) depth x columns, and op(x) is x or its transpose.
@@ -107,32 +98,24 @@ class BlasProduct {
   int64_t workspace_bytes_ = 0;
 };
 
-// One GPU's cuBLASLt. It is loaded and opened when the first product is made, which takes seconds
-// and hundreds of megabytes: who multiplies nothing does without.
+// One GPU's cuBLASLt. It is loaded and opened when the first product is made.
 class CudaBlas {
  public:
-  using Load = std::function<absl::StatusOr<cuda::BlasApi>()>;
+  using Library = LazyLibrary<cuda::BlasApi, cuda::BlasHandle>;
+  using Load = Library::Load;
 
   // Null: there is none, and nothing is told of it.
-  explicit CudaBlas(Load load) : load_(std::move(load)) {}
+  explicit CudaBlas(Load load) : library_(std::move(load), "matrix products without cuBLASLt") {}
   // In the GPU's context, as all that follows.
-  ~CudaBlas();
+  ~CudaBlas() = default;
   CudaBlas(const CudaBlas&) = delete;
   CudaBlas& operator=(const CudaBlas&) = delete;
 
   // Null: not by cuBLASLt, which is so for problems without any element or term.
-  std::unique_ptr<BlasProduct> Make(const BlasProblem& problem) const;
+  std::unique_ptr<BlasProduct> Make(const BlasProblem& problem);
 
  private:
-  // Null: it cannot be had.
-  cuda::BlasHandle Open() const;
-
-  const Load load_;
-  mutable Mutex mutex_;
-  mutable bool asked_ ABSL_GUARDED_BY(mutex_) = false;
-  mutable bool told_of_refusal_ ABSL_GUARDED_BY(mutex_) = false;
-  mutable cuda::BlasHandle handle_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  mutable cuda::BlasApi api_;  // does not change once there is a handle
+  Library library_;
 };
 
 }  // namespace chorus

@@ -38,7 +38,7 @@ class BlasTest : public ::testing::Test {
 
   std::unique_ptr<CudaGpu> Open(CudaBlas::Load load) {
     static constexpr char kImage[] = "of a stand-in";
-    auto gpu = CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}}, std::move(load));
+    auto gpu = CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}}, {std::move(load), nullptr});
     EXPECT_TRUE(gpu.ok()) << gpu.status();
     return *std::move(gpu);
   }
@@ -122,7 +122,8 @@ TEST_F(BlasTest, SaysThatALibraryCannotBeOpened) {
   });
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(gpu->MakeProduct(Square(4)), nullptr);
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("cublasLtCreate: FAKE (15)"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("a stand-in gives no handle: FAKE (15)"));
 }
 
 TEST_F(BlasTest, HasRoomForOperandsWhoseRowsAreAligned) {

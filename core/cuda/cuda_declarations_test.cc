@@ -9,6 +9,7 @@
 
 #include "core/cuda/cublaslt_api.h"
 #include "core/cuda/cuda_api.h"
+#include "core/cuda/cudnn_api.h"
 #include "core/cuda/nccl_api.h"
 #include "gtest/gtest.h"
 
@@ -16,6 +17,10 @@
 #include <cublasLt.h>
 #include <cuda.h>
 #include <nccl.h>
+#if __has_include(<cudnn.h>)
+#define CHORUS_HAVE_CUDNN 1
+#include <cudnn.h>
+#endif
 #endif
 
 namespace chorus {
@@ -78,6 +83,13 @@ CHORUS_STANDS_FOR(BlasLayoutStruct, cublasLtMatrixLayoutOpaque_t);
 CHORUS_STANDS_FOR(BlasChoiceStruct, cublasLtMatmulPreferenceOpaque_t);
 CHORUS_STANDS_FOR(BlasAlgorithm, cublasLtMatmulAlgo_t);
 CHORUS_STANDS_FOR(BlasHeuristic, cublasLtMatmulHeuristicResult_t);
+#if CHORUS_HAVE_CUDNN
+CHORUS_STANDS_FOR(DnnStatus, cudnnStatus_t);
+CHORUS_STANDS_FOR(DnnDescriptorType, cudnnBackendDescriptorType_t);
+CHORUS_STANDS_FOR(DnnAttribute, cudnnBackendAttributeName_t);
+CHORUS_STANDS_FOR(DnnAttributeType, cudnnBackendAttributeType_t);
+CHORUS_STANDS_FOR(DnnHandleStruct, cudnnContext);
+#endif
 #undef CHORUS_STANDS_FOR
 
 // --- Whether a type of ours is passed as theirs is ---
@@ -119,6 +131,12 @@ CHORUS_NCCL_FUNCTIONS(CHORUS_SAME_SIGNATURE)
   static_assert(Alike<decltype(BlasApi::name), decltype(&::symbol)>::value, #symbol);
 CHORUS_CUBLASLT_FUNCTIONS(CHORUS_SAME_SIGNATURE)
 #undef CHORUS_SAME_SIGNATURE
+#if CHORUS_HAVE_CUDNN
+#define CHORUS_SAME_SIGNATURE(name, symbol, result, parameters) \
+  static_assert(Alike<decltype(DnnApi::name), decltype(&::symbol)>::value, #symbol);
+CHORUS_CUDNN_FUNCTIONS(CHORUS_SAME_SIGNATURE)
+#undef CHORUS_SAME_SIGNATURE
+#endif
 
 // --- Numbers ---
 
@@ -211,6 +229,101 @@ CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kCustomOption, CUBLASLT_ALGO_CONFIG_C
 CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kStages, CUBLASLT_ALGO_CONFIG_STAGES_ID);
 CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kInnerShape, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID);
 CHORUS_SAME_NUMBER(BlasAlgorithmAttribute::kClusterShape, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+#if CHORUS_HAVE_CUDNN
+CHORUS_SAME_NUMBER(DnnStatus::kSuccess, CUDNN_STATUS_SUCCESS);
+CHORUS_SAME_NUMBER(DnnStatus::kBadParameter, CUDNN_STATUS_BAD_PARAM);
+CHORUS_SAME_NUMBER(DnnStatus::kNotSupported, CUDNN_STATUS_NOT_SUPPORTED);
+CHORUS_SAME_NUMBER(DnnType::kF32, CUDNN_DATA_FLOAT);
+CHORUS_SAME_NUMBER(DnnType::kF64, CUDNN_DATA_DOUBLE);
+CHORUS_SAME_NUMBER(DnnConvolutionMode::kCrossCorrelation, CUDNN_CROSS_CORRELATION);
+CHORUS_SAME_NUMBER(DnnHeuristic::kFallback, CUDNN_HEUR_MODE_FALLBACK);
+CHORUS_SAME_NUMBER(DnnHeuristic::kB, CUDNN_HEUR_MODE_B);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kTensorCore, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kDownConvertInputs, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kReducedPrecisionReduction,
+                   CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kFft, CUDNN_NUMERICAL_NOTE_FFT);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kNondeterministic, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kWinograd, CUDNN_NUMERICAL_NOTE_WINOGRAD);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kWinograd4x4, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kWinograd6x6, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kWinograd13x13, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13);
+CHORUS_SAME_NUMBER(DnnNumericalNote::kStrictNanPropagation, CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP);
+CHORUS_SAME_NUMBER(DnnBehaviorNote::kRuntimeCompilation, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION);
+CHORUS_SAME_NUMBER(DnnBehaviorNote::kCublasLt, CUDNN_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kConvolution, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kEngine, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kEngineConfig, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kEngineHeuristic, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kExecutionPlan, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kConvolutionForward,
+                   CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kConvolutionBackwardFilter,
+                   CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kConvolutionBackwardData,
+                   CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kOperationGraph, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kVariantPack, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnDescriptorType::kTensor, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnAttributeType::kHandle, CUDNN_TYPE_HANDLE);
+CHORUS_SAME_NUMBER(DnnAttributeType::kDataType, CUDNN_TYPE_DATA_TYPE);
+CHORUS_SAME_NUMBER(DnnAttributeType::kInt64, CUDNN_TYPE_INT64);
+CHORUS_SAME_NUMBER(DnnAttributeType::kFloat, CUDNN_TYPE_FLOAT);
+CHORUS_SAME_NUMBER(DnnAttributeType::kDouble, CUDNN_TYPE_DOUBLE);
+CHORUS_SAME_NUMBER(DnnAttributeType::kPointer, CUDNN_TYPE_VOID_PTR);
+CHORUS_SAME_NUMBER(DnnAttributeType::kConvolutionMode, CUDNN_TYPE_CONVOLUTION_MODE);
+CHORUS_SAME_NUMBER(DnnAttributeType::kHeuristic, CUDNN_TYPE_HEUR_MODE);
+CHORUS_SAME_NUMBER(DnnAttributeType::kNumericalNote, CUDNN_TYPE_NUMERICAL_NOTE);
+CHORUS_SAME_NUMBER(DnnAttributeType::kDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR);
+CHORUS_SAME_NUMBER(DnnAttributeType::kBehaviorNote, CUDNN_TYPE_BEHAVIOR_NOTE);
+CHORUS_SAME_NUMBER(DnnAttribute::kConvolutionComputeType, CUDNN_ATTR_CONVOLUTION_COMP_TYPE);
+CHORUS_SAME_NUMBER(DnnAttribute::kConvolutionMode, CUDNN_ATTR_CONVOLUTION_CONV_MODE);
+CHORUS_SAME_NUMBER(DnnAttribute::kConvolutionDilations, CUDNN_ATTR_CONVOLUTION_DILATIONS);
+CHORUS_SAME_NUMBER(DnnAttribute::kConvolutionStrides, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES);
+CHORUS_SAME_NUMBER(DnnAttribute::kConvolutionPostPaddings, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS);
+CHORUS_SAME_NUMBER(DnnAttribute::kConvolutionPrePaddings, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS);
+CHORUS_SAME_NUMBER(DnnAttribute::kConvolutionSpatialDims, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS);
+CHORUS_SAME_NUMBER(DnnAttribute::kHeuristicMode, CUDNN_ATTR_ENGINEHEUR_MODE);
+CHORUS_SAME_NUMBER(DnnAttribute::kHeuristicGraph, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+CHORUS_SAME_NUMBER(DnnAttribute::kHeuristicResults, CUDNN_ATTR_ENGINEHEUR_RESULTS);
+CHORUS_SAME_NUMBER(DnnAttribute::kConfigEngine, CUDNN_ATTR_ENGINECFG_ENGINE);
+CHORUS_SAME_NUMBER(DnnAttribute::kPlanHandle, CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
+CHORUS_SAME_NUMBER(DnnAttribute::kPlanConfig, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+CHORUS_SAME_NUMBER(DnnAttribute::kPlanWorkspaceBytes, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+CHORUS_SAME_NUMBER(DnnAttribute::kForwardAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA);
+CHORUS_SAME_NUMBER(DnnAttribute::kForwardBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA);
+CHORUS_SAME_NUMBER(DnnAttribute::kForwardConvolution,
+                   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC);
+CHORUS_SAME_NUMBER(DnnAttribute::kForwardW, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W);
+CHORUS_SAME_NUMBER(DnnAttribute::kForwardX, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X);
+CHORUS_SAME_NUMBER(DnnAttribute::kForwardY, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y);
+CHORUS_SAME_NUMBER(DnnAttribute::kDataAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA);
+CHORUS_SAME_NUMBER(DnnAttribute::kDataBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA);
+CHORUS_SAME_NUMBER(DnnAttribute::kDataConvolution,
+                   CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC);
+CHORUS_SAME_NUMBER(DnnAttribute::kDataW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W);
+CHORUS_SAME_NUMBER(DnnAttribute::kDataX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX);
+CHORUS_SAME_NUMBER(DnnAttribute::kDataY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY);
+CHORUS_SAME_NUMBER(DnnAttribute::kFilterAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA);
+CHORUS_SAME_NUMBER(DnnAttribute::kFilterBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA);
+CHORUS_SAME_NUMBER(DnnAttribute::kFilterConvolution,
+                   CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC);
+CHORUS_SAME_NUMBER(DnnAttribute::kFilterW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW);
+CHORUS_SAME_NUMBER(DnnAttribute::kFilterX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X);
+CHORUS_SAME_NUMBER(DnnAttribute::kFilterY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY);
+CHORUS_SAME_NUMBER(DnnAttribute::kGraphHandle, CUDNN_ATTR_OPERATIONGRAPH_HANDLE);
+CHORUS_SAME_NUMBER(DnnAttribute::kGraphOperations, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+CHORUS_SAME_NUMBER(DnnAttribute::kTensorAlignment, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
+CHORUS_SAME_NUMBER(DnnAttribute::kTensorType, CUDNN_ATTR_TENSOR_DATA_TYPE);
+CHORUS_SAME_NUMBER(DnnAttribute::kTensorDimensions, CUDNN_ATTR_TENSOR_DIMENSIONS);
+CHORUS_SAME_NUMBER(DnnAttribute::kTensorStrides, CUDNN_ATTR_TENSOR_STRIDES);
+CHORUS_SAME_NUMBER(DnnAttribute::kTensorId, CUDNN_ATTR_TENSOR_UNIQUE_ID);
+CHORUS_SAME_NUMBER(DnnAttribute::kPackIds, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+CHORUS_SAME_NUMBER(DnnAttribute::kPackPointers, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+CHORUS_SAME_NUMBER(DnnAttribute::kPackWorkspace, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+CHORUS_SAME_NUMBER(DnnAttribute::kEngineNumericalNotes, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE);
+CHORUS_SAME_NUMBER(DnnAttribute::kEngineBehaviorNotes, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE);
+#endif
 #undef CHORUS_SAME_NUMBER
 
 // --- Layouts ---
@@ -389,6 +502,86 @@ TEST(CublasLtTest, OtherAttributesAreAsWideAsWeSay) {
   EXPECT_EQ(api->MatmulPreferenceDestroy(choice), BlasStatus::kSuccess);
   EXPECT_EQ(api->MatrixLayoutDestroy(layout), BlasStatus::kSuccess);
 }
+#if CHORUS_HAVE_CUDNN
+TEST(CudaSymbolsTest, CudnnHasAll) {
+  EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/libcudnn.so.9", DnnSymbols()), kNothing);
+}
+// Which the library does without a GPU: descriptors that need no handle are what it expects.
+TEST(CudnnTest, AttributesAreAsWideAsWeSay) {
+  const auto api = LoadDnnApi({CHORUS_CUDA_HOME "/lib64"});
+  ASSERT_TRUE(api.ok()) << api.status();
+  using A = DnnAttribute;
+  using T = DnnAttributeType;
+  const auto make = [&](DnnDescriptorType type) {
+    DnnDescriptor made = nullptr;
+    EXPECT_EQ(api->CreateDescriptor(type, &made), DnnStatus::kSuccess);
+    return made;
+  };
+  const auto set = [&](DnnDescriptor descriptor, A attribute, T type, auto values) {
+    const auto count = static_cast<int64_t>(values.size());
+    EXPECT_EQ(api->SetAttribute(descriptor, attribute, type, count, values.data()),
+              DnnStatus::kSuccess)
+        << static_cast<int>(attribute);
+  };
+  using Ints = std::vector<int64_t>;
+  DnnDescriptor tensors[3];
+  for (int64_t i = 0; i < 3; ++i) {
+    tensors[i] = make(DnnDescriptorType::kTensor);
+    set(tensors[i], A::kTensorType, T::kDataType, std::vector<DnnType>{DnnType::kF32});
+    set(tensors[i], A::kTensorDimensions, T::kInt64, Ints{4, 4, 1, 1});
+    set(tensors[i], A::kTensorStrides, T::kInt64, Ints{4, 1, 1, 1});
+    set(tensors[i], A::kTensorId, T::kInt64, Ints{i});
+    set(tensors[i], A::kTensorAlignment, T::kInt64, Ints{4});
+    EXPECT_EQ(api->Finalize(tensors[i]), DnnStatus::kSuccess);
+  }
+  const DnnDescriptor convolution = make(DnnDescriptorType::kConvolution);
+  set(convolution, A::kConvolutionComputeType, T::kDataType, std::vector<DnnType>{DnnType::kF32});
+  set(convolution, A::kConvolutionMode, T::kConvolutionMode,
+      std::vector<DnnConvolutionMode>{DnnConvolutionMode::kCrossCorrelation});
+  set(convolution, A::kConvolutionSpatialDims, T::kInt64, Ints{2});
+  for (const A attribute : {A::kConvolutionStrides, A::kConvolutionDilations}) {
+    set(convolution, attribute, T::kInt64, Ints{1, 1});
+  }
+  for (const A attribute : {A::kConvolutionPrePaddings, A::kConvolutionPostPaddings}) {
+    set(convolution, attribute, T::kInt64, Ints{0, 0});
+  }
+  EXPECT_EQ(api->Finalize(convolution), DnnStatus::kSuccess);
+  const struct {
+    DnnDescriptorType type;
+    A alpha, beta, convolution, x, w, y;
+  } operations[] = {{DnnDescriptorType::kConvolutionForward, A::kForwardAlpha, A::kForwardBeta,
+                     A::kForwardConvolution, A::kForwardX, A::kForwardW, A::kForwardY},
+                    {DnnDescriptorType::kConvolutionBackwardData, A::kDataAlpha, A::kDataBeta,
+                     A::kDataConvolution, A::kDataX, A::kDataW, A::kDataY},
+                    {DnnDescriptorType::kConvolutionBackwardFilter, A::kFilterAlpha, A::kFilterBeta,
+                     A::kFilterConvolution, A::kFilterX, A::kFilterW, A::kFilterY}};
+  for (const auto& names : operations) {
+    const DnnDescriptor operation = make(names.type);
+    const auto refer = [&](A attribute, DnnDescriptor to) {
+      set(operation, attribute, T::kDescriptor, std::vector<DnnDescriptor>{to});
+    };
+    refer(names.convolution, convolution);
+    refer(names.x, tensors[0]);
+    refer(names.w, tensors[1]);
+    refer(names.y, tensors[2]);
+    set(operation, names.alpha, T::kFloat, std::vector<float>{1});
+    set(operation, names.beta, T::kFloat, std::vector<float>{0});
+    EXPECT_EQ(api->Finalize(operation), DnnStatus::kSuccess) << static_cast<int>(names.type);
+    EXPECT_EQ(api->DestroyDescriptor(operation), DnnStatus::kSuccess);
+  }
+  // What is finalized does not change, so that the above says something.
+  EXPECT_NE(api->SetAttribute(convolution, A::kConvolutionSpatialDims, T::kInt64, 1, tensors),
+            DnnStatus::kSuccess);
+  EXPECT_EQ(api->DestroyDescriptor(convolution), DnnStatus::kSuccess);
+  for (const DnnDescriptor tensor : tensors) {
+    EXPECT_EQ(api->DestroyDescriptor(tensor), DnnStatus::kSuccess);
+  }
+}
+#else
+TEST(CudnnTest, AgreesWithTheToolkit) {
+  GTEST_SKIP() << "no cuDNN in " CHORUS_CUDA_HOME ": nothing to compare the declarations with";
+}
+#endif
 TEST(CudaSymbolsTest, AMissingOneIsFound) {
   EXPECT_EQ(MissingIn(CHORUS_CUDA_HOME "/lib64/libnccl.so.2", {"ncclGetVersion", "ncclNoSuch"}),
             std::vector<std::string>{"ncclNoSuch"});

@@ -16,8 +16,8 @@ constexpr int64_t kThreadsPerMultiprocessor = 4 * 2048;
 
 absl::StatusOr<std::unique_ptr<CudaGpu>> CudaGpu::Open(const cuda::Api* api, int ordinal,
                                                        absl::Span<const KernelImage> images,
-                                                       CudaBlas::Load load_blas) {
-  std::unique_ptr<CudaGpu> gpu(new CudaGpu(api, std::move(load_blas)));
+                                                       CudaLibraries libraries) {
+  std::unique_ptr<CudaGpu> gpu(new CudaGpu(api, std::move(libraries)));
   CHORUS_RETURN_IF_ERROR(gpu->Fill(ordinal, images));
   return gpu;
 }
@@ -60,6 +60,7 @@ CudaGpu::~CudaGpu() {
   if (context_ == nullptr) return;
   Enter();
   blas_ = nullptr;
+  dnn_ = nullptr;
   for (const cuda::Module module : modules_) api_->ModuleUnload(module);
   for (const auto& pinned : pinned_) api_->MemHostUnregister(const_cast<char*>(pinned.first));
   api_->DevicePrimaryCtxRelease(device_);
@@ -93,6 +94,11 @@ absl::Status CudaGpu::LaunchWith(cuda::Function function, void** params, int64_t
 std::unique_ptr<BlasProduct> CudaGpu::MakeProduct(const BlasProblem& problem) const {
   Enter();
   return blas_->Make(problem);
+}
+
+std::unique_ptr<DnnConvolution> CudaGpu::MakeConvolution(const DnnProblem& problem) const {
+  Enter();
+  return dnn_->Make(problem);
 }
 
 absl::StatusOr<PinnedMemory> CudaGpu::AllocatePinned(int64_t bytes) const {

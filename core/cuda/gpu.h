@@ -1,5 +1,5 @@
-// One GPU as the backend uses it: its context, its kernels, cuBLASLt's products, pinned memory, and
-// what it is.
+// One GPU as the backend uses it: its context, its kernels, what NVIDIA's libraries compute on it,
+// pinned memory, and what it is.
 //
 // Threads: any; each calls Enter() before it calls the driver, for the context is a thread's.
 // Ownership: the table must outlive the GPU, and the GPU what it made. Errors: as cuda_api.h says.
@@ -22,6 +22,7 @@
 #include "core/base/mutex.h"
 #include "core/cuda/blas.h"
 #include "core/cuda/cuda_api.h"
+#include "core/cuda/dnn.h"
 
 namespace chorus {
 
@@ -37,13 +38,20 @@ struct KernelImage {
   size_t bytes = 0;
 };
 
+// NVIDIA's libraries that it does without where there are none: how each is found (null: it is
+// not).
+struct CudaLibraries {
+  CudaBlas::Load blas;
+  CudaDnn::Load dnn;
+};
+
 class CudaGpu {
  public:
   // FAILED_PRECONDITION kWrongState: there is no such GPU, or an image is empty, which is so where
-  // the build had no CUDA toolkit. `load_blas`: of CudaBlas.
+  // the build had no CUDA toolkit.
   static absl::StatusOr<std::unique_ptr<CudaGpu>> Open(const cuda::Api* api, int ordinal,
                                                        absl::Span<const KernelImage> images,
-                                                       CudaBlas::Load load_blas);
+                                                       CudaLibraries libraries);
   ~CudaGpu();
   CudaGpu(const CudaGpu&) = delete;
   CudaGpu& operator=(const CudaGpu&) = delete;
@@ -74,6 +82,8 @@ class CudaGpu {
 
   // Null: not by cuBLASLt (blas.h).
   std::unique_ptr<BlasProduct> MakeProduct(const BlasProblem& problem) const;
+  // Null: not by cuDNN (dnn.h).
+  std::unique_ptr<DnnConvolution> MakeConvolution(const DnnProblem& problem) const;
 
   absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes) const;
   void FreePinned(const PinnedMemory& memory) const;
@@ -84,8 +94,10 @@ class CudaGpu {
   bool IsPinned(const void* memory, int64_t bytes) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  CudaGpu(const cuda::Api* api, CudaBlas::Load load_blas)
-      : api_(api), blas_(std::make_unique<CudaBlas>(std::move(load_blas))) {}
+  CudaGpu(const cuda::Api* api, CudaLibraries libraries)
+      : api_(api),
+        blas_(std::make_unique<CudaBlas>(std::move(libraries.blas))),
+        dnn_(std::make_unique<CudaDnn>(std::move(libraries.dnn))) {}
   absl::Status Fill(int ordinal, absl::Span<const KernelImage> images);
   absl::Status LaunchWith(cuda::Function function, void** params, int64_t threads,
                           cuda::Stream stream) const;
@@ -95,6 +107,7 @@ class CudaGpu {
   cuda::Context context_ = nullptr;
   std::vector<cuda::Module> modules_;
   std::unique_ptr<CudaBlas> blas_;
+  std::unique_ptr<CudaDnn> dnn_;
   mutable Mutex mutex_;
   // Those that were asked for: the driver is asked for each once.
   mutable absl::flat_hash_map<std::string, cuda::Function> functions_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
-// Libraries that are looked for when the program runs: the driver, NCCL, cuBLASLt. Nothing of
-// Chorus is linked against them, so that it starts where they are not.
+// Libraries that are looked for when the program runs: the driver, NCCL, cuBLASLt, cuDNN. Nothing
+// of Chorus is linked against them, so that it starts where they are not.
 //
 // Threads: any; a SharedLibrary does not change. Ownership: a library stays loaded until the
 // process ends, for none of these can be unloaded safely. Errors: FAILED_PRECONDITION kWrongState,

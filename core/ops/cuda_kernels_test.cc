@@ -20,7 +20,9 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/cuda/cublaslt_api.h"
+#include "core/cuda/cudnn_api.h"
 #include "core/cuda/testing/fake_blas.h"
+#include "core/cuda/testing/fake_dnn.h"
 #include "core/cuda/testing/fake_driver.h"
 #include "core/cuda/testing/test_driver.h"
 #include "core/ops/compare/compare.h"
@@ -89,8 +91,8 @@ class Driver {
 // A GPU, and one stream.
 class CudaKernelsTest : public ::testing::Test {
  protected:
-  explicit CudaKernelsTest(CudaBlas::Load load_blas = nullptr) : api_(driver_.api()) {
-    auto gpu = CudaGpu::Open(&api_, 0, driver_.images(), std::move(load_blas));
+  explicit CudaKernelsTest(CudaLibraries libraries = {}) : api_(driver_.api()) {
+    auto gpu = CudaGpu::Open(&api_, 0, driver_.images(), std::move(libraries));
     EXPECT_TRUE(gpu.ok()) << gpu.status();
     gpu_ = *std::move(gpu);
     gpu_->Enter();
@@ -465,22 +467,40 @@ TEST_F(CudaKernelsTest, SelectionsAreOperandsBitByBit) {
             testing::MakeValue<double>(five, {2, nan, 2, nan, 0.0}));
 }
 
-// By cuBLASLt, or its stand-in, and by our own kernels.
-class CudaProductsTest : public CudaKernelsTest, public ::testing::WithParamInterface<bool> {
+// By NVIDIA's libraries, or their stand-ins, and by our own kernels.
+enum class Way { kCudnn, kCublasLt, kOwn };  // the first has cuBLASLt too
+class CudaLibrariesTest : public CudaKernelsTest, public ::testing::WithParamInterface<Way> {
  protected:
-  CudaProductsTest() : CudaKernelsTest(GetParam() ? Load : CudaBlas::Load()) {}
+  CudaLibrariesTest() : CudaKernelsTest(Libraries()) {}
   void SetUp() override {
-    if (GetParam() && TestsRunOnADriver() && !cuda::LoadBlasApi({}).ok()) {
-      GTEST_SKIP() << cuda::LoadBlasApi({}).status();
-    }
+    if (!TestsRunOnADriver()) return;
+    if (HasBlas() && !cuda::LoadBlasApi({}).ok()) GTEST_SKIP() << cuda::LoadBlasApi({}).status();
+    if (HasDnn() && !cuda::LoadDnnApi({}).ok()) GTEST_SKIP() << cuda::LoadDnnApi({}).status();
   }
-  static absl::StatusOr<cuda::BlasApi> Load() {
-    if (TestsRunOnADriver()) return cuda::LoadBlasApi({});
-    return cuda::FakeBlasApi();
+  static bool HasDnn() { return GetParam() == Way::kCudnn; }
+  static bool HasBlas() { return GetParam() != Way::kOwn; }
+  static CudaLibraries Libraries() {
+    CudaLibraries libraries;
+    if (HasBlas()) libraries.blas = cuda::FakeBlasApi;
+    if (HasDnn()) libraries.dnn = cuda::FakeDnnApi;
+    if (!TestsRunOnADriver()) return libraries;
+    if (HasBlas()) libraries.blas = [] { return cuda::LoadBlasApi({}); };
+    if (HasDnn()) libraries.dnn = [] { return cuda::LoadDnnApi({}); };
+    return libraries;
   }
 };
-INSTANTIATE_TEST_SUITE_P(EachWay, CudaProductsTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "ByCublasLt" : "ByOurOwn"; });
+std::string NameOf(const ::testing::TestParamInfo<Way>& info) {
+  return info.param == Way::kCudnn      ? "ByCudnn"
+         : info.param == Way::kCublasLt ? "ByCublasLt"
+                                        : "ByOurOwn";
+}
+INSTANTIATE_TEST_SUITE_P(EachWay, CudaLibrariesTest,
+                         ::testing::Values(Way::kCudnn, Way::kCublasLt, Way::kOwn), NameOf);
+
+// Products are not cuDNN's.
+class CudaProductsTest : public CudaLibrariesTest {};
+INSTANTIATE_TEST_SUITE_P(EachWay, CudaProductsTest, ::testing::Values(Way::kCublasLt, Way::kOwn),
+                         NameOf);
 
 // So that the other tests do not pass by way of our own kernels.
 TEST_P(CudaProductsTest, DoesProductsOfEachTypeByCublasLtWhereItIs) {
@@ -498,7 +518,7 @@ TEST_P(CudaProductsTest, DoesProductsOfEachTypeByCublasLtWhereItIs) {
           problem.transpose_a = (flags & 1) != 0;
           problem.transpose_b = (flags & 2) != 0;
           const auto product = gpu_->MakeProduct(problem);
-          EXPECT_EQ(product != nullptr, GetParam()) << problem.Text();
+          EXPECT_EQ(product != nullptr, HasBlas()) << problem.Text();
           const auto again = gpu_->MakeProduct(problem);
           if (product == nullptr || again == nullptr) continue;
           EXPECT_EQ(product->workspace_bytes(), again->workspace_bytes()) << problem.Text();
@@ -558,7 +578,7 @@ TEST_P(CudaProductsTest, EqualsTheNaiveEvaluatorWhereverEachOperandLies) {
       }
     }
   }
-  const bool by_stand_in = GetParam() && !TestsRunOnADriver();
+  const bool by_stand_in = HasBlas() && !TestsRunOnADriver();
   EXPECT_EQ(cuda::CountsOfFakeBlas().products > before, by_stand_in);
 }
 
@@ -624,7 +644,7 @@ TEST_P(CudaProductsTest, RoundsOnceWrapsAndKeepsItsOrder) {
   const auto u = static_cast<uint64_t>(large);
   EXPECT_EQ(testing::Elements<int64_t>(wrapped.value),
             (std::vector<int64_t>{static_cast<int64_t>(u * 4 - u * 5 + u * 3)}));
-  if (GetParam()) return;
+  if (HasBlas()) return;
   const Outcome ordered = Run("matmul",
                               {testing::MakeValue<float>({1, 4}, {1, 3e8f, -3e8f, 1}),
                                testing::MakeValue<float>({4, 1}, {1, 1, 1, 1})},
@@ -730,7 +750,7 @@ Convolutions ConvolutionsOf(const std::vector<int64_t>& x, const std::vector<int
 }
 
 // The adjoint in x takes places apart by what strides and dilations have in common.
-TEST_F(CudaKernelsTest, ConvolutionsOfAnyStrideAndDilation) {
+TEST_P(CudaLibrariesTest, ConvolutionsOfAnyStrideAndDilation) {
   SCOPED_TRACE(kSeed);
   std::mt19937_64 random(kSeed);
   const auto upto = [&](int64_t least, int64_t most) {
@@ -767,15 +787,17 @@ TEST_F(CudaKernelsTest, ConvolutionsOfAnyStrideAndDilation) {
   EXPECT_GT(fit, 200);
 }
 
-// Of so many products of elements that they are left to cuBLASLt, with all that unfolding has to
-// get right: borders, strides, dilations, samples that go in several slabs, the last of fewer.
-TEST_P(CudaProductsTest, LargeConvolutionsWhereverEachOperandLies) {
+// Of so many products of elements that they are left to cuBLASLt where there is no cuDNN, with all
+// that unfolding has to get right: borders, strides, dilations, samples that go in several slabs,
+// the last of fewer.
+TEST_P(CudaLibrariesTest, LargeConvolutionsWhereverEachOperandLies) {
   SCOPED_TRACE(kSeed);
   std::mt19937_64 random(kSeed);
   struct Case {
     DType dtype;
     Convolutions c;
-    int64_t slabs[3];  // of each op
+    int64_t slabs[3];     // of each op
+    bool unfolds = true;  // else it is cuBLASLt's also where there is cuDNN
   };
   const Case cases[] = {
       {DType::kF32,
@@ -786,7 +808,8 @@ TEST_P(CudaProductsTest, LargeConvolutionsWhereverEachOperandLies) {
        {1, 1, 1}},
       {DType::kF32,
        ConvolutionsOf({5, 64, 20, 20}, {160, 64, 1, 1}, {1, 1}, {0, 0}, {1, 1}, 1),
-       {1, 1, 1}},
+       {1, 1, 1},
+       /*unfolds=*/false},
       {DType::kF32,
        ConvolutionsOf({4, 64, 41, 41}, {160, 64, 1, 1}, {2, 2}, {0, 0}, {1, 1}, 1),
        {1, 1, 1}},
@@ -810,11 +833,15 @@ TEST_P(CudaProductsTest, LargeConvolutionsWhereverEachOperandLies) {
         inputs.push_back(testing::RandomNormal(type, &random));
         what += " " + type.ToString();
       }
-      const int64_t before = cuda::CountsOfFakeBlas().products;
+      const int64_t products = cuda::CountsOfFakeBlas().products;
+      const int64_t convolutions = cuda::CountsOfFakeDnn().convolutions;
       const Outcome outcome = Run(op, inputs, c.AttributesOf(op));
       ASSERT_TRUE(outcome.status.ok()) << what << ": " << outcome.status;
       if (!TestsRunOnADriver()) {
-        EXPECT_EQ(cuda::CountsOfFakeBlas().products - before, GetParam() ? large.slabs[o] : 0)
+        const bool by_dnn = HasDnn() && large.unfolds;
+        EXPECT_EQ(cuda::CountsOfFakeDnn().convolutions - convolutions, by_dnn ? 1 : 0) << what;
+        EXPECT_EQ(cuda::CountsOfFakeBlas().products - products,
+                  HasBlas() && !by_dnn ? large.slabs[o] : 0)
             << what;
       }
       testing::ExpectNear(outcome.value, OnHost(op, inputs, c.AttributesOf(op)), what);

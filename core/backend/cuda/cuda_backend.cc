@@ -42,7 +42,7 @@ class CudaBackend : public Backend {
   static absl::StatusOr<std::unique_ptr<Backend>> Create(const CudaBackendOptions& options) {
     auto backend = std::unique_ptr<CudaBackend>(new CudaBackend(options.make_kernel));
     CHORUS_ASSIGN_OR_RETURN(
-        backend->gpu_, CudaGpu::Open(options.api, options.gpu, options.images, options.load_blas));
+        backend->gpu_, CudaGpu::Open(options.api, options.gpu, options.images, options.libraries));
     int64_t memory_bytes = options.memory_bytes;
     if (memory_bytes == 0) {
       backend->gpu_->Enter();

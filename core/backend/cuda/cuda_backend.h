@@ -11,7 +11,6 @@
 
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
-#include "core/cuda/blas.h"
 #include "core/cuda/cuda_api.h"
 #include "core/cuda/gpu.h"
 #include "core/ops/cuda_kernel.h"
@@ -25,7 +24,7 @@ struct CudaBackendOptions {
   // The kernels of collectives (cuda::kernel_image), and those that make_kernel wants.
   std::vector<KernelImage> images;
   CudaKernelFactory make_kernel = nullptr;
-  CudaBlas::Load load_blas;  // null: no cuBLASLt
+  CudaLibraries libraries;
   int64_t memory_bytes = 0;  // 0: nine tenths of what is free
   // What is taken of the GPU at a time.
   int64_t chunk_bytes = int64_t{256} << 20;

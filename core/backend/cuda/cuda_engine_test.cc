@@ -267,7 +267,7 @@ TEST_F(CudaEngineTest, WorkBehindCollectivesInARowFindsTheLast) {
 
 // The engine alone, for what a backend does not offer.
 TEST_F(CudaEngineTest, PinnedMemoryIsCopiedWhereItIs) {
-  auto gpu = *CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}}, nullptr);
+  auto gpu = *CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}}, {});
   auto memory = *GpuMemory::Create(gpu.get(), int64_t{16} << 20, 1 << 20);
   auto engine = *CudaEngine::Create(gpu.get(), memory.get(), 1);
   constexpr int64_t kBytes = (12 << 20) + 5;

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/cuda/blas.h"
+#include "core/cuda/dnn.h"
+#include "core/cuda/room.h"
 #include "core/ops/convolution/convolution.h"
 #include "core/ops/convolution/convolution_kernels.h"
 
@@ -155,23 +157,93 @@ CudaKernelOrError GatherWeights(const CudaGpu& gpu, const NodeView& node,
   return std::unique_ptr<CudaKernel>(std::move(kernel));
 }
 
+using Gives = DnnProblem::Gives;
+
+struct Operands {
+  cuda::DevicePtr x = 0;
+  cuda::DevicePtr w = 0;
+  cuda::DevicePtr y = 0;
+};
+Operands OperandsOf(Gives gives, const KernelCall& call) {
+  const cuda::DevicePtr given = call.outputs[0];
+  switch (gives) {
+    case Gives::kY:
+      return {call.inputs[0], call.inputs[1], given};
+    case Gives::kX:
+      return {given, call.inputs[1], call.inputs[0]};
+    case Gives::kW:
+      break;
+  }
+  return {call.inputs[0], given, call.inputs[1]};
+}
+
+// --- By cuDNN -----------------------------------------------------------------------------------
+
+class ByDnn final : public CudaKernel {
+ public:
+  // Null: not by cuDNN.
+  static std::unique_ptr<CudaKernel> MakeOrNull(const CudaGpu& gpu, const NodeView& node,
+                                                absl::Span<const TensorType> outputs,
+                                                const ConvolutionSizes& s, Gives gives);
+
+  absl::Status Enqueue(const KernelCall& call, const KernelFault& /*fault*/, const CudaGpu& /*gpu*/,
+                       cuda::Stream stream) const override {
+    const Operands at = OperandsOf(gives_, call);
+    return convolution_->Enqueue(at.x, at.w, at.y, static_cast<cuda::DevicePtr>(call.workspace),
+                                 stream);
+  }
+
+ private:
+  ByDnn(Facts facts, Gives gives, std::unique_ptr<DnnConvolution> convolution)
+      : CudaKernel(std::move(facts)), gives_(gives), convolution_(std::move(convolution)) {}
+
+  const Gives gives_;
+  const std::unique_ptr<DnnConvolution> convolution_;
+};
+
+std::unique_ptr<CudaKernel> ByDnn::MakeOrNull(const CudaGpu& gpu, const NodeView& node,
+                                              absl::Span<const TensorType> outputs,
+                                              const ConvolutionSizes& s, Gives gives) {
+  const Window& over_h = s.windows[0];
+  const Window& over_w = s.windows[1];
+  DnnProblem problem;
+  problem.gives = gives;
+  problem.type = outputs[0].dtype == DType::kF64 ? cuda::DnnType::kF64 : cuda::DnnType::kF32;
+  problem.x = {s.batch, s.groups * s.in, s.x[0], s.x[1]};
+  problem.w = {s.groups * s.out, s.in, over_h.kernel, over_w.kernel};
+  problem.y = {s.batch, s.groups * s.out, s.y[0], s.y[1]};
+  problem.stride = {over_h.stride, over_w.stride};
+  problem.padding = {over_h.padding, over_w.padding};
+  problem.dilation = {over_h.dilation, over_w.dilation};
+  std::unique_ptr<DnnConvolution> convolution = gpu.MakeConvolution(problem);
+  if (convolution == nullptr) return nullptr;
+  Facts facts = FactsOf(node, outputs);
+  facts.workspace_bytes = convolution->workspace_bytes();
+  return std::unique_ptr<CudaKernel>(new ByDnn(std::move(facts), gives, std::move(convolution)));
+}
+
 // --- By matrix products -------------------------------------------------------------------------
 
-// Less work than so many products of elements is done at once by one of the kernels above. Both are
-// guesses: small launches take some microseconds each, and what is unfolded is read again from the
-// cache of a large GPU.
-constexpr double kLeastProducts = 1 << 24;
+// Less work than so many products of elements is done at once by one of the kernels above: on an
+// H100 they are as fast for half as many. Larger slabs were faster there, up to 512 MiB
+// (docs/gpu.md), but a run is charged for them.
+constexpr double kLeastProducts = 1 << 20;
 constexpr int64_t kSlabBytes = int64_t{32} << 20;
 // Of one sample, unfolded.
 constexpr double kMostSampleBytes = 128 << 20;
 
-enum class Gives { kY, kX, kWeights };
+// Where a tap is over one element of x at each place, and each is at one, it is not: x is unfolded
+// as it is.
+bool IsUnfolded(const ConvolutionSizes& s) {
+  return std::any_of(s.windows.begin(), s.windows.end(), [](const Window& window) {
+    return window.kernel != 1 || window.stride != 1 || window.padding != 0;
+  });
+}
 
 // Samples by slabs. Each slab is unfolded into the workspace, and its samples multiplied by
 // cuBLASLt:
 //   y = w unfolded;   x = folded w^T y;   w = the sum of y unfolded^T over the samples of a slab,
-// added to those of the slabs before; then those of the samples are added up. Where a tap is over
-// one element of x at each place, and each is at one, x is unfolded as it is.
+// added to those of the slabs before; then those of the samples are added up.
 template <typename T>
 class ByProducts final : public CudaKernel {
  public:
@@ -244,9 +316,7 @@ absl::StatusOr<std::unique_ptr<CudaKernel>> ByProducts<T>::MakeOrNull(
   const Window& over_w = s.windows[1];
   Plan plan;
   plan.gives = gives;
-  for (const Window& window : s.windows) {
-    plan.unfolds |= window.kernel != 1 || window.stride != 1 || window.padding != 0;
-  }
+  plan.unfolds = IsUnfolded(s);
   const int64_t places = s.y[0] * s.y[1];
   const int64_t rows = s.in * over_h.kernel * over_w.kernel;
   // What all of it makes may be larger than any number of these.
@@ -262,8 +332,9 @@ absl::StatusOr<std::unique_ptr<CudaKernel>> ByProducts<T>::MakeOrNull(
   plan.y = s.out * places;
   plan.unfolded = rows * places;
   plan.weights = s.out * rows;
-  int64_t largest = std::max(plan.unfolded, plan.y);
-  if (gives == Gives::kWeights) largest = std::max(largest, plan.weights);
+  // What a sample has in the workspace.
+  int64_t largest = plan.unfolds ? std::max(plan.unfolded, plan.y) : 1;
+  if (gives == Gives::kW) largest = std::max(largest, plan.weights);
   const int64_t most = std::max<int64_t>(1, kSlabBytes / (largest * int64_t{sizeof(T)}));
   plan.samples = cuda::Quotient(s.batch, cuda::Quotient(s.batch, most));
   const int64_t elements = plan.samples * std::max(plan.unfolded, plan.x);
@@ -272,7 +343,7 @@ absl::StatusOr<std::unique_ptr<CudaKernel>> ByProducts<T>::MakeOrNull(
 
   BlasProblem problem;
   problem.type = sizeof(T) == sizeof(double) ? cuda::BlasType::kF64 : cuda::BlasType::kF32;
-  problem.one_a = gives != Gives::kWeights;
+  problem.one_a = gives != Gives::kW;
   if (gives == Gives::kY) {
     problem.rows = s.out;
     problem.columns = places;
@@ -311,9 +382,9 @@ absl::StatusOr<std::unique_ptr<CudaKernel>> ByProducts<T>::MakeOrNull(
     return used ? RoomFrom(plan.samples * of_a_sample * int64_t{sizeof(T)}) : 0;
   };
   plan.sums_at = room(plan.unfolds, plan.unfolded);
-  plan.product_at = plan.sums_at + room(gives == Gives::kWeights, plan.weights);
+  plan.product_at = plan.sums_at + room(gives == Gives::kW, plan.weights);
   Facts facts = FactsOf(node, outputs);
-  facts.workspace_bytes = plan.product_at + product_bytes + kRoomAlignment;
+  facts.workspace_bytes = WorkspaceOf(plan.product_at + product_bytes);
   return std::unique_ptr<CudaKernel>(new ByProducts(std::move(facts), std::move(plan)));
 }
 
@@ -328,11 +399,7 @@ absl::Status ByProducts<T>::Enqueue(const KernelCall& call, const KernelFault& /
   const cuda::DevicePtr sums = workspace + static_cast<cuda::DevicePtr>(plan_.sums_at);
   const cuda::DevicePtr scratch = workspace + static_cast<cuda::DevicePtr>(plan_.product_at);
   const Gives gives = plan_.gives;
-  const cuda::DevicePtr x = gives == Gives::kX ? call.outputs[0] : call.inputs[0];
-  const cuda::DevicePtr y = gives == Gives::kY         ? call.outputs[0]
-                            : gives == Gives::kWeights ? call.inputs[1]
-                                                       : call.inputs[0];
-  const cuda::DevicePtr w = gives == Gives::kWeights ? call.outputs[0] : call.inputs[1];
+  const auto [x, w, y] = OperandsOf(gives, call);
   for (int64_t first = 0; first < plan_.batch; first += plan_.samples) {
     const int64_t samples = std::min(plan_.samples, plan_.batch - first);
     const BlasProduct& product = samples == plan_.samples ? *plan_.product : *plan_.last;
@@ -352,7 +419,7 @@ absl::Status ByProducts<T>::Enqueue(const KernelCall& call, const KernelFault& /
       case Gives::kX:
         CHORUS_RETURN_IF_ERROR(product.Enqueue(gpu.api(), w, y_here, rows, scratch, stream));
         break;
-      case Gives::kWeights:
+      case Gives::kW:
         CHORUS_RETURN_IF_ERROR(
             product.Enqueue(gpu.api(), y_here, rows, sums, scratch, stream, /*adds=*/first > 0));
         break;
@@ -364,7 +431,7 @@ absl::Status ByProducts<T>::Enqueue(const KernelCall& call, const KernelFault& /
       CHORUS_RETURN_IF_ERROR(gpu.Launch(plan_.fold, args, cuda::ThreadsFor(args.count), stream));
     }
   }
-  if (gives != Gives::kWeights) return absl::OkStatus();
+  if (gives != Gives::kW) return absl::OkStatus();
   cuda::WeightGradSumArgs<T> args;
   args.sums = reinterpret_cast<const T*>(sums);
   args.out = reinterpret_cast<T*>(w);
@@ -386,10 +453,18 @@ CudaKernelOrError MakeOf(const CudaGpu& gpu, const NodeView& node,
   CHORUS_ASSIGN_OR_RETURN(const ConvolutionSizes s,
                           SizesOfConvolution(node, gives_x ? outputs[0] : node.input(0),
                                              gives_w ? outputs[0] : node.input(1)));
-  const Gives gives = gives_w ? Gives::kWeights : gives_x ? Gives::kX : Gives::kY;
-  CHORUS_ASSIGN_OR_RETURN(auto by_products,
-                          ByProducts<T>::MakeOrNull(gpu, node, outputs, s, gives));
-  if (by_products != nullptr) return by_products;
+  const Gives gives = gives_w ? Gives::kW : gives_x ? Gives::kX : Gives::kY;
+  // A product of matrices as they lie is cuBLASLt's.
+  std::unique_ptr<CudaKernel> made;
+  const auto make_by_products = [&]() -> absl::Status {
+    CHORUS_ASSIGN_OR_RETURN(made, ByProducts<T>::MakeOrNull(gpu, node, outputs, s, gives));
+    return absl::OkStatus();
+  };
+  const bool unfolds = IsUnfolded(s);
+  if (!unfolds) CHORUS_RETURN_IF_ERROR(make_by_products());
+  if (made == nullptr) made = ByDnn::MakeOrNull(gpu, node, outputs, s, gives);
+  if (made == nullptr && unfolds) CHORUS_RETURN_IF_ERROR(make_by_products());
+  if (made != nullptr) return made;
   // Where tiles would be of one channel on a side, they are of one; else few are idle.
   if (gives_w) {
     return std::min(s.in, s.out) == 1

@@ -377,11 +377,11 @@ void Rows::AddConvolutions() {
     Ints x;
     int64_t filters;
     Window window;
-    bool gradients;
   };
-  const Layer layers[] = {{{64, 64, 56, 56}, 64, {3, 1, 1}, true},
-                          {{64, 256, 56, 56}, 64, {1, 1, 0}, false},
-                          {{64, 3, 224, 224}, 64, {7, 2, 3}, false}};
+  // Of a ResNet, and a small one.
+  const Layer layers[] = {{{64, 64, 56, 56}, 64, {3, 1, 1}},  {{64, 128, 28, 28}, 128, {3, 1, 1}},
+                          {{64, 512, 7, 7}, 512, {3, 1, 1}},  {{64, 256, 56, 56}, 64, {1, 1, 0}},
+                          {{64, 3, 224, 224}, 64, {7, 2, 3}}, {{64, 16, 14, 14}, 32, {5, 1, 2}}};
   for (const Layer& layer : layers) {
     const TensorType x = Type(kF32, layer.x);
     const Ints sizes = x.sizes();
@@ -396,7 +396,6 @@ void Rows::AddConvolutions() {
     const TensorType y = forward.steps[0].output;
     const int64_t flops = 2 * y.num_elements() * sizes[1] * kernel * kernel;
     forward.flops = flops;
-    if (!layer.gradients) continue;
     const auto gradient = [&](const char* op, std::vector<size_t> operands, const Ints& size) {
       // Each has all three, of which another library wants to know the shapes.
       OpRow& row = Add(family, op, {Of(x), Of(w), Of(y)});

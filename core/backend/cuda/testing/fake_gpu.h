@@ -20,7 +20,7 @@ class FakeGpu {
  public:
   FakeGpu() : driver_(cuda::FakeDriverOptions()), api_(cuda::FakeDriver::api()) {
     static constexpr char kImage[] = "of a stand-in";
-    gpu_ = *CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}}, nullptr);
+    gpu_ = *CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}}, {});
     gpu_->Enter();
   }
   ~FakeGpu() {

@@ -11,7 +11,9 @@
 #include "core/backend/cuda/testing/test_kernel_factory.h"
 #include "core/backend/cuda/testing/test_kernels.h"
 #include "core/cuda/cublaslt_api.h"
+#include "core/cuda/cudnn_api.h"
 #include "core/cuda/testing/fake_blas.h"
+#include "core/cuda/testing/fake_dnn.h"
 #include "core/cuda/testing/fake_driver.h"
 #include "core/cuda/testing/test_driver.h"
 #include "core/ops/cuda_kernel_bodies.h"
@@ -68,10 +70,11 @@ std::unique_ptr<Backend> OpenTestGpu(CudaBackendOptions options, uint64_t seed) 
     static constexpr char kImage[] = "of a stand-in";
     options.images = {{kImage, sizeof(kImage)}};
   }
-  options.load_blas = []() -> absl::StatusOr<cuda::BlasApi> {
-    if (TestsRunOnADriver()) return cuda::LoadBlasApi({});
-    return cuda::FakeBlasApi();
-  };
+  if (TestsRunOnADriver()) {
+    options.libraries = {[] { return cuda::LoadBlasApi({}); }, [] { return cuda::LoadDnnApi({}); }};
+  } else {
+    options.libraries = {cuda::FakeBlasApi, cuda::FakeDnnApi};
+  }
   auto backend = CreateCudaBackend(options);
   if (!backend.ok()) Die(backend.status());
   return *std::move(backend);

@@ -1,0 +1,307 @@
+#include "core/cuda/dnn.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/base/error.h"
+#include "core/cuda/room.h"
+
+namespace chorus {
+namespace {
+
+using cuda::DnnAttribute;
+using cuda::DnnAttributeType;
+using cuda::DnnBehaviorNote;
+using cuda::DnnDescriptorType;
+using cuda::DnnNumericalNote;
+using cuda::DnnStatus;
+using cuda::DnnType;
+
+// A kernel is charged with what its engine wants.
+constexpr int64_t kMostWorkspaceBytes = int64_t{256} << 20;
+
+// So many of the engines that a heuristic names, the best first, are looked at.
+constexpr size_t kMostEngines = 32;
+
+// More notes than these no engine has.
+constexpr size_t kMostNotes = 32;
+
+// What tells a graph's tensors apart.
+constexpr int64_t kX = 'x';
+constexpr int64_t kW = 'w';
+constexpr int64_t kY = 'y';
+
+// What an operation calls its parts.
+struct OperationNames {
+  DnnDescriptorType type;
+  DnnAttribute alpha;
+  DnnAttribute beta;
+  DnnAttribute convolution;
+  DnnAttribute x;
+  DnnAttribute w;
+  DnnAttribute y;
+};
+OperationNames NamesOf(DnnProblem::Gives gives) {
+  using A = DnnAttribute;
+  switch (gives) {
+    case DnnProblem::Gives::kY:
+      return {DnnDescriptorType::kConvolutionForward,
+              A::kForwardAlpha,
+              A::kForwardBeta,
+              A::kForwardConvolution,
+              A::kForwardX,
+              A::kForwardW,
+              A::kForwardY};
+    case DnnProblem::Gives::kX:
+      return {DnnDescriptorType::kConvolutionBackwardData,
+              A::kDataAlpha,
+              A::kDataBeta,
+              A::kDataConvolution,
+              A::kDataX,
+              A::kDataW,
+              A::kDataY};
+    case DnnProblem::Gives::kW:
+      break;
+  }
+  return {DnnDescriptorType::kConvolutionBackwardFilter,
+          A::kFilterAlpha,
+          A::kFilterBeta,
+          A::kFilterConvolution,
+          A::kFilterX,
+          A::kFilterW,
+          A::kFilterY};
+}
+
+}  // namespace
+
+std::string DnnProblem::Text() const {
+  const auto text = [](const auto& sizes) { return absl::StrJoin(sizes, "x"); };
+  return absl::StrCat(gives == Gives::kY   ? "y"
+                      : gives == Gives::kX ? "x"
+                                           : "w",
+                      " of a convolution of ", type == DnnType::kF64 ? "f64 " : "f32 ", text(x),
+                      " and ", text(w), ", stride ", text(stride), ", padding ", text(padding),
+                      ", dilation ", text(dilation));
+}
+
+// --- Descriptors --------------------------------------------------------------------------------
+
+DnnConvolution::Descriptor::Descriptor(const cuda::DnnApi* api, DnnDescriptorType type)
+    : api_(api), status_(api->CreateDescriptor(type, &raw_)) {}
+
+DnnConvolution::Descriptor::~Descriptor() {
+  if (raw_ != nullptr) api_->DestroyDescriptor(raw_);
+}
+
+DnnConvolution::Descriptor::Descriptor(Descriptor&& other) noexcept
+    : api_(other.api_), raw_(std::exchange(other.raw_, nullptr)), status_(other.status_) {}
+
+template <typename T>
+void DnnConvolution::Descriptor::Set(DnnAttribute attribute, DnnAttributeType type,
+                                     absl::Span<const T> values) {
+  if (!ok()) return;
+  status_ =
+      api_->SetAttribute(raw_, attribute, type, static_cast<int64_t>(values.size()), values.data());
+}
+
+template <typename T>
+void DnnConvolution::Descriptor::SetOne(DnnAttribute attribute, DnnAttributeType type,
+                                        const T& value) {
+  Set(attribute, type, absl::MakeConstSpan(&value, 1));
+}
+
+void DnnConvolution::Descriptor::SetInts(DnnAttribute attribute, absl::Span<const int64_t> values) {
+  Set(attribute, DnnAttributeType::kInt64, values);
+}
+
+void DnnConvolution::Descriptor::Refer(DnnAttribute attribute, const Descriptor& to) {
+  if (ok()) status_ = to.status_;
+  SetOne(attribute, DnnAttributeType::kDescriptor, to.raw_);
+}
+
+template <typename T>
+int64_t DnnConvolution::Descriptor::Get(DnnAttribute attribute, DnnAttributeType type,
+                                        absl::Span<T> to) {
+  int64_t count = 0;
+  if (ok()) {
+    status_ = api_->GetAttribute(raw_, attribute, type, static_cast<int64_t>(to.size()), &count,
+                                 to.data());
+  }
+  return ok() ? std::min(count, static_cast<int64_t>(to.size())) : 0;
+}
+
+void DnnConvolution::Descriptor::Finalize() {
+  if (ok()) status_ = api_->Finalize(raw_);
+}
+
+// --- A convolution ------------------------------------------------------------------------------
+
+DnnConvolution::Descriptor DnnConvolution::Tensor(const DnnProblem& problem, int64_t id,
+                                                  const std::array<int64_t, 4>& sizes) {
+  Descriptor tensor(&dnn_->library_.api(), DnnDescriptorType::kTensor);
+  std::array<int64_t, 4> strides{};
+  int64_t elements = 1;
+  for (size_t axis = sizes.size(); axis-- > 0; elements *= sizes[axis]) strides[axis] = elements;
+  tensor.SetOne(DnnAttribute::kTensorType, DnnAttributeType::kDataType, problem.type);
+  tensor.SetInts(DnnAttribute::kTensorDimensions, sizes);
+  tensor.SetInts(DnnAttribute::kTensorStrides, strides);
+  tensor.SetInts(DnnAttribute::kTensorId, {id});
+  tensor.SetInts(DnnAttribute::kTensorAlignment, {problem.type == DnnType::kF64 ? 8 : 4});
+  tensor.Finalize();
+  return tensor;
+}
+
+DnnStatus DnnConvolution::Describe(const DnnProblem& problem) {
+  const cuda::DnnApi* const api = &dnn_->library_.api();
+  Descriptor convolution(api, DnnDescriptorType::kConvolution);
+  convolution.SetOne(DnnAttribute::kConvolutionComputeType, DnnAttributeType::kDataType,
+                     problem.type);
+  convolution.SetOne(DnnAttribute::kConvolutionMode, DnnAttributeType::kConvolutionMode,
+                     cuda::DnnConvolutionMode::kCrossCorrelation);
+  convolution.SetInts(DnnAttribute::kConvolutionSpatialDims, {2});
+  convolution.SetInts(DnnAttribute::kConvolutionStrides, problem.stride);
+  convolution.SetInts(DnnAttribute::kConvolutionDilations, problem.dilation);
+  convolution.SetInts(DnnAttribute::kConvolutionPrePaddings, problem.padding);
+  convolution.SetInts(DnnAttribute::kConvolutionPostPaddings, problem.padding);
+  convolution.Finalize();
+  Descriptor x = Tensor(problem, kX, problem.x);
+  Descriptor w = Tensor(problem, kW, problem.w);
+  Descriptor y = Tensor(problem, kY, problem.y);
+
+  const OperationNames names = NamesOf(problem.gives);
+  Descriptor operation(api, names.type);
+  // Wide ones for f64 alone, as of what is computed in.
+  const auto scale = [&](DnnAttribute attribute, double value) {
+    if (problem.type == DnnType::kF64) {
+      operation.SetOne(attribute, DnnAttributeType::kDouble, value);
+    } else {
+      operation.SetOne(attribute, DnnAttributeType::kFloat, static_cast<float>(value));
+    }
+  };
+  operation.Refer(names.convolution, convolution);
+  operation.Refer(names.x, x);
+  operation.Refer(names.w, w);
+  operation.Refer(names.y, y);
+  scale(names.alpha, 1);
+  scale(names.beta, 0);
+  operation.Finalize();
+
+  graph_ = std::make_unique<Descriptor>(api, DnnDescriptorType::kOperationGraph);
+  graph_->SetOne(DnnAttribute::kGraphHandle, DnnAttributeType::kHandle, handle_);
+  graph_->Refer(DnnAttribute::kGraphOperations, operation);
+  graph_->Finalize();
+  for (Descriptor* part : {&convolution, &x, &w, &y, &operation}) {
+    parts_.push_back(std::move(*part));
+  }
+  return graph_->status();
+}
+
+bool DnnConvolution::IsSound(Descriptor* config, DnnType type) {
+  Descriptor engine(&config->api(), DnnDescriptorType::kEngine);
+  cuda::DnnDescriptor raw = engine.raw();
+  if (!engine.ok() || config->Get(DnnAttribute::kConfigEngine, DnnAttributeType::kDescriptor,
+                                  absl::MakeSpan(&raw, 1)) != 1) {
+    return false;
+  }
+  DnnNumericalNote numerical[kMostNotes];
+  DnnBehaviorNote behavior[kMostNotes];
+  const int64_t numbers = engine.Get(DnnAttribute::kEngineNumericalNotes,
+                                     DnnAttributeType::kNumericalNote, absl::MakeSpan(numerical));
+  const int64_t ways = engine.Get(DnnAttribute::kEngineBehaviorNotes,
+                                  DnnAttributeType::kBehaviorNote, absl::MakeSpan(behavior));
+  if (!engine.ok()) return false;
+  const auto is_harmless = [type](DnnNumericalNote note) {
+    // The multiplication of doubles by these is that of doubles.
+    return note == DnnNumericalNote::kStrictNanPropagation ||
+           (note == DnnNumericalNote::kTensorCore && type == DnnType::kF64);
+  };
+  return std::all_of(numerical, numerical + numbers, is_harmless) &&
+         std::find(behavior, behavior + ways, DnnBehaviorNote::kRuntimeCompilation) ==
+             behavior + ways;
+}
+
+DnnStatus DnnConvolution::Choose(DnnType type) {
+  const cuda::DnnApi* const api = &dnn_->library_.api();
+  for (const auto mode : {cuda::DnnHeuristic::kB, cuda::DnnHeuristic::kFallback}) {
+    Descriptor heuristic(api, DnnDescriptorType::kEngineHeuristic);
+    heuristic.Refer(DnnAttribute::kHeuristicGraph, *graph_);
+    heuristic.SetOne(DnnAttribute::kHeuristicMode, DnnAttributeType::kHeuristic, mode);
+    heuristic.Finalize();
+    std::vector<std::unique_ptr<Descriptor>> configs;
+    std::vector<cuda::DnnDescriptor> raw;
+    for (size_t i = 0; i < kMostEngines; ++i) {
+      configs.push_back(std::make_unique<Descriptor>(api, DnnDescriptorType::kEngineConfig));
+      raw.push_back(configs.back()->raw());
+    }
+    const int64_t count = heuristic.Get(DnnAttribute::kHeuristicResults,
+                                        DnnAttributeType::kDescriptor, absl::MakeSpan(raw));
+    for (int64_t i = 0; i < count; ++i) {
+      auto& config = configs[static_cast<size_t>(i)];
+      if (!IsSound(config.get(), type)) continue;
+      auto plan = std::make_unique<Descriptor>(api, DnnDescriptorType::kExecutionPlan);
+      plan->SetOne(DnnAttribute::kPlanHandle, DnnAttributeType::kHandle, handle_);
+      plan->Refer(DnnAttribute::kPlanConfig, *config);
+      plan->Finalize();
+      int64_t bytes = 0;
+      plan->Get(DnnAttribute::kPlanWorkspaceBytes, DnnAttributeType::kInt64,
+                absl::MakeSpan(&bytes, 1));
+      if (!plan->ok() || bytes > kMostWorkspaceBytes) continue;
+      config_ = std::move(config);
+      plan_ = std::move(plan);
+      plan_bytes_ = bytes;
+      workspace_bytes_ = WorkspaceOf(bytes);
+      return DnnStatus::kSuccess;
+    }
+  }
+  return DnnStatus::kNotSupported;
+}
+
+absl::Status DnnConvolution::Enqueue(cuda::DevicePtr x, cuda::DevicePtr w, cuda::DevicePtr y,
+                                     cuda::DevicePtr workspace, cuda::Stream stream) const {
+  const cuda::DnnApi& api = dnn_->library_.api();
+  const auto pointer = [](cuda::DevicePtr at) { return reinterpret_cast<void*>(at); };
+  void* const operands[] = {pointer(x), pointer(w), pointer(y)};
+  void* const scratch =
+      plan_bytes_ == 0
+          ? nullptr
+          : pointer(static_cast<cuda::DevicePtr>(RoomFrom(static_cast<int64_t>(workspace))));
+  Descriptor pack(&api, DnnDescriptorType::kVariantPack);
+  pack.SetInts(DnnAttribute::kPackIds, {kX, kW, kY});
+  pack.Set(DnnAttribute::kPackPointers, DnnAttributeType::kPointer, absl::MakeConstSpan(operands));
+  pack.SetOne(DnnAttribute::kPackWorkspace, DnnAttributeType::kPointer, scratch);
+  pack.Finalize();
+  DnnStatus status = pack.status();
+  if (status == DnnStatus::kSuccess) {
+    MutexLock lock(&dnn_->mutex_);
+    status = api.SetStream(handle_, stream);
+    if (status == DnnStatus::kSuccess) status = api.Execute(handle_, plan_->raw(), pack.raw());
+  }
+  if (status == DnnStatus::kSuccess) return absl::OkStatus();
+  return MakeError(Reason::kExecFailed,
+                   absl::StrCat("cudnnBackendExecute: ", StatusText(api, status)));
+}
+
+std::unique_ptr<DnnConvolution> CudaDnn::Make(const DnnProblem& problem) {
+  for (const auto& sizes : {problem.x, problem.w, problem.y}) {
+    for (const int64_t size : sizes) {
+      if (size == 0) return nullptr;
+    }
+  }
+  const cuda::DnnHandle handle = library_.Open();
+  if (handle == nullptr) return nullptr;
+  std::unique_ptr<DnnConvolution> convolution(new DnnConvolution(this, handle));
+  DnnStatus status = DnnStatus::kSuccess;
+  {
+    MutexLock lock(&mutex_);
+    status = convolution->Describe(problem);
+    if (status == DnnStatus::kSuccess) status = convolution->Choose(problem.type);
+  }
+  if (status == DnnStatus::kSuccess) return convolution;
+  library_.TellOnce(absl::StrCat("not by cuDNN, as perhaps others: ", problem.Text(), ": ",
+                                 StatusText(library_.api(), status)));
+  return nullptr;
+}
+
+}  // namespace chorus

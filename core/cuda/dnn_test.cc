@@ -1,0 +1,202 @@
+#include "core/cuda/dnn.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/cuda/cudnn_api.h"
+#include "core/cuda/gpu.h"
+#include "core/cuda/testing/fake_dnn.h"
+#include "core/cuda/testing/fake_driver.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace chorus {
+namespace {
+
+using Gives = DnnProblem::Gives;
+
+// Of x [n, c, size, size] and 3 x 3 weights for as many channels.
+DnnProblem Square(int64_t n, int64_t c, int64_t size, Gives gives = Gives::kY,
+                  cuda::DnnType type = cuda::DnnType::kF32) {
+  DnnProblem problem;
+  problem.gives = gives;
+  problem.type = type;
+  problem.x = problem.y = {n, c, size, size};
+  problem.w = {c, c, 3, 3};
+  problem.padding = {1, 1};
+  return problem;
+}
+
+class DnnTest : public ::testing::Test {
+ protected:
+  DnnTest() : driver_(Options()), api_(cuda::FakeDriver::api()) {}
+  static cuda::FakeDriverOptions Options() {
+    cuda::FakeDriverOptions options;
+    options.order = cuda::FakeOrder::kEager;
+    return options;
+  }
+
+  std::unique_ptr<CudaGpu> Open(CudaDnn::Load load) {
+    static constexpr char kImage[] = "of a stand-in";
+    auto gpu = CudaGpu::Open(&api_, 0, {{kImage, sizeof(kImage)}}, {nullptr, std::move(load)});
+    EXPECT_TRUE(gpu.ok()) << gpu.status();
+    return *std::move(gpu);
+  }
+  static absl::StatusOr<cuda::DnnApi> Load() {
+    ++loads;
+    return cuda::FakeDnnApi();
+  }
+
+  static inline int loads = 0;
+  cuda::FakeDriver driver_;
+  const cuda::Api api_;
+};
+
+TEST_F(DnnTest, OpensTheLibraryOnceAndWhenItIsWanted) {
+  loads = 0;
+  const cuda::FakeDnnCounts before = cuda::CountsOfFakeDnn();
+  {
+    const auto gpu = Open(Load);
+    // Without elements or terms there is nothing to ask.
+    EXPECT_EQ(gpu->MakeConvolution(Square(0, 2, 4)), nullptr);
+    EXPECT_EQ(gpu->MakeConvolution(Square(2, 0, 4)), nullptr);
+    EXPECT_EQ(gpu->MakeConvolution(Square(2, 2, 0)), nullptr);
+    EXPECT_EQ(loads, 0);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&gpu] { EXPECT_NE(gpu->MakeConvolution(Square(2, 3, 4)), nullptr); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(loads, 1);
+    EXPECT_EQ(cuda::CountsOfFakeDnn().handles_made, before.handles_made + 1);
+    EXPECT_EQ(cuda::CountsOfFakeDnn().alive, before.alive + 1) << "beside the handle";
+  }
+  EXPECT_EQ(cuda::CountsOfFakeDnn().alive, before.alive);
+}
+
+TEST_F(DnnTest, SaysOnceThatThereIsNoLibrary) {
+  const auto gpu = Open([]() -> absl::StatusOr<cuda::DnnApi> {
+    return MakeError(Reason::kWrongState, "no libcudnn.so.9");
+  });
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(gpu->MakeConvolution(Square(2, 2, 4)), nullptr);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "cuda backend: convolutions without cuDNN: no libcudnn.so.9\n");
+}
+
+// Of what it is asked for, a library that knows no engine; one that cannot give a handle.
+TEST_F(DnnTest, SaysOnceThatAConvolutionIsRefused) {
+  const auto gpu = Open([]() -> absl::StatusOr<cuda::DnnApi> {
+    cuda::DnnApi api = cuda::FakeDnnApi();
+    api.GetAttribute = [](cuda::DnnDescriptor, cuda::DnnAttribute, cuda::DnnAttributeType, int64_t,
+                          int64_t* count, void*) {
+      *count = 0;
+      return cuda::DnnStatus::kSuccess;
+    };
+    return api;
+  });
+  const int64_t before = cuda::CountsOfFakeDnn().alive;
+  ::testing::internal::CaptureStderr();
+  for (const int64_t channels : {2, 3}) {
+    EXPECT_EQ(gpu->MakeConvolution(Square(4, channels, 8)), nullptr);
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "cuda backend: not by cuDNN, as perhaps others: y of a convolution of f32 4x2x8x8 and "
+            "2x2x3x3, stride 1x1, padding 1x1, dilation 1x1: FAKE (3000)\n");
+  EXPECT_EQ(cuda::CountsOfFakeDnn().alive, before + 1) << "beside the handle";
+}
+
+TEST_F(DnnTest, SaysThatTheLibraryGivesNoHandle) {
+  const auto gpu = Open([]() -> absl::StatusOr<cuda::DnnApi> {
+    cuda::DnnApi api = cuda::FakeDnnApi();
+    api.Create = [](cuda::DnnHandle*) { return cuda::DnnStatus::kNotSupported; };
+    return api;
+  });
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(gpu->MakeConvolution(Square(2, 2, 4)), nullptr);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "cuda backend: convolutions without cuDNN: a stand-in gives no handle: FAKE (3000)\n");
+}
+
+// The stand-in's first sound engine, which alone wants so much workspace, of each operation and
+// type: f64 is known to its second heuristic only.
+TEST_F(DnnTest, TakesTheFirstEngineThatIsSound) {
+  const auto gpu = Open(Load);
+  for (const auto type : {cuda::DnnType::kF32, cuda::DnnType::kF64}) {
+    for (const Gives gives : {Gives::kY, Gives::kX, Gives::kW}) {
+      const DnnProblem problem = Square(2, 3, 16, gives, type);
+      const auto convolution = gpu->MakeConvolution(problem);
+      ASSERT_NE(convolution, nullptr) << problem.Text();
+      const int64_t elements = gives == Gives::kW ? 3 * 3 * 9 : 2 * 3 * 16 * 16;
+      EXPECT_EQ(convolution->workspace_bytes(), 4 * elements + 256 - 64) << problem.Text();
+    }
+  }
+}
+
+// What all of it says is compared with the naive evaluator in core/ops/cuda_kernels_test.cc.
+TEST_F(DnnTest, RunsOnTheStreamThatItIsGiven) {
+  const auto gpu = Open(Load);
+  gpu->Enter();
+  // One channel, one place, and so one product.
+  DnnProblem problem;
+  problem.x = problem.w = problem.y = {1, 1, 1, 1};
+  const auto convolution = gpu->MakeConvolution(problem);
+  ASSERT_NE(convolution, nullptr);
+  cuda::DevicePtr memory = 0;
+  ASSERT_EQ(api_.MemAlloc(&memory, 4096), cuda::Result::kSuccess);
+  const cuda::DevicePtr x = memory, w = memory + 4, y = memory + 8;
+  for (int i = 1; i <= 2; ++i) {
+    cuda::Stream stream = nullptr;
+    ASSERT_EQ(api_.StreamCreateWithPriority(&stream, cuda::kStreamNonBlocking, 0),
+              cuda::Result::kSuccess);
+    const float factors[] = {3.0f * static_cast<float>(i), 5.0f};
+    ASSERT_EQ(api_.MemcpyHtoDAsync(x, factors, sizeof(factors), stream), cuda::Result::kSuccess);
+    const absl::Status enqueued = convolution->Enqueue(x, w, y, memory + 64, stream);
+    ASSERT_TRUE(enqueued.ok()) << enqueued;
+    float product = 0;
+    ASSERT_EQ(api_.MemcpyDtoHAsync(&product, y, sizeof(product), stream), cuda::Result::kSuccess);
+    ASSERT_EQ(api_.StreamSynchronize(stream), cuda::Result::kSuccess);
+    EXPECT_EQ(product, 15.0f * static_cast<float>(i));
+    ASSERT_EQ(api_.StreamDestroy(stream), cuda::Result::kSuccess);
+  }
+  // Refused by the library, here for an operand that is not aligned to its elements.
+  const absl::Status refused = convolution->Enqueue(x + 1, w, y, memory + 64, nullptr);
+  EXPECT_EQ(ErrorOf(refused).reason, Reason::kExecFailed);
+  EXPECT_EQ(ErrorOf(refused).message, "cudnnBackendExecute: FAKE (2000)");
+  api_.MemFree(memory);
+}
+
+// The stand-in refuses a handle that two threads use.
+TEST_F(DnnTest, ManyThreadsMakeAndRunThem) {
+  const auto gpu = Open(Load);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([this, &gpu] {
+      gpu->Enter();
+      cuda::Stream stream = nullptr;
+      cuda::DevicePtr memory = 0;
+      ASSERT_EQ(api_.StreamCreateWithPriority(&stream, cuda::kStreamNonBlocking, 0),
+                cuda::Result::kSuccess);
+      ASSERT_EQ(api_.MemAlloc(&memory, 1 << 16), cuda::Result::kSuccess);
+      for (int n = 0; n < 50; ++n) {
+        const auto convolution = gpu->MakeConvolution(Square(1, 2, 4));
+        ASSERT_NE(convolution, nullptr);
+        const absl::Status status =
+            convolution->Enqueue(memory, memory + 1024, memory + 2048, memory + 4096, stream);
+        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_EQ(api_.StreamSynchronize(stream), cuda::Result::kSuccess);
+      }
+      api_.MemFree(memory);
+      api_.StreamDestroy(stream);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace chorus
