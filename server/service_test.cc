@@ -1229,19 +1229,27 @@ TEST(CommandStreamTest, OutcomesThatNobodyReadsHaveSoMuchRoom) {
   OpenStream open(pair.a);
   constexpr int kCommands = 600;
   ASSERT_TRUE(open.Send(pair.a.session, pair.a.RunCommand(2, 1, 1, 0, {1, 2})));
-  for (int i = 1; i < kCommands; ++i) {
+  const auto make_readable = [](int sequence) {
     v1::Command command;
-    command.set_sequence(2 + i);
+    command.set_sequence(sequence);
     v1::TensorId* const result = command.mutable_make_readable()->add_tensors();
     result->set_slot(2);
     result->set_generation(1);
-    ASSERT_TRUE(open.Send(pair.a.session, command));
+    return command;
+  };
+  for (int i = 1; i < kCommands; ++i) {
+    ASSERT_TRUE(open.Send(pair.a.session, make_readable(2 + i)));
   }
-  // The log has come to the last of them.
+  // The last of those that wait is a call of its own: once it is answered all outcomes are with the
+  // stream, whose client has read none.
+  std::thread last([&] {
+    EXPECT_EQ(pair.a.Submit(make_readable(2 + kCommands)).code(), absl::StatusCode::kAborted);
+  });
+  // The log has come to it.
   v1::Command nothing;
-  nothing.set_sequence(2 + kCommands);
+  nothing.set_sequence(3 + kCommands);
   nothing.mutable_release();
-  ASSERT_OK(pair.a.Submit(nothing));
+  EXPECT_OK(pair.a.Submit(nothing));
   v1::AbortWorldRequest abort;
   abort.set_session(pair.b.session);
   abort.set_world(pair.b.world);
@@ -1249,7 +1257,8 @@ TEST(CommandStreamTest, OutcomesThatNobodyReadsHaveSoMuchRoom) {
   abort.set_epoch(1);
   abort.set_message(std::string(1000, 'x'));
   v1::AbortWorldResponse aborted;
-  ASSERT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::Abort, abort, &aborted));
+  EXPECT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::Abort, abort, &aborted));
+  last.join();
   int outcomes = 0;
   v1::CommandsResponse response;
   while (open.stream->Read(&response)) {
