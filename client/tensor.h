@@ -111,8 +111,9 @@ class Tensor {
   int64_t num_elements() const;
   DeviceRef device() const;
 
-  // True for a result that this rank does not get: of Send and Barrier, of Reduce off its root. It
-  // can be waited for, and be a root of Backward: then this rank takes part with nothing.
+  // True for a result that this rank does not get: of Send and Barrier, of Reduce and Gather off
+  // their root. It can be waited for, and (but Barrier's) be a root of Backward: then this rank
+  // takes part with nothing.
   bool absent() const;
   bool defined() const { return impl_ != nullptr; }  // false: Tensor()
 

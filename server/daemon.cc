@@ -61,7 +61,7 @@ constexpr absl::Duration kDrainPatience = absl::Seconds(5);
 // For clients to take the last errors.
 constexpr absl::Duration kDrainFarewell = absl::Milliseconds(500);
 
-// 1 .. 2^31 - 1.
+// From 1 to kMaxIncarnation.
 int64_t NewIncarnation() {
   uint32_t number = 0;
   const ssize_t size = getrandom(&number, sizeof(number), 0);
