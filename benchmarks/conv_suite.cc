@@ -195,9 +195,7 @@ class Subject {
 }  // namespace
 
 absl::Status RunConv(const Context& context) {
-  // One device, so one thread computes.
-  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Daemon> daemon,
-                          context.StartDaemon({"--host_devices=1"}));
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Daemon> daemon, context.StartDaemon());
   SessionOptions open;
   open.address = daemon->address();
   CHORUS_ASSIGN_OR_RETURN(const Session session, Session::Open(open));
@@ -212,7 +210,7 @@ absl::Status RunConv(const Context& context) {
     for (const Pass pass : kPasses) {
       Subject subject(session, conv, pass);
       std::vector<Contender> contenders = {
-          {"chorus", Role::kOurs, {{"one thread", [&](int64_t n) { return subject.Run(n); }}}}};
+          {"chorus", Role::kOurs, {{"one device", [&](int64_t n) { return subject.Run(n); }}}}};
       if (torch != nullptr) {
         Task task;
         task.op = "conv";

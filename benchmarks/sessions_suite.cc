@@ -21,7 +21,8 @@ std::string Beside(int sessions) { return absl::StrCat("sessions: ", sessions, "
 absl::StatusOr<Neighbours> StartBeside(const Context& context, int sessions) {
   Neighbours n;
   n.sessions = sessions;
-  CHORUS_ASSIGN_OR_RETURN(n.pair, WorkingPair::Start(context));
+  CHORUS_ASSIGN_OR_RETURN(
+      n.pair, WorkingPair::Start(context, {"--max_sessions=2048", "--max_connections=4096"}));
   CHORUS_ASSIGN_OR_RETURN(n.idle, IdleSessions::Start(*n.pair.scratch, *n.pair.daemon));
   if (sessions == 0) return n;
   CHORUS_ASSIGN_OR_RETURN(const int64_t before, ResidentBytesOf(n.pair.daemon->pid()));

@@ -131,12 +131,13 @@ Task WorkingPair::SmallAllReduce() {
   return task;
 }
 
-absl::StatusOr<WorkingPair> WorkingPair::Start(const Context& context) {
+absl::StatusOr<WorkingPair> WorkingPair::Start(const Context& context,
+                                               std::vector<std::string> flags) {
   WorkingPair pair;
   pair.scratch = std::make_unique<ScratchDirectory>();
   // More than there are ranks: a device is a queue, and what is beside them has another one.
-  CHORUS_ASSIGN_OR_RETURN(
-      pair.daemon, Daemon::Start(context.daemon_program, *pair.scratch, {"--host_devices=8"}));
+  flags.push_back("--host_devices=8");
+  CHORUS_ASSIGN_OR_RETURN(pair.daemon, Daemon::Start(context.daemon_program, *pair.scratch, flags));
   CHORUS_ASSIGN_OR_RETURN(pair.job, Job::Start(*pair.scratch, *pair.daemon, kRanks));
   CHORUS_RETURN_IF_ERROR(RunJob(pair.job.get(), SmallAllReduce(), 100).status());
   return pair;

@@ -67,8 +67,9 @@ absl::StatusOr<std::vector<double>> RunJob(Job* job, Task task, int64_t iteratio
 struct WorkingPair {
   static constexpr int kRanks = 2;
   static Task SmallAllReduce();
-  // They have worked once when this returns: what that takes is there.
-  static absl::StatusOr<WorkingPair> Start(const Context& context);
+  // `flags`: of the daemon. They have worked once when this returns: what that takes is there.
+  static absl::StatusOr<WorkingPair> Start(const Context& context,
+                                           std::vector<std::string> flags = {});
 
   // Gone after everything that uses it.
   std::unique_ptr<ScratchDirectory> scratch;
@@ -101,8 +102,8 @@ absl::Status RunHostile(const Context& context);
 // Steps of lesson 5's training, with updates that ranks have in common done once or by each, and of
 // a transformer and a ResNet, against the same trainers without each other and PyTorch's DDP.
 absl::Status RunTrain(const Context& context);
-// Convolutions of lesson 7's ResNet and of ResNet-18, forward and both gradients, with one thread,
-// against PyTorch's.
+// Convolutions of lesson 7's ResNet and of ResNet-18, forward and both gradients, against PyTorch's
+// with one thread.
 absl::Status RunConv(const Context& context);
 // The exchange of the gradients of one step of ResNet-50, owned by the daemon and in the ranks' own
 // memory, against Open MPI and PyTorch's DDP.

@@ -26,7 +26,7 @@
 namespace chorus::worker {
 
 struct WorkerOptions {
-  // A program that serves (main.cc), by its path, and its arguments.
+  // A program that serves (server/worker_main.cc), by its path, and its arguments.
   std::vector<std::string> command;
   absl::Duration start_timeout = absl::Seconds(60);  // for it to open its devices
   absl::Duration load_timeout = absl::Seconds(60);   // for a plan, of those that it has to load

@@ -99,8 +99,8 @@ struct Plan {
   };
   std::vector<EqualGroup> equal_groups;
   // Per input: true when client-writable memory may be bound to it: the plan reads it only as
-  // operand of floating-point SUM, AVG or PREMUL_SUM, or once as the source of a copy. Else it is
-  // copied to daemon memory first.
+  // operand of floating-point SUM, AVG or PREMUL_SUM (or, where devices do not share an address
+  // space, once as the source of a copy). Else it is copied to daemon memory first.
   std::vector<bool> input_may_be_staging;
   // What collectives of this run read: for kPeer entries of other ranks' plans. Operands of moves
   // stand in counted buffers (input, owned, shared, peer), never in a workspace.
