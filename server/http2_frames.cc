@@ -39,8 +39,9 @@ void Http2Frames::Count(Counts* counts) {
   const uint32_t stream =
       (uint32_t{head_[5]} << 24 | uint32_t{head_[6]} << 16 | uint32_t{head_[7]} << 8 | head_[8]) &
       0x7fffffff;
-  // A stream has a higher number than those before it (section 5.1.1).
-  if (type == kHeaders && stream > last_stream_) {
+  // A stream has a higher number than those before it, and a client's are odd: gRPC passes others
+  // by (section 5.1.1).
+  if (type == kHeaders && stream % 2 == 1 && stream > last_stream_) {
     last_stream_ = stream;
     ++counts->calls;
   }

@@ -65,6 +65,15 @@ TEST(Http2FramesTest, CountsWhatIsAskedHoweverItsBytesCome) {
   }
 }
 
+// A stream of an even number is none of a client's, and whatever comes behind it counts.
+TEST(Http2FramesTest, NumbersOfTheServersStreamsDoNotEndTheCount) {
+  const std::string bytes = kPreface + Frame(kHeaders, 4, 0x7ffffffe, 0) +
+                            Frame(kHeaders, 4, 1, 0) + Frame(kHeaders, 4, 2, 0) +
+                            Frame(kHeaders, 4, 3, 0);
+  EXPECT_EQ(Take(bytes, 7).calls, 2);
+  EXPECT_EQ(Take(bytes, 7).asked, 4);
+}
+
 TEST(Http2FramesTest, WhatIsNotWholeCountsForNothing) {
   const std::string bytes = kPreface + Frame(kHeaders, 4, 1, 0);
   for (size_t size = 0; size < bytes.size(); ++size) {

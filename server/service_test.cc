@@ -1222,6 +1222,36 @@ TEST(CommandStreamTest, AClientThatDoesNotReadStopsItselfOnly) {
   EXPECT_EQ(outcomes, kCommands);
 }
 
+// What a stream has room for is free when it has ended, whatever its commands still wait for.
+TEST(CommandStreamTest, OneThatHasEndedKeepsNoPlace) {
+  TestDaemon daemon([](DaemonOptions* options) { options->max_streams = 2; });  // one, of a user
+  Pair pair(daemon);
+  {
+    OpenStream first(pair.a);
+    ASSERT_TRUE(first.Send(pair.a.session, pair.a.RunCommand(2, 1, 1, 0, {1, 2})));
+    v1::Command nothing;
+    nothing.set_sequence(3);
+    nothing.mutable_release();
+    ASSERT_OK(pair.a.Submit(nothing));  // the log has come to the run
+    first.context.TryCancel();
+    EXPECT_FALSE(first.stream->Finish().ok());
+  }
+  // The daemon hears of that in a moment.
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  bool taken = false;
+  while (!taken && absl::Now() < deadline) {
+    OpenStream next(pair.a);
+    v1::Command nothing;
+    nothing.set_sequence(4);
+    nothing.mutable_release();
+    v1::CommandsResponse response;
+    taken = next.Send(pair.a.session, nothing) && next.stream->Read(&response);
+    next.stream->WritesDone();
+    EXPECT_EQ(FromGrpc(next.stream->Finish()).ok(), taken);
+  }
+  EXPECT_TRUE(taken) << "the place of the first is not free";
+}
+
 // Of commands that fail at once, each with an error of a KiB and more.
 TEST(CommandStreamTest, OutcomesThatNobodyReadsHaveSoMuchRoom) {
   TestDaemon daemon([](DaemonOptions* options) { options->answer_bytes = 256 << 10; });

@@ -228,9 +228,13 @@ void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence seq
                            const std::shared_ptr<FrameCopy>& copy, const absl::Status& planned) {
   if (session->dead()) return;
   if (session->failing > 0) {
-    return runs_->AfterFailing([this, session, sequence, copy, planned] {
-      SubmitAgain(session, sequence, copy, planned);
-    });
+    // Not by AfterFailing(): what is still to fail may wait for the background, and would be asked
+    // for again and again meanwhile.
+    session->when_failed.push_back(
+        [this, sequence, copy, planned](const std::shared_ptr<Session>& self) {
+          SubmitAgain(self, sequence, copy, planned);
+        });
+    return;
   }
   session->log.Unpark();
   const absl::StatusOr<Command> again = DecodeFrame(copy->frame);

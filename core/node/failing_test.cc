@@ -16,6 +16,7 @@
 #include "core/collective/sequencer.h"
 #include "core/graph/encoding.h"
 #include "core/node/node.h"
+#include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/runtime/devices.h"
@@ -192,6 +193,56 @@ TEST_F(FailingTest, AnEpochOfManyRunsEndsInTurnsOfBoundedWork) {
       EXPECT_EQ(rank(r)->told[i].second, Reason::kPeerLeft) << i;
     }
   }
+}
+
+// A command that the background is done with waits for them, and no slice waits for the background,
+// which still has what the epoch kept.
+TEST_F(FailingTest, WhoComesBackFromTheBackgroundMeanwhileWaits) {
+  RunAhead();
+  GraphBuilder builder(1, {});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {1000});
+  NodeSpec negate;
+  negate.op = "neg";
+  negate.inputs = {builder.AddInput(input)};
+  for (int i = 0; i < 3000; ++i) negate.inputs = *builder.Emit(negate);
+  GraphOutput output;
+  output.value = negate.inputs[0];
+  builder.AddOutput(output);
+  Graph graph = builder.Build();
+  graph.inputs[0].type.dims[0] = Dim::Symbol(0, 1000);
+  RegisterGraph local;
+  local.graph = {1, 1};
+  local.encoded = EncodeGraph(graph);
+  const int64_t registered = Submit(rank(0), std::move(local));
+  while (rank(0)->told.empty() || rank(0)->told.back().first != registered) Poll();
+
+  // To be planned at its size, and behind it what keeps the background from the epoch's remains.
+  InlineData data;
+  data.bytes.assign(8, 0);
+  CreateTensor create;
+  create.tensor = {20000, 1};
+  create.type = TensorType(DType::kF32, {2});
+  create.device = DeviceIndex(0);
+  create.source = data;
+  Submit(rank(0), std::move(create));
+  chorus::Run run;
+  run.graph = {1, 1};
+  run.inputs.push_back(TensorId{20000, 1});
+  run.outputs.resize(1);
+  run.outputs[0].kind = OutBinding::Kind::kFresh;
+  run.outputs[0].id = {20001, 1};
+  const int64_t planned = Submit(rank(0), std::move(run));
+  for (int i = 0; i < 4; ++i) {
+    RegisterGraph large;
+    large.graph = {i, 1};
+    large.encoded = EncodeGraph(AllReduces(/*rank=*/0, 1200 + i));
+    Submit(bystander(), std::move(large));
+  }
+  Close(rank(2));
+  while (rank(0)->told.size() < kRuns + 4) Poll();
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  EXPECT_EQ(rank(0)->told.back(), std::make_pair(planned, Reason::kUnspecified));
 }
 
 // Neither who has such runs nor another member, which might want their memory; others are heard.

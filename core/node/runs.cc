@@ -38,7 +38,10 @@ Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::T
   if (why.alone && agreement->IsPending(run.handle)) {
     return agreement->Withdraw(run.handle, why, now);
   }
-  std::vector<RefusedMember> members = agreement->CallsOf(run.vote);
+  // The calls of a vote that is pending have been counted: where they stand is not asked again, for
+  // a call without a position would be the next one by now.
+  std::vector<RefusedMember> members;
+  if (!agreement->IsPending(run.handle)) members = agreement->CallsOf(run.vote);
   for (const Session::Membership& membership : run.session->memberships) {
     if (membership.world == run.world && members.empty()) {
       members.emplace_back().rank = membership.rank;
@@ -444,9 +447,12 @@ void Runs::WriteOut(RunState* run) {
     }
     const DeviceAddress address = run->addresses[static_cast<size_t>(output.buffer)] +
                                   static_cast<DeviceAddress>(output.offset);
-    storage_->WriteOut(*run->session->tenant, run->devices[static_cast<size_t>(output.device_slot)],
-                       address, *run->graph->output_types[i], into.target,
-                       [this, handle](const absl::Status& status) { Written(handle, status); });
+    storage_->WriteOut(
+        *run->session->tenant, run->devices[static_cast<size_t>(output.device_slot)], address,
+        *run->graph->output_types[i], into.target,
+        // Another copy may fail and end the run: what this one reads stays until then.
+        [this, handle, kept = run->refs[static_cast<size_t>(output.buffer)]](
+            const absl::Status& status) { Written(handle, status); });
   }
   Written(handle, absl::OkStatus());
 }
@@ -490,7 +496,11 @@ std::function<void()> Runs::HoldBackAll(const World& world) {
 }
 
 void Runs::LetGoOn(const std::shared_ptr<Session>& session) {
-  if (--session->failing == 0 && !session->dead()) go_on_(session);
+  if (--session->failing > 0) return;
+  for (auto& then : std::exchange(session->when_failed, {})) {
+    AfterFailing([session, then = std::move(then)] { then(session); });
+  }
+  if (!session->dead()) go_on_(session);
 }
 
 // A launched run stays until its gang ends.

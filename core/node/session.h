@@ -94,6 +94,8 @@ struct Session : std::enable_shared_from_this<Session> {
   std::vector<RunHandle> runs;  // under way, in no order
   int64_t run_bytes = 0;        // of their rows (RunState::bytes)
   int64_t failing = 0;          // what must have failed before its log goes on (runs.h)
+  // What goes on then.
+  std::vector<std::function<void(const std::shared_ptr<Session>& self)>> when_failed;
   std::vector<Membership> memberships;
   // For copies between its devices in runs of its own. Null until there is one.
   std::shared_ptr<CommunicatorLease> communicators;

@@ -136,8 +136,8 @@ absl::StatusOr<bool> Channel::Receive(std::string* message) {
     FrameStart start;
     std::memcpy(&start, frame.data(), sizeof(start));
     frame.remove_prefix(kFrameHeaderBytes);
-    if ((start.kind != kPiece && start.kind != kLastPiece) ||
-        frame.size() > longest_ - pieces_.size()) {
+    const bool is_piece = start.kind == kLastPiece || (start.kind == kPiece && !frame.empty());
+    if (!is_piece || frame.size() > longest_ - pieces_.size()) {
       return MakeError(Reason::kDeviceLost,
                        absl::StrCat("a piece of kind ", start.kind, " and ", frame.size(),
                                     " bytes behind ", pieces_.size(), " of at most ", longest_));

@@ -29,8 +29,9 @@ bool UnderWay::End(const EventMessage& event) {
     bool operator()(const TransferredMessage& of) {
       const Transfer* const transfer = all->Find(of.transfer);
       if (transfer == nullptr) return false;
-      const bool is_whole = transfer->is_upload() || transfer->come == transfer->bytes;
-      if (of.status.ok() && !is_whole) return false;
+      const bool is_whole = transfer->come == transfer->bytes;
+      // An upload's memory is read until then, whatever becomes of it.
+      if (!is_whole && (transfer->is_upload() || of.status.ok())) return false;
       all->End(of.transfer);
       return true;
     }

@@ -23,7 +23,8 @@ class UnderWay {
     int64_t bytes = 0;
     const char* from = nullptr;  // an upload's
     char* to = nullptr;          // a download's
-    int64_t come = 0;            // of it, so far
+    int64_t come = 0;            // bytes that have been taken, or have come, so far
+    bool has_last = false;       // a download's last piece has come; it may be empty
 
     bool is_upload() const { return from != nullptr; }
   };
@@ -35,8 +36,9 @@ class UnderWay {
 
   // Null: it has ended.
   Transfer* Find(TransferId id);
-  // It has ended. False: it was not asked for, or is a download of which bytes are missing, and
-  // nothing has changed.
+  // It has ended. False: it was not asked for, or is a download of which bytes are missing and that
+  // is said to have gone well, or an upload of which bytes are still to be taken; nothing has
+  // changed then.
   bool End(const EventMessage& event);
   void End(TransferId id) { transfers_.erase(id); }
   // Everything has ended but `kept`; returns with which events, in which each kind is in its order.

@@ -28,6 +28,10 @@ TEST(UnderWayTest, EachIsAnsweredOnce) {
   upload.from = &from;
   upload.bytes = 1;
   all.Add(TransferId(1), upload);
+  // Its memory is read until all of it has been taken.
+  EXPECT_FALSE(all.End(TransferredMessage{TransferId(1), absl::OkStatus()}));
+  EXPECT_FALSE(all.End(TransferredMessage{TransferId(1), Lost()}));
+  all.Find(TransferId(1))->come = 1;
   const std::vector<EventMessage> answers = {CompletionMessage{LaunchId(1), absl::OkStatus()},
                                              LoadedMessage{PlanId(1), Lost()},
                                              OpenedMessage{CommunicatorId(1), absl::OkStatus()},

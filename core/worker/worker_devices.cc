@@ -325,8 +325,13 @@ class FarDevices final : public WorkerDevices {
                   static_cast<size_t>(piece.bytes));
       const std::string message = BytesOf(piece);
       mutex_.Lock();
-      if (!SendNow(message, life)) break;
       sent += piece.bytes;
+      // It stands: nobody else has said that it has ended.
+      under_way.Find(queued.transfer)->come = sent;
+      if (!SendNow(message, life)) {
+        sent = -1;
+        break;
+      }
     } while (sent < transfer.bytes);
     sending_ = TransferId();
     if (sent == transfer.bytes && life == life_) return;
@@ -383,7 +388,9 @@ class FarDevices final : public WorkerDevices {
   }
 
   absl::Status Take(const Ready&) { return Lost("it says twice that it is ready"); }
-  absl::Status Take(const NotReady& message) { return message.why; }
+  absl::Status Take(const NotReady& message) {
+    return message.why.ok() ? Lost("it is not ready, and does not say why") : message.why;
+  }
   absl::Status Take(const Pong&) { return absl::OkStatus(); }
 
   absl::Status Take(const Event& message) {
@@ -419,13 +426,14 @@ class FarDevices final : public WorkerDevices {
     {
       MutexLock lock(&mutex_);
       UnderWay::Transfer* const transfer = ProxyOf(message.device).under_way.Find(message.transfer);
-      // Pieces come in order, each once.
+      // Pieces come in order, each once and as large as it may be: each is answered.
       if (transfer == nullptr || transfer->is_upload() || message.slot < 0 ||
-          message.slot >= kSlots || message.bytes < 0 || message.bytes > kSlotBytes ||
-          message.offset != transfer->come || message.bytes > transfer->bytes - transfer->come) {
+          message.slot >= kSlots || transfer->has_last || message.offset != transfer->come ||
+          message.bytes != std::min(kSlotBytes, transfer->bytes - transfer->come)) {
         return Lost("it sends bytes that were not asked for");
       }
       transfer->come += message.bytes;
+      transfer->has_last = transfer->come == transfer->bytes;
       to = transfer->to + message.offset;
       window = window_;
     }
@@ -566,7 +574,8 @@ class FarDevices final : public WorkerDevices {
       CHORUS_RETURN_IF_ERROR(channel->Wait(std::min(left, absl::Milliseconds(100))));
     }
     CHORUS_ASSIGN_OR_RETURN(const ToDaemon message, DecodeToDaemon(bytes));
-    if (const auto* refused = absl::get_if<NotReady>(&message)) return refused->why;
+    const auto* refused = absl::get_if<NotReady>(&message);
+    if (refused != nullptr && !refused->why.ok()) return refused->why;
     const auto* ready = absl::get_if<Ready>(&message);
     const auto is_domain = [&](int domain) { return domain >= 0 && domain < kMaxDevices; };
     if (ready == nullptr || ready->info.domains.empty() ||
@@ -591,15 +600,18 @@ class FarDevices final : public WorkerDevices {
     loading_since_ = heard;
     bool asked = false;
     std::string bytes;
-    for (;;) {
+    // One that never stops talking is looked at all the same.
+    constexpr int kInARow = 64;
+    for (int in_a_row = 0;;) {
       CHORUS_ASSIGN_OR_RETURN(const bool received, channel->Receive(&bytes));
       if (received) {
         heard = SteadyNow();
         asked = false;
         CHORUS_ASSIGN_OR_RETURN(const ToDaemon message, DecodeToDaemon(bytes));
         CHORUS_RETURN_IF_ERROR(absl::visit([this](const auto& m) { return Take(m); }, message));
-        continue;
+        if (++in_a_row < kInARow) continue;
       }
+      in_a_row = 0;
       const absl::Time now = SteadyNow();
       {
         MutexLock lock(&mutex_);
@@ -625,6 +637,7 @@ class FarDevices final : public WorkerDevices {
           PostLocked(BytesOf(Ping()));
         }
       }
+      if (received) continue;
       CHORUS_RETURN_IF_ERROR(channel->Wait(
           std::min({absl::Seconds(1), options_.kill_timeout / 4, options_.load_timeout / 4})));
     }

@@ -241,13 +241,17 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   void OnCancel() override { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
   void OnDone() override {
     service_->farewell->Remove(farewell_id_);
+    std::deque<Outcome> unread;
     {
       MutexLock lock(&mutex_);
       done_ = true;
+      unread.swap(outcomes_);
       unread_alarm_.Cancel();
       if (held_.value() != 0) service_->worker->Drop(held_);
     }
+    // The node may hold the stream for as long as a command of it takes.
     place_ = PeerTable::Place();
+    room_ = SharedRoom::Part();
     self_.reset();
   }
 
@@ -255,7 +259,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   grpc::CallbackServerContext* const context_;
   Caller caller_;             // constant once it reads
   PeerTable::Place place_;    // until OnDone
-  SharedRoom::Part room_;     // for one message
+  SharedRoom::Part room_;     // for one message, until OnDone
   uint64_t farewell_id_ = 0;  // constant once it reads
   grpc::ByteBuffer request_;  // of the read under way
   int64_t session_ = 0;       // by OnReadDone alone
