@@ -1,7 +1,6 @@
 #include "core/cuda/cublaslt_api.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "core/base/error.h"
 #include "core/cuda/fill_table.h"
 #include "core/cuda/shared_library.h"
@@ -21,10 +20,9 @@ absl::StatusOr<BlasApi> LoadBlasApi(const std::vector<std::string>& folders) {
   FillField(library, #symbol, &api.name, &missing);
   CHORUS_CUBLASLT_FUNCTIONS(CHORUS_CUBLASLT_FILL)
 #undef CHORUS_CUBLASLT_FILL
+  CHORUS_RETURN_IF_ERROR(ExpectNoneMissing(library, missing));
   api.path = library.path();
-  if (missing.empty()) return api;
-  return MakeError(Reason::kWrongState,
-                   absl::StrCat(library.path(), " lacks ", absl::StrJoin(missing, ", ")));
+  return api;
 }
 
 int64_t ElementBytes(BlasType type) {

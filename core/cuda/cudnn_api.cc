@@ -1,7 +1,6 @@
 #include "core/cuda/cudnn_api.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "core/base/error.h"
 #include "core/cuda/fill_table.h"
 #include "core/cuda/shared_library.h"
@@ -21,10 +20,9 @@ absl::StatusOr<DnnApi> LoadDnnApi(const std::vector<std::string>& folders) {
   FillField(library, #symbol, &api.name, &missing);
   CHORUS_CUDNN_FUNCTIONS(CHORUS_CUDNN_FILL)
 #undef CHORUS_CUDNN_FILL
+  CHORUS_RETURN_IF_ERROR(ExpectNoneMissing(library, missing));
   api.path = library.path();
-  if (missing.empty()) return api;
-  return MakeError(Reason::kWrongState,
-                   absl::StrCat(library.path(), " lacks ", absl::StrJoin(missing, ", ")));
+  return api;
 }
 
 std::string StatusText(const DnnApi& api, DnnStatus status) {

@@ -1,7 +1,5 @@
 #include "core/cuda/nccl_api.h"
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "core/base/error.h"
 #include "core/cuda/fill_table.h"
 #include "core/cuda/shared_library.h"
@@ -20,10 +18,9 @@ absl::StatusOr<NcclApi> LoadNcclApi(const std::vector<std::string>& folders) {
   FillField(library, #symbol, &api.name, &missing);
   CHORUS_NCCL_FUNCTIONS(CHORUS_NCCL_FILL)
 #undef CHORUS_NCCL_FILL
+  CHORUS_RETURN_IF_ERROR(ExpectNoneMissing(library, missing));
   api.path = library.path();
-  if (missing.empty()) return api;
-  return MakeError(Reason::kWrongState,
-                   absl::StrCat(library.path(), " lacks ", absl::StrJoin(missing, ", ")));
+  return api;
 }
 
 const std::vector<const char*>& NcclSymbols() {

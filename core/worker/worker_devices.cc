@@ -325,13 +325,10 @@ class FarDevices final : public WorkerDevices {
                   static_cast<size_t>(piece.bytes));
       const std::string message = BytesOf(piece);
       mutex_.Lock();
-      sent += piece.bytes;
       // It stands: nobody else has said that it has ended.
-      under_way.Find(queued.transfer)->come = sent;
-      if (!SendNow(message, life)) {
-        sent = -1;
-        break;
-      }
+      under_way.Find(queued.transfer)->come += piece.bytes;
+      if (!SendNow(message, life)) break;
+      sent += piece.bytes;
     } while (sent < transfer.bytes);
     sending_ = TransferId();
     if (sent == transfer.bytes && life == life_) return;

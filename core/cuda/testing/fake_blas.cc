@@ -59,12 +59,6 @@ BlasStatus Take(const void* value, size_t bytes, T* to) {
   return BlasStatus::kSuccess;
 }
 
-bool HasContext() {
-  size_t free = 0;
-  size_t total = 0;
-  return FakeDriver::api().MemGetInfo(&free, &total) == Result::kSuccess;
-}
-
 // What a BlasAlgorithm holds.
 struct Configuration {
   uint32_t magic = 0;
@@ -173,7 +167,7 @@ void Multiply(const Matrix& left, const void* a, const Matrix& right, const void
 size_t GetVersion() { return 130000; }
 const char* GetStatusName(BlasStatus /*status*/) { return "FAKE"; }
 BlasStatus Create(BlasHandle* handle) {
-  if (!HasContext()) return BlasStatus::kInvalidValue;
+  if (!FakeDriver::HasContext()) return BlasStatus::kInvalidValue;
   ++handles_made;
   return Make(handle, BlasHandleStruct());
 }
@@ -220,7 +214,8 @@ BlasStatus MatmulAlgoGetHeuristic(BlasHandle handle, BlasMatmul matmul, BlasLayo
                                   BlasLayout c, BlasLayout d, BlasChoice choice, int wanted,
                                   BlasHeuristic* results, int* count) {
   *count = 0;
-  if (handle == nullptr || wanted < 1 || !HasContext() || !IsProduct(*matmul, *a, *b, *c, *d)) {
+  if (handle == nullptr || wanted < 1 || !FakeDriver::HasContext() ||
+      !IsProduct(*matmul, *a, *b, *c, *d)) {
     return BlasStatus::kInvalidValue;
   }
   Configuration chosen;
@@ -260,7 +255,7 @@ BlasStatus Matmul(BlasHandle handle, BlasMatmul matmul, const void* alpha, const
                   const void* c, BlasLayout c_layout, void* d, BlasLayout d_layout,
                   const BlasAlgorithm* algorithm, void* workspace, size_t workspace_bytes,
                   Stream stream) {
-  if (handle == nullptr || algorithm == nullptr || !HasContext() ||
+  if (handle == nullptr || algorithm == nullptr || !FakeDriver::HasContext() ||
       !IsProduct(*matmul, *a_layout, *b_layout, *c_layout, *d_layout)) {
     return BlasStatus::kInvalidValue;
   }

@@ -29,12 +29,6 @@ std::atomic<int64_t> handles_made{0};
 std::atomic<int64_t> convolutions{0};
 std::atomic<int64_t> alive{0};
 
-bool HasContext() {
-  size_t free = 0;
-  size_t total = 0;
-  return FakeDriver::api().MemGetInfo(&free, &total) == Result::kSuccess;
-}
-
 struct Value {
   T type;
   int64_t count = 0;
@@ -296,7 +290,7 @@ void Compute(const Convolution& c, FakeDnnEngine engine, void* x, void* w, void*
 size_t GetVersion() { return 91900; }
 const char* GetErrorString(DnnStatus /*status*/) { return "FAKE"; }
 DnnStatus Create(DnnHandle* handle) {
-  if (!HasContext()) return DnnStatus::kBadParameter;
+  if (!FakeDriver::HasContext()) return DnnStatus::kBadParameter;
   ++handles_made;
   ++alive;
   *handle = new DnnHandleStruct();
@@ -452,7 +446,7 @@ DnnStatus Execute(DnnHandle handle, DnnDescriptor plan, DnnDescriptor pack) {
   const Use use(handle);
   const auto& p = *static_cast<const Descriptor*>(plan);
   const auto& given = *static_cast<const Descriptor*>(pack);
-  if (!use.alone() || handle->user != std::this_thread::get_id() || !HasContext() ||
+  if (!use.alone() || handle->user != std::this_thread::get_id() || !FakeDriver::HasContext() ||
       handle->stream == nullptr || !p.finalized || !given.finalized ||
       p.At<void*>(A::kPlanHandle) != handle) {
     return DnnStatus::kBadParameter;

@@ -353,6 +353,12 @@ int FakeDriver::faults_left() {
   return static_cast<int>(left);
 }
 
+bool FakeDriver::HasContext() {
+  size_t free = 0;
+  size_t total = 0;
+  return api().MemGetInfo(&free, &total) == Result::kSuccess;
+}
+
 Result FakeDriver::Enqueue(Stream stream, const char* name, std::function<void()> work,
                            const std::vector<DevicePtr>& uses) {
   FakeWork enqueued{name, std::move(work), {}};

@@ -118,6 +118,8 @@ class FakeDriver {
   // How many of these have not come yet.
   int faults_left();
 
+  // For stand-ins of other libraries: whether this thread has a context.
+  static bool HasContext();
   // Work of another library's stand-in, in stream order, which uses the memory at these addresses.
   static Result Enqueue(Stream stream, const char* name, std::function<void()> work,
                         const std::vector<DevicePtr>& uses = {});
