@@ -924,7 +924,6 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.producers.clear();
   run.consumers.clear();
   run.ranks.clear();
-  run.waiters.clear();
   for (const RunHandle producer : vote.producers) {
     const int32_t* const row = run_by_handle_.Find(producer);
     if (row == nullptr) continue;
@@ -1179,11 +1178,19 @@ void Sequencer::Merge(int32_t* into, int32_t other) {
   a.runs.insert(a.runs.end(), b.runs.begin(), b.runs.end());
   a.instances.insert(a.instances.end(), b.instances.begin(), b.instances.end());
   a.missing += b.missing;
-  b.runs.clear();
-  b.instances.clear();
-  b.missing = 0;
-  components_.Free(other);
+  // What the one waited for may be in the other.
+  a.counted = false;
+  ForgetComponent(other);
   *into = keep;
+}
+
+void Sequencer::ForgetComponent(int32_t component) {
+  Component& row = components_[component];
+  row.runs.clear();
+  row.instances.clear();
+  row.missing = 0;
+  row.counted = false;
+  components_.Free(component);
 }
 
 void Sequencer::CountVote(int32_t id, int32_t seat) {
@@ -1612,104 +1619,110 @@ void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& p
 
 // --- Launching ----------------------------------------------------------------------------------
 
+// What the slice has no time for is tried by Advance(), which is due at once.
 void Sequencer::LaunchReady(Actions* actions) {
-  while (!ready_.empty()) {
-    const int32_t component = ready_.back();
-    ready_.pop_back();
-    if (components_[component].runs.empty() || components_[component].missing > 0) continue;
-    if (IsBlocked(component)) {
-      MergeCircleThrough(component);
-      continue;
-    }
-    const absl::optional<Error> circle = OrderComponent(component, &gang_runs_, &gang_instances_);
-    if (circle.has_value()) {
-      EndEpoch(*circle, actions);
-      return;
-    }
-    if (AwaitReserves(actions)) continue;
-    Launch(gang_runs_, gang_instances_, actions);
-  }
-}
-
-// (waiting run, run of another component that it waits for), of a component's pending dependences:
-// results that it consumes, and forward instances of its gradients.
-void Sequencer::DependencesOf(int32_t component,
-                              std::vector<std::pair<int32_t, int32_t>>* out) const {
-  for (const int32_t r : components_[component].runs) {
-    for (const RunHandle producer : runs_[r].producers) {
-      const int32_t* const row = run_by_handle_.Find(producer);
-      if (row != nullptr && runs_[*row].component != component) out->emplace_back(r, *row);
-    }
-  }
-  for (const int32_t id : components_[component].instances) {
-    const Instance& instance = instances_[id];
-    if (instance.parent == kNone || tapes_[instance.parent].instance == kNone) continue;
-    const Instance& forward = instances_[tapes_[instance.parent].instance];
-    if (forward.component == component) continue;
-    for (size_t p = 0; p < instance.seats.size(); ++p) {
-      if (instance.seats[p].run != kNone) {
-        out->emplace_back(instance.seats[p].run, forward.seats[p].run);
+  do {
+    while (!ready_.empty() && SliceHasTime()) {
+      const int32_t component = ready_.back();
+      ready_.pop_back();
+      if (components_[component].runs.empty() || components_[component].missing > 0) continue;
+      CountAwaited(component);
+      if (components_[component].awaited > 0) continue;
+      const absl::optional<Error> circle = OrderComponent(component, &gang_runs_, &gang_instances_);
+      if (circle.has_value()) {
+        EndEpoch(*circle, actions);
+        return;
       }
+      if (AwaitReserves(component, actions)) continue;
+      Launch(gang_runs_, gang_instances_, actions);
     }
-  }
+  } while (MergeCircle());
 }
 
-// A closed component is blocked while another world, or a run that is not launched, holds it up. It
-// is tried again when the first of these lets go, so each launch tries only what waited for it.
-bool Sequencer::IsBlocked(int32_t component) {
-  bool simple = true;
-  for (const int32_t r : components_[component].runs) {
-    const PendingRun& run = runs_[r];
-    if (run.externally_blocked) return true;
-    simple &= run.producers.empty();
+// What the component's runs and gradients wait for: the other components with results that they
+// consume, and with the forward instances that they are gradients of. kNone: there is no more.
+int32_t Sequencer::NextAwaited(Awaiting* at) const {
+  const Component& component = components_[at->component];
+  CountWork(1);
+  for (; at->run < component.runs.size(); ++at->run, at->producer = 0) {
+    const PendingRun& run = runs_[component.runs[at->run]];
+    while (at->producer < run.producers.size()) {
+      const int32_t* const row = run_by_handle_.Find(run.producers[at->producer++]);
+      if (row != nullptr && runs_[*row].component != at->component) return runs_[*row].component;
+    }
   }
-  for (const int32_t id : components_[component].instances) {
-    simple &= instances_[id].parent == kNone;
+  while (at->instance < component.instances.size()) {
+    const int32_t parent = instances_[component.instances[at->instance++]].parent;
+    if (parent == kNone || tapes_[parent].instance == kNone) continue;
+    const int32_t forward = instances_[tapes_[parent].instance].component;
+    if (forward != at->component) return forward;
   }
-  if (simple) return false;
-  std::vector<std::pair<int32_t, int32_t>> dependences;
-  DependencesOf(component, &dependences);
-  if (dependences.empty()) return false;
-  runs_[dependences[0].second].waiters.push_back(component);
-  return true;
+  return kNone;
+}
+
+// A closed component is held up by other worlds and by what is not launched: what that is does not
+// get more, so it is counted once, and tried again when all of it has let go.
+void Sequencer::CountAwaited(int32_t c) {
+  Component& component = components_[c];
+  if (component.counted) return;
+  component.counted = true;
+  component.awaited = 0;
+  Awaiting at{c};
+  while (NextAwaited(&at) != kNone) ++component.awaited;
+  // Only now, and only by what waits itself, a circle may be closed.
+  if (component.awaited > 0) unsearched_.push_back(runs_[component.runs[0]].handle);
+  for (const int32_t r : component.runs) component.awaited += runs_[r].externally_blocked ? 1 : 0;
+}
+
+// One of those that the component waits for has let go of it.
+void Sequencer::LetGoOn(int32_t c) {
+  Component& component = components_[c];
+  if (component.counted && --component.awaited == 0) ready_.push_back(c);
 }
 
 // Components that wait for each other in a circle can only be launched together: one of them may be
 // compiled on a rank that has no part in what lies between. They become one; whether their
-// collectives have an order is then FindOrder's to say.
-void Sequencer::MergeCircleThrough(int32_t start) {
-  bool has_dependents = false;
-  for (const int32_t r : components_[start].runs) has_dependents |= runs_[r].has_dependents;
-  if (!has_dependents) return;
-  ++search_;
-  // Depth first; the path holds, for each component on it, the dependences still to follow.
-  struct Step {
-    int32_t component;
-    std::vector<std::pair<int32_t, int32_t>> dependences;
-    size_t next = 0;
+// collectives have an order is then FindOrder's to say. True: there was a circle, and ready_ has
+// what it has become. Else none is left, or the slice has no time to look for more.
+//
+// A circle is looked for from the last of its components that was closed, so others than closed
+// ones are not gone through; and these stay as they are until they are launched, those first that
+// others wait for: so what stands in path_ when the next slice goes on is the beginning of what
+// stood there.
+bool Sequencer::MergeCircle() {
+  const auto enter = [this](int32_t component) {
+    components_[component].circle = circle_;
+    path_.push_back({component});
   };
-  std::vector<Step> path;
-  const auto enter = [&](int32_t component) {
-    components_[component].mark = search_;
-    path.push_back({component, {}, 0});
-    DependencesOf(component, &path.back().dependences);
-  };
-  enter(start);
-  while (!path.empty()) {
-    Step& step = path.back();
-    if (step.next == step.dependences.size()) {
-      path.pop_back();
-      continue;
+  while (searching() && SliceHasTime()) {
+    if (path_.empty()) {
+      const int32_t* const start = run_by_handle_.Find(unsearched_.back());
+      unsearched_.pop_back();
+      if (start == nullptr) continue;
+      const int32_t component = runs_[*start].component;
+      const auto& runs = components_[component].runs;
+      CountWork(static_cast<int64_t>(runs.size()) / kHandlesOfWork);
+      if (std::none_of(runs.begin(), runs.end(),
+                       [this](int32_t r) { return runs_[r].has_dependents; })) {
+        continue;
+      }
+      ++circle_;
+      enter(component);
     }
-    const int32_t target = runs_[step.dependences[step.next++].second].component;
-    if (target == start) {
-      int32_t merged = start;
-      for (const Step& at : path) Merge(&merged, at.component);
+    const int32_t awaited = NextAwaited(&path_.back());
+    if (awaited == kNone) {
+      path_.pop_back();
+    } else if (awaited == path_.front().component) {
+      int32_t merged = awaited;
+      for (const Awaiting& at : path_) Merge(&merged, at.component);
+      path_.clear();
       ready_.push_back(merged);
-      return;
+      return true;
+    } else if (components_[awaited].missing == 0 && components_[awaited].circle != circle_) {
+      enter(awaited);
     }
-    if (components_[target].mark != search_) enter(target);
   }
+  return false;
 }
 
 absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<int32_t>* runs,
@@ -1875,14 +1888,12 @@ Error Sequencer::ConflictError(const std::vector<int32_t>& runs,
 // A closed component that nothing blocks does not change any more, and its order is a function of
 // its signature: so it stands while its runs get ready for it. Nothing may be lacking once it is
 // launched.
-bool Sequencer::AwaitReserves(Actions* actions) {
-  bool waits = false;
+bool Sequencer::AwaitReserves(int32_t component, Actions* actions) {
   for (const auto& wanted : reordered_) {
     PendingRun& run = runs_[wanted.first];
     if (run.reserve == PendingRun::Reserve::kDone) continue;
-    waits = true;
-    if (run.reserve == PendingRun::Reserve::kAsked) continue;
     run.reserve = PendingRun::Reserve::kAsked;
+    ++components_[component].awaited;
     actions->emplace_back();
     SequencerAction& action = actions->back();
     action.kind = SequencerAction::Kind::kReserve;
@@ -1890,12 +1901,14 @@ bool Sequencer::AwaitReserves(Actions* actions) {
     action.order = *wanted.second;
     action.epoch = epoch_;
   }
-  return waits;
+  return components_[component].awaited > 0;
 }
 
 void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
                        Actions* actions) {
   const int32_t component = runs_[runs[0]].component;
+  CountWork(static_cast<int64_t>(runs.size() + instances.size()));
+  LetGoOfWaiting(component);
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kLaunch;
@@ -1956,7 +1969,6 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     action.runs.push_back(run.handle);
     if (run.donates) action.donating.push_back(run.handle);
     gang.runs.push_back(run.handle);
-    for (const int32_t waiter : run.waiters) ready_.push_back(waiter);
     run_by_handle_.Erase(run.handle);
     run.what.reset();
     runs_.Remove(&pending_, r);
@@ -1975,9 +1987,25 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     instance.seats.clear();
     instances_.Free(id);
   }
-  components_[component].runs.clear();
-  components_[component].instances.clear();
-  components_.Free(component);
+  if (!path_.empty() && path_.back().component == component) path_.pop_back();
+  ForgetComponent(component);
+}
+
+// The component is launched: what waits for it goes on.
+void Sequencer::LetGoOfWaiting(int32_t component) {
+  const auto let_go_on = [&](int32_t waiting) {
+    CountWork(1);
+    if (waiting != component) LetGoOn(waiting);
+  };
+  for (const int32_t r : components_[component].runs) {
+    for (const int32_t consumer : runs_[r].consumers) let_go_on(runs_[consumer].component);
+  }
+  for (const int32_t id : components_[component].instances) {
+    if (instances_[id].tape == kNone) continue;
+    for (const int32_t child : tapes_[instances_[id].tape].children) {
+      let_go_on(instances_[child].component);
+    }
+  }
 }
 
 // --- Other events -------------------------------------------------------------------------------
@@ -1990,7 +2018,7 @@ void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
   if (!row.externally_blocked) return;
   row.externally_blocked = false;
   externally_blocked_.erase(row.order);
-  ready_.push_back(row.component);
+  LetGoOn(row.component);
   LaunchReady(actions);
 }
 
@@ -2001,7 +2029,7 @@ void Sequencer::Reserved(RunHandle run, absl::Time now, Actions* actions) {
   PendingRun& row = runs_[*pending];
   if (row.reserve != PendingRun::Reserve::kAsked) return;
   row.reserve = PendingRun::Reserve::kDone;
-  ready_.push_back(row.component);
+  LetGoOn(row.component);
   LaunchReady(actions);
 }
 
@@ -2295,6 +2323,7 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   FailSomePassed(actions);
   if (passing()) return;  // nothing of that is late
   ForgetSome();
+  LaunchReady(actions);
   while (launched_.head != kNone &&
          gangs_[launched_.head].launched + options_.exec_timeout <= clock_) {
     const OpenGang& gang = gangs_[launched_.head];
@@ -2328,7 +2357,8 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
       continue;
     }
     if (lacking == kNone) {
-      // Everybody has asked, and another world is what holds it up: that run's deadline counts.
+      // Everybody has asked, and another world is what holds it up: that run's deadline counts. Or
+      // it is in ready_.
       Unlist(late);
       continue;
     }
@@ -2355,12 +2385,10 @@ std::vector<int32_t> Sequencer::AwaitedBy(int32_t component) {
   if (components_[component].mark == search_) return {};
   std::vector<int32_t> awaited = {component};
   components_[component].mark = search_;
-  std::vector<std::pair<int32_t, int32_t>> dependences;
-  for (size_t at = 0; at < awaited.size(); ++at) {
-    dependences.clear();
-    DependencesOf(awaited[at], &dependences);
-    for (const auto& dependence : dependences) {
-      const int32_t next = runs_[dependence.second].component;
+  for (size_t i = 0; i < awaited.size(); ++i) {
+    Awaiting at{awaited[i]};
+    int32_t next;
+    while ((next = NextAwaited(&at)) != kNone) {
       if (components_[next].mark == search_) continue;
       components_[next].mark = search_;
       awaited.push_back(next);
@@ -2428,7 +2456,7 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 }
 
 absl::Time Sequencer::NextDeadline() const {
-  if (passing()) return clock_;
+  if (passing() || searching() || !ready_.empty()) return clock_;
   absl::Time next = absl::InfiniteFuture();
   for (const int32_t id : differing_) next = std::min(next, instances_[id].differs_until);
   if (timed_.head != kNone) {
@@ -2567,12 +2595,9 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
     instance.seats.clear();
     instances_.Free(id);
   }
-  for (const int32_t c : failed) {
-    components_[c].runs.clear();
-    components_[c].instances.clear();
-    components_[c].missing = 0;
-    components_.Free(c);
-  }
+  // What waits for any of it has failed as well.
+  if (!path_.empty() && components_[path_.front().component].mark == search_) path_.clear();
+  for (const int32_t c : failed) ForgetComponent(c);
 }
 
 SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
@@ -2618,6 +2643,8 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   unplaced_ = 0;
   externally_blocked_.clear();
   ready_.clear();
+  unsearched_.clear();
+  path_.clear();
   differing_.clear();
   stretches_.clear();
   passed_.clear();
@@ -2780,8 +2807,8 @@ int64_t Sequencer::HeldBytes() const {
     return static_cast<int64_t>(rows.capacity() * sizeof(rows[0]));
   };
   bytes += list(keys_) + list(seats_) + list(moves_) + list(moves_of_) + list(stretches_) +
-           list(passed_) + list(asked_) + list(requests_) + list(ready_) + list(gang_runs_) +
-           list(gang_instances_) + list(reordered_);
+           list(passed_) + list(asked_) + list(requests_) + list(ready_) + list(unsearched_) +
+           list(path_) + list(gang_runs_) + list(gang_instances_) + list(reordered_);
   bytes +=
       label_bytes_ + static_cast<int64_t>(label_uses_.size()) * kInTable<decltype(label_uses_)>;
   bytes +=

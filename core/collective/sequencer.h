@@ -138,7 +138,9 @@ class Sequencer {
   // Fires what is due: an instance that is not launched agree_timeout after its first vote, naming
   // the ranks that it, or what it has to wait for, lacks; a run that waits for another world for
   // agree_timeout + exec_timeout; a gang that is not finished exec_timeout after its launch (its
-  // runs fail, and a later Finished is ignored).
+  // runs fail, and a later Finished is ignored). And goes on with what the slices of other events
+  // (core/base/work.h) had no time for: launches, searches, what members have passed. Then it is
+  // due at once.
   void Advance(absl::Time now, Actions* actions);
   // InfiniteFuture when nothing is due.
   absl::Time NextDeadline() const;
@@ -231,6 +233,7 @@ class Sequencer {
   int32_t NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
                       absl::optional<Error>* fault);
   void Merge(int32_t* into, int32_t other);
+  void ForgetComponent(int32_t component);
   void CountVote(int32_t instance, int32_t seat);
   void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
@@ -312,8 +315,19 @@ class Sequencer {
 
   // Launching.
   void LaunchReady(Actions* actions);
-  bool IsBlocked(int32_t component);
-  void MergeCircleThrough(int32_t component);
+  // How far one has gone through what a component waits for.
+  struct Awaiting {
+    int32_t component;
+    size_t run = 0;
+    size_t producer = 0;
+    size_t instance = 0;
+  };
+  int32_t NextAwaited(Awaiting* at) const;
+  void CountAwaited(int32_t component);
+  void LetGoOn(int32_t component);
+  void LetGoOfWaiting(int32_t component);
+  bool MergeCircle();
+  bool searching() const { return !path_.empty() || !unsearched_.empty(); }
   absl::optional<Error> OrderComponent(int32_t component, std::vector<int32_t>* runs,
                                        std::vector<int32_t>* instances);
   void Sign(const std::vector<int32_t>& runs, std::vector<int32_t>* instances);
@@ -321,10 +335,9 @@ class Sequencer {
                                   const std::vector<int32_t>& instances, GangOrder* order) const;
   Error ConflictError(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
                       const GangConflict& conflict) const;
-  bool AwaitReserves(Actions* actions);
+  bool AwaitReserves(int32_t component, Actions* actions);
   void Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
               Actions* actions);
-  void DependencesOf(int32_t component, std::vector<std::pair<int32_t, int32_t>>* out) const;
 
   // Ending.
   std::vector<int32_t> AwaitedBy(int32_t component);
@@ -429,6 +442,12 @@ class Sequencer {
   std::vector<Stretch> stretches_;
   std::vector<std::pair<InstanceKey, int32_t>> passed_;  // with the seat of who has passed it
 
+  // Circles, as far as no slice has had the time to look for them: a run of each component to look
+  // from; and the way of the search at hand.
+  std::vector<RunHandle> unsearched_;
+  std::vector<Awaiting> path_;
+  int32_t circle_ = 0;  // number of that search
+
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
   RunHandle resolved_;             // whose keys_ ... requests_ hold until the next event; 0: none
@@ -458,7 +477,7 @@ class Sequencer {
   ByteWriter signature_;                                  // the same
   // The same: runs that must follow another order than their own.
   std::vector<std::pair<int32_t, const std::vector<int32_t>*>> reordered_;
-  int32_t search_ = 0;  // number of the last search for circles
+  int32_t search_ = 0;  // number of the last search for what waits for each other
 };
 
 }  // namespace chorus

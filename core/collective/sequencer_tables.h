@@ -209,10 +209,7 @@ struct PendingRun {
   absl::InlinedVector<RunHandle, 2> producers;
   absl::InlinedVector<int32_t, 2> consumers;  // pending runs of whose producers it is one
   absl::InlinedVector<Rank, 2> ranks;         // that it speaks for
-  // Closed components that are tried when it launches. One that was merged into another since is
-  // a free row, or another's, which is then tried for nothing.
-  absl::InlinedVector<int32_t, 2> waiters;
-  int32_t previous = kNone;  // pending runs, by submission
+  int32_t previous = kNone;                   // pending runs, by submission
   int32_t next = kNone;
 };
 
@@ -221,7 +218,12 @@ struct Component {
   absl::InlinedVector<int32_t, 4> runs;  // empty: the row is free
   absl::InlinedVector<int32_t, 4> instances;
   int64_t missing = 0;  // votes, over all instances
-  int32_t mark = 0;     // scratch of the search for circles
+  // Once it is closed, and `counted`: what it still waits for, which is results and forward
+  // instances of other components, worlds of others, and runs that get ready for its order.
+  bool counted = false;
+  int64_t awaited = 0;
+  int32_t mark = 0;    // number of the last search that has come to it (search_)
+  int32_t circle = 0;  // the same, of those for circles
 };
 
 struct TapeEntry {

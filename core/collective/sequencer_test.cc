@@ -429,6 +429,133 @@ TEST(SequencerOrderTest, ARunThatNeedsItsOwnCollectiveIsACircle) {
   EXPECT_EQ(EndedBy(Cast(&sequencer, consumer)).reason, Reason::kOrderCycle);
 }
 
+// Runs in a row that each wait for all before them. The first is held up, from outside or by a
+// member; whoever closes them, and in whatever order, no event has more than a slice of work.
+TEST(SequencerLaunchTest, ManyThatWaitForAllBeforeThemAreLaunchedInSlices) {
+  constexpr int64_t kRuns = 600;  // 180,000 dependences
+  for (const bool from_outside : {false, true}) {
+    SCOPED_TRACE(from_outside);
+    Sequencer sequencer = World(2);
+    const GroupId other = AddGroup(&sequencer, {0, 1});
+    std::vector<int64_t> launched;
+    int64_t largest = 0;
+    int slices = 0;
+    const auto in_slice = [&](const std::function<void(Actions*)>& event) {
+      const WorkSlice slice;
+      Actions actions;
+      event(&actions);
+      for (const int64_t run : Launched(actions)) launched.push_back(run);
+      largest = std::max(largest, SliceWork());
+      ++slices;
+    };
+    const auto vote = [&](int64_t rank, int64_t call) {
+      // The first is another group's, so that nobody passes it.
+      TestRun run = OneAllReduce(1 + rank * kRuns + call, Epoch(1), call == 0 ? other : kWorld, 2,
+                                 static_cast<int32_t>(rank), std::max<int64_t>(call - 1, 0));
+      for (int64_t before = 0; before < call; ++before) {
+        const RunHandle producer(1 + rank * kRuns + before);
+        if (sequencer.IsPending(producer)) run.producers().push_back(producer);
+      }
+      if (from_outside && rank == 0 && call == 0) run.BlockExternally();
+      in_slice([&](Actions* actions) {
+        ASSERT_TRUE(sequencer.Submit(run.Build(), At(0), actions).ok());
+      });
+    };
+    for (int64_t call = 0; call < kRuns; ++call) vote(0, call);
+    for (int64_t call = from_outside ? 0 : 1; call < kRuns; ++call) vote(1, call);
+    const int votes = slices;
+    const auto go_on = [&] {
+      while (sequencer.NextDeadline() <= At(0)) {
+        in_slice([&](Actions* actions) { sequencer.Advance(At(0), actions); });
+      }
+    };
+    go_on();
+    EXPECT_THAT(launched, IsEmpty());
+    const int searched = slices;
+    if (from_outside) {
+      in_slice([&](Actions* actions) { sequencer.Unblock(RunHandle(1), At(0), actions); });
+    } else {
+      vote(1, 0);
+    }
+    go_on();
+    EXPECT_LE(largest, kMaxSliceWork);
+    EXPECT_GT(slices, searched + 10);
+    EXPECT_GT(searched, votes);
+    ASSERT_THAT(launched, SizeIs(2 * kRuns));
+    for (int64_t call = 0; call < kRuns; ++call) {
+      EXPECT_THAT(absl::MakeSpan(launched).subspan(2 * call, 2),
+                  UnorderedElementsAre(1 + call, 1 + kRuns + call));
+    }
+  }
+}
+
+// The search for a circle goes on in later slices, beside launches and failures of what it has come
+// to; what it finds then is one gang.
+TEST(SequencerLaunchTest, ACircleIsFoundOverSlices) {
+  constexpr int64_t kBetween = 3000;
+  enum class Meanwhile { kNothing, kLaunch, kFailure };
+  for (const Meanwhile meanwhile : {Meanwhile::kNothing, Meanwhile::kLaunch, Meanwhile::kFailure}) {
+    SCOPED_TRACE(static_cast<int>(meanwhile));
+    Sequencer sequencer = World(2);
+    // Rank 0 makes calls 0 and 1 in one run, and rank 1 between them what reads the one and is read
+    // for the other.
+    TestRun first(1, Epoch(1));
+    first.AllReduce(first.Slot(kWorld, 2, {1}, {0}), 1);
+    EXPECT_THAT(Cast(&sequencer, first), IsEmpty());
+    TestRun blocked(2, Epoch(1));
+    blocked.BlockExternally();
+    EXPECT_THAT(Cast(&sequencer, blocked), IsEmpty());
+    std::vector<RunHandle> between;
+    for (int64_t run = 0; run < kBetween; ++run) {
+      TestRun local(10 + run, Epoch(1));
+      local.producers() = {run == 0 ? RunHandle(2) : RunHandle(9 + run)};
+      if (run == kBetween / 2) local.producers().push_back(RunHandle(1));
+      EXPECT_THAT(Cast(&sequencer, local), IsEmpty());
+    }
+    TestRun second(3, Epoch(1));
+    second.AllReduce(second.Slot(kWorld, 2, {1}, {1}), 1);
+    second.producers() = {RunHandle(9 + kBetween)};
+    EXPECT_THAT(Cast(&sequencer, second), IsEmpty());
+    TestRun both(4, Epoch(1));
+    const int32_t slot = both.Slot(kWorld, 2, {0}, {0});
+    both.AllReduce(slot, 0);
+    both.AllReduce(slot, 0);
+    Actions actions;
+    {
+      const WorkSlice slice;
+      ASSERT_TRUE(sequencer.Submit(both.Build(), At(0), &actions).ok());
+      EXPECT_LE(SliceWork(), kMaxSliceWork);
+    }
+    EXPECT_THAT(actions, IsEmpty());
+    ASSERT_LE(sequencer.NextDeadline(), At(0));
+    if (meanwhile == Meanwhile::kFailure) {
+      sequencer.Withdraw(RunHandle(10), Error(Reason::kBadType), At(0), &actions);
+      // All that waits for it, and that is all but what comes before it.
+      EXPECT_THAT(Failed(actions), SizeIs(kBetween + 3));
+      actions.clear();
+      sequencer.Advance(At(0), &actions);
+      EXPECT_GT(sequencer.NextDeadline(), At(0));
+      EXPECT_THAT(actions, IsEmpty());
+      continue;
+    }
+    if (meanwhile == Meanwhile::kLaunch) {
+      const WorkSlice slice;
+      sequencer.Unblock(RunHandle(2), At(0), &actions);
+    }
+    while (sequencer.NextDeadline() <= At(0)) {
+      const WorkSlice slice;
+      sequencer.Advance(At(0), &actions);
+    }
+    if (meanwhile == Meanwhile::kNothing) {
+      EXPECT_THAT(actions, IsEmpty());
+      sequencer.Unblock(RunHandle(2), At(0), &actions);
+    }
+    EXPECT_THAT(Failed(actions), IsEmpty());
+    EXPECT_THAT(Launched(actions), SizeIs(kBetween + 4));
+    EXPECT_EQ(sequencer.LiveRows() - actions.size(), World(2).LiveRows() + actions.size());
+  }
+}
+
 TEST(SequencerOrderTest, ARanksRunsInOneGangDoNotInterleave) {
   // Rank 0 compiled {X, Z} and {Y}; rank 1 compiled {X, Y, Z} in one.
   for (const bool forced : {false, true}) {
@@ -2486,6 +2613,40 @@ TEST(SequencerOrderTest, AsksForWhatAnotherOrderTakesBeforeTheLaunch) {
   ASSERT_THAT(Launched(actions), ElementsAre(1, 2));
   EXPECT_EQ(actions[0].instances[0].key.group, kWorld);
   EXPECT_THAT(actions[0].donating, ElementsAre(RunHandle(1)));
+}
+
+TEST(SequencerOrderTest, TheOrderOfAGangIsFoundOnceHoweverManyHaveToGetReadyForIt) {
+  constexpr int64_t kRuns = 600;  // an order that is too long to be kept
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {1, 0});
+  for (int64_t i = 0; i < kRuns; ++i) {
+    TestRun run(1 + i, Epoch(1));
+    const int32_t in_pair = run.Slot(pair, 2, {1}, {i});
+    run.AllReduce(in_pair, 1);
+    run.AllReduce(run.Slot(kWorld, 2, {0}, {i}), 0);
+    EXPECT_THAT(Cast(&sequencer, run), IsEmpty());
+  }
+  TestRun all(2000, Epoch(1));
+  const int32_t in_world = all.Slot(kWorld, 2, {1}, {0});
+  const int32_t in_pair = all.Slot(pair, 2, {0}, {0});
+  for (int64_t i = 0; i < kRuns; ++i) {
+    all.AllReduce(in_world, 1);
+    all.AllReduce(in_pair, 0);
+  }
+  const Actions asked = Submitted(&sequencer, all);
+  ASSERT_GE(asked.size(), static_cast<size_t>(kRuns - 1));
+  Actions actions;
+  int64_t work = 0;
+  for (const SequencerAction& action : asked) {
+    ASSERT_EQ(action.kind, Kind::kReserve);
+    EXPECT_THAT(actions, IsEmpty());
+    const WorkSlice slice;
+    sequencer.Reserved(action.run, At(0), &actions);
+    work += SliceWork();
+  }
+  ASSERT_THAT(actions, SizeIs(1));
+  EXPECT_THAT(actions[0].runs, SizeIs(kRuns + 1));
+  EXPECT_LT(work, 20 * kRuns);
 }
 
 TEST(SequencerOrderTest, WhoCannotFollowEndsTheEpochAndNothingIsLaunchedOrDonated) {

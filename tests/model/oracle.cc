@@ -783,17 +783,17 @@ std::string Oracle::ApplyActions(const Sequencer::Actions& decided, Epoch open, 
   if (open != open_) {
     return absl::StrCat("epoch ", open.value(), " is open; by its actions it is ", open_.value());
   }
-  return check_pending_ ? CheckPending() : "";
+  return check_pending_ ? CheckPending(goes_on) : "";
 }
 
-std::string Oracle::CheckPending() const {
+std::string Oracle::CheckPending(bool goes_on) const {
   for (const auto& run : runs_) {
     if (run.second.status == Status::kPending && run.second.epoch < open_) {
       return absl::StrCat("run ", run.first, " of an ended epoch was not failed");
     }
   }
   if (AnyLost(-1)) return "a gradient is pending that lacks what a rank has given up";
-  return NothingLaunchable();
+  return goes_on ? "" : NothingLaunchable();
 }
 
 void Oracle::Forget() {

@@ -68,13 +68,13 @@ class Oracle {
   // The daemon gives up a pending run, alone.
   void Withdrawn(int64_t run) { withdrawn_.insert(run); }
 
-  // Judges what the sequencer did. `open` is its epoch now; `goes_on`: what must fail alone may do
-  // so in an event to come. Empty, or the first promise broken.
+  // Judges what the sequencer did. `open` is its epoch now; `goes_on`: what must fail alone, or
+  // could be launched, may be so in an event to come. Empty, or the first promise broken.
   std::string ApplyActions(const Sequencer::Actions& decided, Epoch open, bool goes_on = false);
   // The part of ApplyActions that looks at every pending run: nothing that could be launched is
-  // waiting, and no ended epoch has left a run behind. ApplyActions does it too unless told
-  // otherwise.
-  std::string CheckPending() const;
+  // waiting (unless it `goes_on`), and no ended epoch has left a run behind. ApplyActions does it
+  // too unless told otherwise.
+  std::string CheckPending(bool goes_on) const;
   void set_check_pending(bool always) { check_pending_ = always; }
 
   Status status(int64_t run) const { return runs_.at(run).status; }

@@ -721,7 +721,7 @@ class Simulation {
     }
     if (++judged_ % 64 == 0 && result_.fault.empty()) {
       oracle_.Forget();
-      result_.fault = oracle_.CheckPending();
+      result_.fault = oracle_.CheckPending(postponed_);
     }
   }
 
