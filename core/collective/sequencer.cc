@@ -917,6 +917,7 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.submitted = clock_;
   run.externally_blocked = vote.externally_blocked;
   run.donates = vote.donates;
+  run.launch_work = vote.launch_work;
   run.has_dependents = false;
   run.reserve = PendingRun::Reserve::kNotAsked;
   run.component = kNone;
@@ -1907,7 +1908,8 @@ bool Sequencer::AwaitReserves(int32_t component, Actions* actions) {
 void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
                        Actions* actions) {
   const int32_t component = runs_[runs[0]].component;
-  CountWork(static_cast<int64_t>(runs.size() + instances.size()));
+  CountWork(static_cast<int64_t>(instances.size()));
+  for (const int32_t r : runs) CountWork(runs_[r].launch_work);
   LetGoOfWaiting(component);
   actions->emplace_back();
   SequencerAction& action = actions->back();
@@ -2324,8 +2326,10 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   if (passing()) return;  // nothing of that is late
   ForgetSome();
   LaunchReady(actions);
-  while (launched_.head != kNone &&
-         gangs_[launched_.head].launched + options_.exec_timeout <= clock_) {
+  for (bool first = true; launched_.head != kNone &&
+                          gangs_[launched_.head].launched + options_.exec_timeout <= clock_ &&
+                          (first || SliceHasTime());
+       first = false) {
     const OpenGang& gang = gangs_[launched_.head];
     Error error(Reason::kExecTimeout);
     NameGang(gang, &error);
@@ -2694,6 +2698,7 @@ void Sequencer::ForgetPendingTapes() {
 // was asked for in a later epoch: then they were launched before.
 void Sequencer::FailGang(int32_t g, const Error& error, Actions* actions) {
   const std::vector<RunHandle> failed = gangs_[g].runs;
+  CountWork(static_cast<int64_t>(failed.size()));
   const Epoch epoch = gangs_[g].epoch;
   const bool ends = epoch == epoch_;
   ForgetGang(g);

@@ -199,6 +199,7 @@ struct PendingRun {
   absl::Time submitted;
   bool externally_blocked = false;
   bool donates = false;
+  int64_t launch_work = 1;
   bool has_dependents = false;  // a pending run, or a gradient, waits for its launch
   // Whether it can follow its gang's order where that is not its program's.
   enum class Reserve : uint8_t { kNotAsked, kAsked, kDone };

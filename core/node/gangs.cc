@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/failpoint.h"
+#include "core/base/work.h"
 #include "core/collective/order.h"
 #include "core/node/session.h"
 
@@ -460,9 +461,9 @@ absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion, abs
   return run->gang;
 }
 
-void Gangs::Abandon(const RunState& run) {
-  if (run.launches_left == 0) return;
-  for (const LaunchMessage& message : run.launches) {
+void Gangs::Abandon(RunState* run) {
+  if (run->launches_left == 0 || std::exchange(run->abandoned, true)) return;
+  for (const LaunchMessage& message : run->launches) {
     const Launched& launched = launches_[message.launch.value() - first_launch_.value()];
     if (!launched.complete) launcher_->executor(launched.device)->Abandon(message.launch);
   }
@@ -475,19 +476,25 @@ void Gangs::AbandonAllOf(const Session& ended) {
     const RunState* const run = runs_->Find(handle);
     return run != nullptr && !run->session->dead();
   };
+  CountWork(static_cast<int64_t>(ended.runs.size()));
+  const int64_t look = runs_->BeginLook();
   Sequence wanted;
   for (const RunHandle handle : ended.runs) {
     const RunState& run = *runs_->Find(handle);
     bool is_wanted = run.phase == RunState::Phase::kVoted;
     if (run.phase == RunState::Phase::kLaunched) {
-      const auto& members = at(run.gang).runs;
-      is_wanted = std::any_of(members.begin(), members.end(), lives);
+      Gang& gang = at(run.gang);
+      if (std::exchange(gang.looked_at, look) != look) {
+        CountWork(static_cast<int64_t>(gang.runs.size()));
+        gang.is_wanted = std::any_of(gang.runs.begin(), gang.runs.end(), lives);
+      }
+      is_wanted = gang.is_wanted;
     }
     if (is_wanted) wanted = std::max(wanted, run.sequence);
   }
   for (const RunHandle handle : ended.runs) {
-    const RunState& run = *runs_->Find(handle);
-    if (run.phase == RunState::Phase::kLaunched && run.sequence > wanted) Abandon(run);
+    RunState* const run = runs_->Find(handle);
+    if (run->phase == RunState::Phase::kLaunched && run->sequence > wanted) Abandon(run);
   }
 }
 
@@ -502,7 +509,7 @@ void Gangs::Abort(int32_t index, const absl::Status& why, absl::Time now) {
   for (CommunicatorId id : gang.communicators) gang.lease->Drop(id, why);
   if (gang.launches_left == 0 || gang.watch.serial != 0) return;
   for (const RunHandle handle : gang.runs) {
-    if (const RunState* run = runs_->Find(handle)) Abandon(*run);
+    if (RunState* run = runs_->Find(handle)) Abandon(run);
   }
   Watch(index,
         std::max(now, gang.launched + options_->sequencer.exec_timeout) + options_->kill_timeout);

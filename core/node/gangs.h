@@ -46,6 +46,10 @@ struct Gang {
   std::shared_ptr<CommunicatorLease> lease;
   std::vector<CommunicatorId> communicators;
   CommunicatorId commit;  // of all its devices, where some of them hold back
+  size_t published = 0;   // of its runs, the first ones: once it has finished without error
+  // By which look of RunTable's it was seen last, and whether somebody wants its results then.
+  int64_t looked_at = 0;
+  bool is_wanted = false;
 
   static constexpr size_t kKeptCapacity = 1024;  // nobody is charged for what is kept
   void Recycle() {
@@ -61,6 +65,8 @@ struct Gang {
     if (communicators.capacity() > kKeptCapacity) communicators = {};
     communicators.clear();
     commit = CommunicatorId();
+    published = 0;
+    looked_at = 0;
   }
 };
 
@@ -92,7 +98,7 @@ class Gangs {
   Gang& at(int32_t index) { return gangs_[static_cast<size_t>(index)]; }
   void Recycle(int32_t index);
   // Nobody wants the results of this launched run: its kernels that have not begun are left out.
-  void Abandon(const RunState& run);
+  void Abandon(RunState* run);
   // The same of all that a session which has ended has launched, but for what others still want.
   void AbandonAllOf(const Session& ended);
   // Something of this launched run has failed by itself; the first such failure is its gang's.

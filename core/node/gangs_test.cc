@@ -14,9 +14,11 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "core/graph/encoding.h"
 #include "core/node/node.h"
 #include "core/node/node_rig.h"
+#include "core/ops/testing/rank_builder.h"
 #include "core/runtime/devices.h"
 #include "core/runtime/executor.h"
 #include "core/runtime/messages.h"
@@ -25,9 +27,9 @@
 namespace chorus::node {
 namespace {
 
-using testing::Each;
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr int kDevices = 2;
 constexpr absl::Duration kMoment = absl::Milliseconds(1);
@@ -37,6 +39,7 @@ struct Told {
   std::vector<Executor::OnEvent> on_event{kDevices};
   std::vector<std::pair<int, LaunchId>> launches;  // each with its device
   std::set<LaunchId> abandoned;
+  int abandonings = 0;      // calls
   std::vector<int> killed;  // devices
 };
 
@@ -55,7 +58,10 @@ class ToldExecutor : public Executor {
     return false;
   }
   bool Continue() override { return false; }
-  void Abandon(LaunchId launch) override { told_->abandoned.insert(launch); }
+  void Abandon(LaunchId launch) override {
+    told_->abandoned.insert(launch);
+    ++told_->abandonings;
+  }
   void Settled(LaunchId, TransferId) override {}
   void Upload(TransferId id, DeviceAddress, const void*, int64_t) override {
     Say(TransferredMessage{id, {}});
@@ -103,6 +109,18 @@ class ToldDevices : public Devices {
   DevicesInfo info_;
 };
 
+// A rank's all_reduces of its input, one after the other, and the last one's negative, `results`
+// times.
+Graph AllReduces(int rank, int calls, int results = 0) {
+  testing::RankBuilder b(rank, 2);
+  b.set_wants_grad(false);
+  const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
+  ValueIndex last = x;
+  for (int i = 0; i < calls; ++i) last = b.AllReduce(x);
+  for (int i = 0; i < results; ++i) AddOutput(&b.graph(), AddOp(&b.graph(), "neg", {last}));
+  return b.graph().Build();
+}
+
 class GangsTest : public ::testing::Test {
  protected:
   // A session on device 0, and what it was told of its commands.
@@ -145,12 +163,7 @@ class GangsTest : public ::testing::Test {
                     [client](const absl::StatusOr<WorldInfo>& info) { client->world = info->id; });
     const Graph collective = AllReduceGraph(rank, size, TensorType(DType::kF32, {1}), "a.cc:1");
     int32_t slot = 0;
-    for (const Graph& graph : {collective, NegateGraph(1)}) {
-      RegisterGraph command;
-      command.graph = {slot++, 1};
-      command.encoded = EncodeGraph(graph);
-      Submit(client, std::move(command));
-    }
+    for (const Graph& graph : {collective, NegateGraph(1)}) Register(client, slot++, graph);
     EXPECT_THAT(client->told, Each(Reason::kUnspecified));
     return client;
   }
@@ -158,20 +171,33 @@ class GangsTest : public ::testing::Test {
     const Command command{Sequence(++client->sequence), std::move(body)};
     ByteWriter frame;
     EncodeFrame(command, &frame);
-    node_.Submit(client->session, std::string(frame.bytes()), now_, [client](const Outcome& o) {
-      client->told.push_back(o.status.ok() ? Reason::kUnspecified : ErrorOf(o.status).reason);
-    });
+    {
+      const WorkSlice slice;  // as the loop calls it
+      node_.Submit(client->session, std::string(frame.bytes()), now_, [client](const Outcome& o) {
+        client->told.push_back(o.status.ok() ? Reason::kUnspecified : ErrorOf(o.status).reason);
+      });
+    }
     Poll();
   }
-  // A call of its world, the first one.
-  void Vote(Client* client) {
-    chorus::Run run = DirectRank::LocalRun(0, {DirectRank::Inline({1})}, {{0, 1}});
+  void Register(Client* client, int32_t slot, const Graph& graph) {
+    RegisterGraph command;
+    command.graph = {slot, 1};
+    command.encoded = EncodeGraph(graph);
+    Submit(client, std::move(command));
+  }
+  // Calls of its world from `call` on.
+  static chorus::Run InWorld(const Client& client, int64_t call, chorus::Run run) {
     RunGroup group;
-    group.world = client->world;
+    group.world = client.world;
     group.epoch = Epoch(1);
-    group.base.push_back({0, 0, 0});
+    group.base.push_back({0, call, 0});
     run.groups.push_back(group);
-    Submit(client, std::move(run));
+    return run;
+  }
+  // The first one.
+  void Vote(Client* client) {
+    Submit(client,
+           InWorld(*client, 0, DirectRank::LocalRun(0, {DirectRank::Inline({1})}, {{0, 1}})));
   }
   // Launches a gang of the client's, alone in its world.
   void Run(Client* client) {
@@ -184,10 +210,14 @@ class GangsTest : public ::testing::Test {
     return told_.launches.back().second;
   }
   // The device has done what it was told as the `launch`-th.
-  void End(size_t launch) {
-    const auto [device, id] = told_.launches[launch];
-    ToldExecutor(&told_, device).Say(CompletionMessage{id, {}});
+  void End(size_t launch, const absl::Status& status = {}) {
+    Say(launch, status);
     Poll();
+  }
+  // The same, and nobody has heard it yet.
+  void Say(size_t launch, const absl::Status& status) {
+    const auto [device, id] = told_.launches[launch];
+    ToldExecutor(&told_, device).Say(CompletionMessage{id, status});
   }
   void Poll() {
     while (node_.Poll(now_)) {
@@ -235,6 +265,91 @@ TEST_F(GangsTest, WhatOthersWantIsNotAbandonedUntilTheyHaveIt) {
   End(2);
   EXPECT_EQ(peer->told.back(), Reason::kUnspecified);
   EXPECT_THAT(told_.abandoned, ElementsAre(before, behind));
+}
+
+// Of thousands of launches each is abandoned once, and no slice looks at all of them for each.
+TEST_F(GangsTest, MuchThatAnEndedSessionHasLaunchedIsAbandonedOnce) {
+  constexpr int kRuns = 500;
+  Client* const client = Open("uid:1", absl::Hours(1), 0, 2);
+  Client* const peer = Open("uid:1", absl::Hours(1), 1, 2);
+  Register(peer, 2, AllReduces(/*rank=*/1, kRuns));
+  for (int i = 0; i < kRuns; ++i) {
+    Submit(client,
+           InWorld(*client, i, DirectRank::LocalRun(0, {DirectRank::Inline({1})}, {{2 * i, 1}})));
+    RunLocal(client, 2 * i + 1);
+  }
+  Submit(peer, InWorld(*peer, 0, DirectRank::LocalRun(2, {DirectRank::Inline({1})}, {})));
+  // Its plan is loaded in the background.
+  while (told_.launches.size() < 2 * kRuns + 1) Poll();
+  node_.SessionDied(client->session, now_);
+  Poll();
+  // What has no collective between it and the end of the log.
+  EXPECT_EQ(told_.abandonings, 1);
+  // The gang's; the others were launched before.
+  for (size_t i = kRuns; i < told_.launches.size(); ++i) End(i);
+  EXPECT_EQ(peer->told.back(), Reason::kUnspecified);
+  EXPECT_EQ(told_.abandonings, kRuns);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+}
+
+// A gang's runs have their outcome in turns of bounded work.
+TEST_F(GangsTest, ManyResultsOfAGangArePublishedOrFailInSlices) {
+  constexpr int kRuns = 5;
+  constexpr int kResults = 1000;  // of a run
+  for (const bool fails : {false, true}) {
+    SCOPED_TRACE(fails);
+    const std::string tenant = fails ? "uid:1" : "uid:2";
+    Client* const client = Open(tenant, absl::Hours(1), 0, 2);
+    Client* const peer = Open(tenant, absl::Hours(1), 1, 2);
+    Register(client, 2, AllReduces(/*rank=*/0, 1, kResults));
+    Register(peer, 2, AllReduces(/*rank=*/1, kRuns));
+    const size_t first = told_.launches.size();
+    for (int i = 0; i < kRuns; ++i) {
+      std::vector<TensorId> results;
+      for (int r = 0; r < kResults; ++r) results.push_back({i * kResults + r, 1});
+      Submit(client,
+             InWorld(*client, i, DirectRank::LocalRun(2, {DirectRank::Inline({1})}, results)));
+    }
+    Submit(peer, InWorld(*peer, 0, DirectRank::LocalRun(2, {DirectRank::Inline({1})}, {})));
+    // Large plans are loaded in the background.
+    while (told_.launches.size() < first + kRuns + 1) Poll();
+    const absl::Status status =
+        fails ? MakeError(Reason::kExecFailed, "the device says so") : absl::OkStatus();
+    for (size_t i = first + 1; i < told_.launches.size(); ++i) End(i, status);
+    ASSERT_EQ(client->told.size(), 3u);
+    Say(first, status);
+    int turns = 0;
+    while (node_.Poll(now_)) ++turns;
+    EXPECT_GT(turns, 3);
+    ASSERT_EQ(client->told.size(), kRuns + 3u);
+    for (int i = 0; i < kRuns; ++i) {
+      EXPECT_EQ(client->told[3 + static_cast<size_t>(i)],
+                fails ? Reason::kExecFailed : Reason::kUnspecified);
+    }
+    EXPECT_EQ(node_.Stats("").live_runs, 0);
+    EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  }
+}
+
+TEST_F(GangsTest, ManyThatWaitForOneResultAreLaunchedInSlices) {
+  constexpr int kRuns = 1000;
+  constexpr int kResults = 10;  // of a run
+  Client* const client = Open("uid:1", absl::Hours(1), 0, 2);
+  Client* const peer = Open("uid:1", absl::Hours(1), 1, 2);
+  GraphBuilder local(1, {});
+  const ValueIndex x = AddInput(&local, TensorType(DType::kF32, {1}));
+  for (int r = 0; r < kResults; ++r) AddOutput(&local, AddOp(&local, "neg", {x}));
+  Register(client, 2, local.Build());
+  Vote(client);
+  for (int i = 0; i < kRuns; ++i) {
+    std::vector<TensorId> results;
+    for (int r = 0; r < kResults; ++r) results.push_back({1 + i * kResults + r, 1});
+    Submit(client, DirectRank::LocalRun(2, {TensorId{0, 1}}, results));
+  }
+  ASSERT_THAT(told_.launches, IsEmpty());
+  Vote(peer);
+  EXPECT_EQ(told_.launches.size(), 2u + kRuns);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
 TEST_F(GangsTest, WorkOfAnAbortedGangIsAbandoned) {

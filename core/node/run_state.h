@@ -112,6 +112,9 @@ struct RunState {
   int32_t gang = -1;  // since its launch: index in Gangs
   // Launched with donations and failed, but nothing was written over them.
   bool held_back = true;
+  bool abandoned = false;  // Gangs::Abandon
+  // Launched, and its failure is to be told when others have had their turn.
+  bool failing = false;
   // Its failure has been told already; what is still under way only gives its memory back.
   bool failed = false;
 
@@ -154,6 +157,7 @@ struct RunState {
     vote.call_goes_on = false;
     vote.producers.clear();
     vote.donates = false;
+    vote.launch_work = 1;
     instance_of.clear();
     one_domain.reset();
     donations.clear();
@@ -173,9 +177,19 @@ struct RunState {
     equal_communicator = CommunicatorId();
     launches_left = 0;
     gang = -1;
+    abandoned = false;
+    failing = false;
     failed = false;
   }
 };
+
+// Of the node thread, in pieces (core/base/work.h): of a run that is launched or fails, beside its
+// steps, and of each of its results.
+inline constexpr int64_t kWorkPerRun = 8;
+inline constexpr int64_t kWorkPerResult = 3;
+inline int64_t WorkOf(const RunState& run) {
+  return kWorkPerRun + kWorkPerResult * static_cast<int64_t>(run.outputs.size());
+}
 
 // The devices of these runs, ascending; none where one of them has two of the runs: what the runs
 // ask of their devices together would not pair up there.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/failpoint.h"
 #include "core/base/work.h"
+#include "core/runtime/executor.h"
 
 namespace chorus::node {
 namespace {
@@ -18,10 +19,6 @@ absl::Status ExecFailure(const absl::Status& status) {
   if (error.reason == Reason::kUnspecified) error.SetReason(Reason::kExecFailed);
   return ToStatus(error);
 }
-
-// Of a run that fails, and of each of its results: the work is as much as of so many small pieces.
-constexpr int64_t kWorkPerRun = 8;
-constexpr int64_t kWorkPerResult = 3;
 
 // The error as the world's sequencer must take it. Where the failure has ended an epoch of the
 // world the other ranks have been told of it, and what comes of it fails alone: if each call that
@@ -52,6 +49,11 @@ Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::T
 
 // Of a run with a vote: its epoch has, and it fails with that in its turn.
 bool HasEnded(const RunState& run) { return run.vote.epoch != run.world->agreement->epoch(); }
+
+// Until Runs::LetGoOn().
+void HoldBack(Session* session) {
+  if (session->failing++ == 0) session->log.Park();
+}
 
 }  // namespace
 
@@ -132,6 +134,9 @@ void Runs::CastVote(RunState* run, absl::Time now) {
     }
   }
   vote.externally_blocked = run->blockers > 0;
+  vote.launch_work =
+      WorkOf(*run) + std::min<int64_t>(Executor::kSliceSteps,
+                                       static_cast<int64_t>(run->graph->graph.nodes.size()));
   run->phase = RunState::Phase::kVoted;
   failures_->Note(FlightKind::kVoted, now, run->session.get(), world.get(), run->sequence);
   const absl::Status voted = world->agreement->Submit(vote, now);
@@ -188,13 +193,11 @@ void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Statu
   RunState* run = table_->Find(handle);
   if (run == nullptr) return;
   if (status.ok()) {
-    if (arrival == Storage::Arrival::kLater) Unblock(handle, clock_->now);
-  } else if (run->phase == RunState::Phase::kVoted) {
-    if (!HasEnded(*run)) RefuseVote(run, status, clock_->now);
+    if (arrival == Storage::Arrival::kLater) Follow({handle}, nullptr, clock_->now);
   } else if (run->phase == RunState::Phase::kLaunched) {
     gangs_->Fail(*run, status);
   } else {
-    Fail(run, ErrorOf(status), clock_->now);
+    Follow({handle}, std::make_shared<const Error>(ErrorOf(status)), clock_->now);
   }
 }
 
@@ -230,6 +233,7 @@ void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& 
 }
 
 void Runs::LaunchLocal(RunState* run, absl::Time now) {
+  CountWork(WorkOf(*run));
   const int32_t index = gangs_->LaunchLocal(run, now);
   failures_->Note(FlightKind::kLaunched, now, run->session.get(), nullptr, run->sequence);
   if (!gangs_->at(index).status.ok()) return FinishGang(index, now);
@@ -325,21 +329,26 @@ void Runs::ReleaseConsumers(RunState* run, absl::Time now) {
 
 void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const Error> failed,
                   absl::Time now) {
-  for (RunHandle consumer : consumers) next_.push_back({consumer, failed});
+  for (RunHandle consumer : consumers) {
+    const RunState* const run = table_->Find(consumer);
+    if (run != nullptr) next_.Push(run->session->tenant->name, {consumer, failed});
+  }
   if (following_) return;
+  while (!next_.empty() && SliceWork() <= options_->fail_work) FollowNext(now);
+}
+
+void Runs::FollowNext(absl::Time now) {
+  const Next next = next_.Pop();
+  CountWork(1);
+  RunState* const run = table_->Find(next.run);
+  if (run == nullptr) return;
   following_ = true;
-  while (!next_.empty()) {
-    const Next next = std::move(next_.front());
-    next_.pop_front();
-    RunState* const run = table_->Find(next.run);
-    if (run == nullptr) continue;
-    if (next.failed == nullptr) {
-      Unblock(next.run, now);
-    } else if (run->phase == RunState::Phase::kWaiting) {
-      Fail(run, *next.failed, now);
-    } else if (run->phase == RunState::Phase::kVoted && !HasEnded(*run)) {
-      RefuseVote(run, ToStatus(*next.failed), now);
-    }
+  if (next.failed == nullptr) {
+    Unblock(next.run, now);
+  } else if (run->phase == RunState::Phase::kWaiting) {
+    Fail(run, *next.failed, now);
+  } else if (run->phase == RunState::Phase::kVoted && !HasEnded(*run)) {
+    RefuseVote(run, ToStatus(*next.failed), now);
   }
   following_ = false;
 }
@@ -361,45 +370,57 @@ bool Runs::AwaitInputs(const Gang& gang, int32_t index) {
 
 void Runs::FinishGang(int32_t index, absl::Time now) {
   Gang& gang = gangs_->at(index);
-  if (AwaitInputs(gang, index)) return;
-  CHORUS_FAILPOINT("node.before_publish");
-  // What was computed from a result that failed is no result either, and has failed for that
-  // reason, whatever else its devices say.
   absl::Status status;
-  for (RunHandle handle : gang.runs) {
-    for (const CellRef& input : table_->Find(handle)->inputs) {
-      if (!status.ok()) break;
-      if (input != nullptr && input->state == Cell::State::kFailed) {
-        status = ToStatus(*input->error);
+  if (gang.published == 0) {
+    if (AwaitInputs(gang, index)) return;
+    CHORUS_FAILPOINT("node.before_publish");
+    // What was computed from a result that failed is no result either, and has failed for that
+    // reason, whatever else its devices say.
+    for (RunHandle handle : gang.runs) {
+      for (const CellRef& input : table_->Find(handle)->inputs) {
+        if (!status.ok()) break;
+        if (input != nullptr && input->state == Cell::State::kFailed) {
+          status = ToStatus(*input->error);
+        }
       }
     }
+    status.Update(gang.status);
   }
-  status.Update(gang.status);
-  if (!status.ok()) status = ExecFailure(status);
   if (status.ok()) {
-    for (RunHandle handle : gang.runs) {
-      RunState* run = table_->Find(handle);
-      if (!run->failed) Publish(run, now);
-      run->failed || run->intos.empty() ? End(run) : WriteOut(run);
-    }
+    do {
+      RunState* const run = table_->Find(gang.runs[gang.published++]);
+      if (run->failed || run->failing) continue;
+      Publish(run, now);
+      run->intos.empty() ? End(run) : WriteOut(run);
+    } while (gang.published < gang.runs.size() && SliceWork() <= options_->fail_work);
+    if (gang.published < gang.runs.size()) return finishing_.push_back(index);
   } else {
+    status = ExecFailure(status);
     gangs_->Abort(index, status, now);
   }
-  if (gang.world != nullptr) {
-    const std::shared_ptr<World> world = gang.world;
-    world->agreement->Finished(gang.ticket, status, now);
-  }
+  const std::shared_ptr<World> world = gang.world;
+  if (world != nullptr) world->agreement->Finished(gang.ticket, status, now);
   if (!status.ok()) {
     Error error = ErrorOf(status);
     // The sequencer's actions may be for later: its members enter the epoch by what they get here.
-    if (gang.world != nullptr) {
-      SayOpenEpoch(*gang.world, gang.world->agreement->epoch(), &error);
-    }
-    for (RunHandle handle : gang.runs) {
-      RunState* run = table_->Find(handle);
-      Fail(run, error, now);
-      End(run);
-    }
+    if (world != nullptr) SayOpenEpoch(*world, world->agreement->epoch(), &error);
+    for (RunHandle handle : gang.runs) Fail(table_->Find(handle), error, now);
+  }
+  EndGang(index);
+}
+
+void Runs::EndGang(int32_t index) {
+  const std::vector<RunHandle>& runs = gangs_->at(index).runs;
+  const auto of_it = [&](RunHandle handle) -> RunState* {
+    RunState* const run = table_->Find(handle);
+    return run != nullptr && run->gang == index ? run : nullptr;
+  };
+  for (RunHandle handle : runs) {
+    const RunState* const run = of_it(handle);
+    if (run != nullptr && !run->failed) return AfterFailing([this, index] { EndGang(index); });
+  }
+  for (RunHandle handle : runs) {
+    if (RunState* const run = of_it(handle)) End(run);
   }
   gangs_->Recycle(index);
   CHORUS_FAILPOINT("node.after_publish");
@@ -407,6 +428,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
 
 void Runs::Publish(RunState* run, absl::Time now) {
   Session* session = run->session.get();
+  CountWork(WorkOf(*run));
   ++stats_->runs_published;
   for (const RunState::Donation& donation : run->donations) {
     stats_->paths.donated_bytes += run->inputs[static_cast<size_t>(donation.input)]->bytes;
@@ -468,19 +490,18 @@ void Runs::Written(RunHandle handle, const absl::Status& status) {
 
 // Tells the session once that its run has failed: at once, unless this slice has had its share.
 void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
-  if (run->failed || run->phase == RunState::Phase::kFailing) return;
-  if (run->phase >= RunState::Phase::kLaunched ||
-      (run->session->failing == 0 && SliceWork() <= options_->fail_work)) {
+  if (run->failed || run->failing || run->phase == RunState::Phase::kFailing) return;
+  if (run->session->failing == 0 && SliceWork() <= options_->fail_work) {
     return FailAtOnce(run, cause, now);
   }
   CountWork(kWorkPerRun);
-  run->phase = RunState::Phase::kFailing;
+  if (run->phase < RunState::Phase::kLaunched) {
+    run->phase = RunState::Phase::kFailing;
+  } else {
+    run->failing = true;
+  }
   HoldBack(run->session.get());
   failing_.push_back({run->handle, cause, nullptr});
-}
-
-void Runs::HoldBack(Session* session) {
-  if (session->failing++ == 0) session->log.Park();
 }
 
 std::function<void()> Runs::HoldBackAll(const World& world) {
@@ -506,7 +527,7 @@ void Runs::LetGoOn(const std::shared_ptr<Session>& session) {
 // A launched run stays until its gang ends.
 void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
   run->failed = true;
-  CountWork(kWorkPerRun + kWorkPerResult * static_cast<int64_t>(run->outputs.size()));
+  CountWork(WorkOf(*run));
   const std::shared_ptr<Session> session = run->session;
   Error error = cause;
   failures_->Record(session.get(), run->world.get(), &error);
@@ -563,21 +584,18 @@ bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Ti
 }
 
 bool Runs::Continue(absl::Time now) {
-  if (failing_.empty() && finishing_.empty()) return false;
+  const auto is_idle = [this] { return failing_.empty() && next_.empty() && finishing_.empty(); };
+  if (is_idle()) return false;
+  // One of each kind, so that none waits for all of another.
   do {
-    failing_.empty() ? FinishNext(now) : FailNext(now);
-  } while (!(failing_.empty() && finishing_.empty()) && SliceWork() <= options_->fail_work);
+    if (!failing_.empty()) FailNext(now);
+    if (!next_.empty()) FollowNext(now);
+    if (finishing_.empty()) continue;
+    const int32_t index = finishing_.front();
+    finishing_.pop_front();
+    FinishGang(index, now);
+  } while (!is_idle() && SliceWork() <= options_->fail_work);
   return true;
-}
-
-void Runs::FinishNext(absl::Time now) {
-  const int32_t index = finishing_.front();
-  finishing_.pop_front();
-  for (RunHandle handle : gangs_->at(index).runs) {
-    CountWork(kWorkPerRun +
-              kWorkPerResult * static_cast<int64_t>(table_->Find(handle)->outputs.size()));
-  }
-  FinishGang(index, now);
 }
 
 void Runs::LetGoOfShared(SharedResults shared) {
@@ -616,7 +634,12 @@ void Runs::End(RunState* run) {
   (void)session.run_charge.Cover(session.run_bytes);
   const std::shared_ptr<Session> ended = session.dead() ? run->session : nullptr;
   table_->Remove(run->handle);
-  if (ended != nullptr) gangs_->AbandonAllOf(*ended);
+  // What its other runs do may be wanted no more. Once for all that end together.
+  if (ended == nullptr || std::exchange(ended->looks_for_unwanted, true)) return;
+  AfterFailing([this, ended] {
+    ended->looks_for_unwanted = false;
+    gangs_->AbandonAllOf(*ended);
+  });
 }
 
 // --- By the session or the node -----------------------------------------------------------------
@@ -669,7 +692,7 @@ void Runs::FailAll(const Error& why, absl::Time now) {
   for (RunHandle handle : handles) {
     if (RunState* run = table_->Find(handle)) Fail(run, why, now);
   }
-  while (!failing_.empty()) FailNext(now);
+  while (!failing_.empty() || !next_.empty()) failing_.empty() ? FollowNext(now) : FailNext(now);
 }
 
 }  // namespace chorus::node

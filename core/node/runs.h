@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/base/turn_queue.h"
 #include "core/node/agreement.h"
 #include "core/node/background.h"
 #include "core/node/donation.h"
@@ -91,8 +92,8 @@ class Runs final : public AgreementListener {
   void StopTaking() { stopped_ = true; }
   void FailAll(const Error& why, absl::Time now);
 
-  // Goes on with runs that fail, and with those that waited for what they were computed from, for a
-  // turn's share. Whether there were any.
+  // Goes on with runs that fail, with those whose turn it is because of what became of another, and
+  // with gangs that have finished, for a turn's share. Whether there were any.
   bool Continue(absl::Time now);
   // Runs `then`, in a Continue(), when those that fail by now have.
   void AfterFailing(std::function<void()> then);
@@ -123,7 +124,10 @@ class Runs final : public AgreementListener {
   void ReleaseConsumers(RunState* run, absl::Time now);
   void Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const Error> failed,
               absl::Time now);
+  void FollowNext(absl::Time now);
   void FinishGang(int32_t index, absl::Time now);
+  // All its runs have their outcome, or will have had it when those that fail by now have.
+  void EndGang(int32_t index);
   bool AwaitInputs(const Gang& gang, int32_t index);
   void Publish(RunState* run, absl::Time now);
   // Of a run whose results are published: its outputs that go into client memory. Then it has
@@ -137,12 +141,10 @@ class Runs final : public AgreementListener {
   // Of runs that have ended with their epoch: as many as the slice has time for, and those that are
   // left, unless it is all, in the turns that come; `goes_on`: this is one of them.
   bool FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now);
-  void FinishNext(absl::Time now);
   using SharedResults = decltype(World::shared);
   // In pieces, behind what fails by now.
   void LetGoOfShared(SharedResults shared);
-  void HoldBack(Session* session);
-  // The same with all members of a world, until what it returns is called.
+  // No member of the world goes on until what this returns is called.
   std::function<void()> HoldBackAll(const World& world);
   void LetGoOn(const std::shared_ptr<Session>& session);
   void End(RunState* run);
@@ -163,12 +165,12 @@ class Runs final : public AgreementListener {
   const std::function<void(const std::shared_ptr<Session>&)> go_on_;
   bool stopped_ = false;
   // Runs whose turn it is because of what became of another: one behind the other, however long the
-  // chain.
+  // chain; tenants in turns.
   struct Next {
     RunHandle run;
-    std::shared_ptr<const Error> failed;  // null: what it waits for is launched
+    std::shared_ptr<const Error> failed;  // null: what it waits for is launched, or has come
   };
-  std::deque<Next> next_;
+  TurnQueue<Next> next_;
   bool following_ = false;  // a call further up goes through them
   // The runs that fail with an epoch of a world. Until it is their turn they are in Phase::kVoted,
   // with a vote of that epoch.
@@ -179,17 +181,19 @@ class Runs final : public AgreementListener {
     size_t next = 0;
     Error error;
   };
-  // An epoch that ends may fail tens of thousands of results, more than a slice has time for. Runs
-  // in Phase::kFailing with their error, in order, and what waits for those before it. The logs of
-  // their sessions, and of all members of a world whose epoch has ended, are parked until they have
-  // failed: no command sees some of them only, or not their memory.
+  // An epoch that ends, or a gang, may fail tens of thousands of results, more than a slice has
+  // time for. Runs in Phase::kFailing, or launched and `failing`, with their error, in order, and
+  // what waits for those before it. The logs of their sessions, and of all members of a world whose
+  // epoch has ended, are parked until they have failed: no command sees some of them only, or not
+  // their memory.
   struct Failing {
     RunHandle run;
     Error error;
     std::function<void()> then;  // null: it is a run's
   };
   std::deque<Failing> failing_;
-  // Gangs that are complete, by index, and so is now what they have waited for.
+  // Gangs that are complete, by index: so is now what they have waited for, or some of their runs
+  // have been published.
   std::deque<int32_t> finishing_;
 };
 

@@ -91,9 +91,10 @@ struct Session : std::enable_shared_from_this<Session> {
   Names names;
   absl::flat_hash_map<ArenaId, std::shared_ptr<Arena>> staging;
   int64_t staging_bytes = 0;
-  std::vector<RunHandle> runs;  // under way, in no order
-  int64_t run_bytes = 0;        // of their rows (RunState::bytes)
-  int64_t failing = 0;          // what must have failed before its log goes on (runs.h)
+  std::vector<RunHandle> runs;      // under way, in no order
+  int64_t run_bytes = 0;            // of their rows (RunState::bytes)
+  int64_t failing = 0;              // what must have failed before its log goes on (runs.h)
+  bool looks_for_unwanted = false;  // what it has launched and nobody wants is to be abandoned
   // What goes on then.
   std::vector<std::function<void(const std::shared_ptr<Session>& self)>> when_failed;
   std::vector<Membership> memberships;
