@@ -3,49 +3,137 @@
 #include <string.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace chorus::server {
 namespace {
 
-// Sections 6.2, 6.5 and 6.7.
+// Sections 6.1 to 6.7.
+constexpr unsigned char kData = 0;
 constexpr unsigned char kHeaders = 1;
+constexpr unsigned char kReset = 3;
 constexpr unsigned char kSettings = 4;
 constexpr unsigned char kPing = 6;
 constexpr unsigned char kAck = 1;
+constexpr unsigned char kEndStream = 1;
+constexpr unsigned char kPadded = 8;
+
+void Break(Http2Frames::Counts* counts, std::string why) {
+  if (counts->broken.empty()) counts->broken = std::move(why);
+}
 
 }  // namespace
 
 Http2Frames::Counts Http2Frames::Take(absl::string_view bytes) {
   Counts counts;
   while (!bytes.empty()) {
-    const size_t skipped = std::min(skip_, bytes.size());
-    skip_ -= skipped;
-    bytes.remove_prefix(skipped);
-    const size_t taken = std::min(kHeadBytes - have_, bytes.size());
-    memcpy(head_ + have_, bytes.data(), taken);
-    have_ += taken;
-    bytes.remove_prefix(taken);
-    if (have_ == kHeadBytes) Count(&counts);
+    if (padded_) {
+      padded_ = false;
+      --data_;
+      skip_ = std::min<size_t>(data_, static_cast<unsigned char>(bytes[0]));
+      data_ -= skip_;
+      bytes.remove_prefix(1);
+    } else if (data_ > 0) {
+      const size_t taken = std::min(data_, bytes.size());
+      TakeData(bytes.substr(0, taken), &counts);
+      data_ -= taken;
+      bytes.remove_prefix(taken);
+    } else if (skip_ > 0) {
+      const size_t skipped = std::min(skip_, bytes.size());
+      skip_ -= skipped;
+      bytes.remove_prefix(skipped);
+    } else {
+      const size_t taken = std::min(kHeadBytes - have_, bytes.size());
+      memcpy(head_ + have_, bytes.data(), taken);
+      have_ += taken;
+      bytes.remove_prefix(taken);
+      if (have_ == kHeadBytes) TakeHead(&counts);
+    }
   }
   return counts;
 }
 
 // Section 4.1: 24 bits of length, 8 of type, 8 of flags, 31 of the stream's number.
-void Http2Frames::Count(Counts* counts) {
+void Http2Frames::TakeHead(Counts* counts) {
   have_ = 0;
-  skip_ = size_t{head_[0]} << 16 | size_t{head_[1]} << 8 | head_[2];
+  const size_t size = size_t{head_[0]} << 16 | size_t{head_[1]} << 8 | head_[2];
   const unsigned char type = head_[3];
-  const bool is_answer = (head_[4] & kAck) != 0;
+  const unsigned char flags = head_[4];
+  const bool is_answer = (flags & kAck) != 0;
   const uint32_t stream =
       (uint32_t{head_[5]} << 24 | uint32_t{head_[6]} << 16 | uint32_t{head_[7]} << 8 | head_[8]) &
       0x7fffffff;
+  if (ends_ != 0) Close(std::exchange(ends_, 0));
+  if (type == kData) return BeginData(stream, size, flags, counts);
+  skip_ = size;
   // A stream has a higher number than those before it, and a client's are odd: gRPC passes others
   // by (section 5.1.1).
   if (type == kHeaders && stream % 2 == 1 && stream > last_stream_) {
     last_stream_ = stream;
     ++counts->calls;
+    Open(stream);
   }
+  if (type == kReset || (type == kHeaders && (flags & kEndStream) != 0)) Close(stream);
   if (type == kHeaders || ((type == kPing || type == kSettings) && !is_answer)) ++counts->asked;
+}
+
+void Http2Frames::BeginData(uint32_t number, size_t size, unsigned char flags, Counts* counts) {
+  const auto stream = Find(number);
+  if (stream == streams_.end()) {
+    skip_ = size;
+    return Break(counts, absl::StrCat("it sends data in stream ", number, ", which is not open"));
+  }
+  stream->last_used = ++used_;
+  current_ = number;
+  data_ = size;
+  padded_ = (flags & kPadded) != 0 && size > 0;
+  if ((flags & kEndStream) != 0) ends_ = number;
+}
+
+void Http2Frames::TakeData(absl::string_view bytes, Counts* counts) {
+  Stream& stream = *Find(current_);
+  while (!bytes.empty()) {
+    if (stream.prefix < kPrefixBytes) {
+      // The first one says how the message is compressed.
+      const auto byte = static_cast<unsigned char>(bytes[0]);
+      stream.missing = stream.prefix == 0 ? 0 : stream.missing << 8 | byte;
+      bytes.remove_prefix(1);
+      if (++stream.prefix == kPrefixBytes && stream.missing > limits_.message_bytes) {
+        Break(counts, absl::StrCat("it declares a message of ", stream.missing,
+                                   " bytes; expected at most ", limits_.message_bytes));
+      }
+    } else {
+      const size_t taken = std::min<size_t>(stream.missing, bytes.size());
+      stream.missing -= static_cast<uint32_t>(taken);
+      bytes.remove_prefix(taken);
+    }
+    if (stream.prefix == kPrefixBytes && stream.missing == 0) stream.prefix = 0;
+  }
+}
+
+void Http2Frames::Open(uint32_t number) {
+  if (streams_.size() >= limits_.streams) {
+    streams_.erase(std::min_element(
+        streams_.begin(), streams_.end(),
+        [](const Stream& a, const Stream& b) { return a.last_used < b.last_used; }));
+  }
+  Stream& stream = streams_.emplace_back();
+  stream.number = number;
+  stream.last_used = ++used_;
+}
+
+void Http2Frames::Close(uint32_t number) {
+  const auto stream = Find(number);
+  if (stream != streams_.end()) streams_.erase(stream);
+}
+
+std::vector<Http2Frames::Stream>::iterator Http2Frames::Find(uint32_t number) {
+  const auto stream = std::lower_bound(
+      streams_.begin(), streams_.end(), number,
+      [](const Stream& stream, uint32_t wanted) { return stream.number < wanted; });
+  return stream != streams_.end() && stream->number == number ? stream : streams_.end();
 }
 
 }  // namespace chorus::server

@@ -1,11 +1,16 @@
-// What a client of HTTP/2 asks for, counted from the bytes that it sends (RFC 9113).
+// What a client of HTTP/2 asks for, counted from the bytes that it sends (RFC 9113), and whether
+// the messages that it sends in its streams are such as gRPC has room for: five bytes stand before
+// each, of which the last four say how long it is.
 //
-// Threads: one at a time. Ownership: it keeps no bytes but of a frame's head. Errors: none.
+// Threads: one at a time. Ownership: it keeps no bytes but of a frame's head, and a row of 24 bytes
+// for each stream that is open. Errors: said in Counts.
 #ifndef CHORUS_SERVER_HTTP2_FRAMES_H_
 #define CHORUS_SERVER_HTTP2_FRAMES_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 
@@ -13,23 +18,64 @@ namespace chorus::server {
 
 class Http2Frames {
  public:
+  struct Limits {
+    size_t streams = 0;  // open at a time, at least 1
+    uint32_t message_bytes = 0;
+  };
   struct Counts {
     int calls = 0;  // streams that it has opened
     int asked = 0;  // what is answered: these, PING and SETTINGS
+    // Why the connection may not go on, in words; empty: it may.
+    std::string broken;
+    // What comes behind.
+    Counts& operator+=(const Counts& next) {
+      calls += next.calls;
+      asked += next.asked;
+      if (broken.empty()) broken = next.broken;
+      return *this;
+    }
   };
+
+  explicit Http2Frames(const Limits& limits) : limits_(limits) {}
+
   // Takes the next bytes of a connection, from its preface on, and says what has begun in them.
   // Bytes that are no HTTP/2 count as something, or nothing.
   Counts Take(absl::string_view bytes);
 
  private:
   static constexpr size_t kHeadBytes = 9;
+  static constexpr int kPrefixBytes = 5;
 
-  void Count(Counts* counts);
+  // A stream that its client has opened and not ended. That the daemon has ended one is not seen
+  // here: such a one stays until there are more than may be open, and then it is the one for which
+  // nothing has come for longest.
+  struct Stream {
+    uint64_t last_used = 0;
+    uint32_t number = 0;
+    uint32_t missing = 0;  // of the message that has begun: bytes behind its prefix
+    int prefix = 0;        // bytes of that which have come
+  };
 
-  size_t skip_ = 24;  // bytes that say nothing: the preface, a frame's content
+  void TakeHead(Counts* counts);
+  void BeginData(uint32_t number, size_t size, unsigned char flags, Counts* counts);
+  // What stands in a DATA frame, without what fills it up.
+  void TakeData(absl::string_view bytes, Counts* counts);
+  void Open(uint32_t number);
+  void Close(uint32_t number);
+  std::vector<Stream>::iterator Find(uint32_t number);
+
+  const Limits limits_;
   unsigned char head_[kHeadBytes] = {};
   size_t have_ = 0;  // of the next frame's head
+  // Of the frame that has begun, in this order.
+  bool padded_ = false;  // a byte that says how many fill it up
+  size_t data_ = 0;      // bytes of messages, of the stream `current_`
+  size_t skip_ = 24;     // bytes that say nothing: the preface, at first
+  uint32_t current_ = 0;
+  uint32_t ends_ = 0;  // a stream that is not open behind this frame; 0: none
   uint32_t last_stream_ = 0;
+  uint64_t used_ = 0;
+  std::vector<Stream> streams_;  // by number
 };
 
 }  // namespace chorus::server

@@ -1,5 +1,6 @@
-// What is counted does not depend on how the bytes come: at once, one by one, or in two pieces. It
-// is never more than the bytes have room for, and what is a call is answered.
+// What is counted, and whether a connection may go on, does not depend on how the bytes come: at
+// once, one by one, or in two pieces. It is never more than the bytes have room for, and what is a
+// call is answered.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,19 +14,18 @@ namespace {
 
 // In pieces: the first of so many bytes, the others of `size`.
 Http2Frames::Counts Take(absl::string_view bytes, size_t first, size_t size) {
-  Http2Frames frames;
+  // Few, so that streams are given up.
+  Http2Frames frames(Http2Frames::Limits{2, 1000});
   Http2Frames::Counts sum;
   for (size_t piece = first; !bytes.empty(); piece = size) {
-    const Http2Frames::Counts counts = frames.Take(bytes.substr(0, piece));
-    sum.calls += counts.calls;
-    sum.asked += counts.asked;
+    sum += frames.Take(bytes.substr(0, piece));
     bytes.remove_prefix(bytes.substr(0, piece).size());
   }
   return sum;
 }
 
 bool Equal(Http2Frames::Counts a, Http2Frames::Counts b) {
-  return a.calls == b.calls && a.asked == b.asked;
+  return a.calls == b.calls && a.asked == b.asked && a.broken == b.broken;
 }
 
 }  // namespace

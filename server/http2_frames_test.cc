@@ -19,29 +19,45 @@ constexpr unsigned char kPing = 6;
 constexpr unsigned char kWindowUpdate = 8;
 constexpr unsigned char kContinuation = 9;
 constexpr unsigned char kAck = 1;
+constexpr unsigned char kEndStream = 1;
+constexpr unsigned char kPadded = 8;
+
+constexpr Http2Frames::Limits kLimits = {4, 1000};
 
 const char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-std::string Frame(unsigned char type, unsigned char flags, uint32_t stream, size_t size) {
+std::string Frame(unsigned char type, unsigned char flags, uint32_t stream,
+                  const std::string& content) {
   std::string out;
-  for (const int shift : {16, 8, 0}) out.push_back(static_cast<char>(size >> shift));
+  for (const int shift : {16, 8, 0}) out.push_back(static_cast<char>(content.size() >> shift));
   out.push_back(static_cast<char>(type));
   out.push_back(static_cast<char>(flags));
   for (const int shift : {24, 16, 8, 0}) out.push_back(static_cast<char>(stream >> shift));
-  // What looks like frames when it is taken for them.
-  return out + std::string(size, '\1');
+  return out + content;
 }
+std::string Frame(unsigned char type, unsigned char flags, uint32_t stream, size_t size) {
+  // What looks like frames when it is taken for them.
+  return Frame(type, flags, stream, std::string(size, '\1'));
+}
+
+// A message of gRPC's, which declares `declared` bytes and has `size`.
+std::string Message(uint32_t declared, size_t size) {
+  std::string out(1, '\0');
+  for (const int shift : {24, 16, 8, 0}) out.push_back(static_cast<char>(declared >> shift));
+  return out + std::string(size, '\xff');
+}
+std::string Message(uint32_t size) { return Message(size, size); }
+
+constexpr uint64_t kSeed = 20261123;
 
 // In pieces of 1 to `most` bytes.
 Http2Frames::Counts Take(const std::string& bytes, size_t most) {
-  static std::mt19937_64 random(20261123);
-  Http2Frames frames;
+  static std::mt19937_64 random(kSeed);
+  Http2Frames frames(kLimits);
   Http2Frames::Counts sum;
   for (size_t at = 0; at < bytes.size();) {
     const size_t size = std::min(bytes.size() - at, 1 + random() % most);
-    const Http2Frames::Counts counts = frames.Take(absl::string_view(bytes).substr(at, size));
-    sum.calls += counts.calls;
-    sum.asked += counts.asked;
+    sum += frames.Take(absl::string_view(bytes).substr(at, size));
     at += size;
   }
   return sum;
@@ -80,6 +96,96 @@ TEST(Http2FramesTest, WhatIsNotWholeCountsForNothing) {
     EXPECT_EQ(Take(bytes.substr(0, size), 7).asked, 0) << size;
   }
   EXPECT_EQ(Take(bytes, 7).asked, 1);
+}
+
+// What is said of `frames`, which come behind a preface and in pieces of any size.
+std::string Broken(const std::string& frames) {
+  const std::string bytes = kPreface + frames;
+  const std::string broken = Take(bytes, bytes.size()).broken;
+  for (const size_t most : {size_t{1}, size_t{3}, size_t{100}, bytes.size()}) {
+    for (int round = 0; round < 3; ++round) {
+      EXPECT_EQ(Take(bytes, most).broken, broken) << most << ", seed " << kSeed;
+    }
+  }
+  return broken;
+}
+
+TEST(Http2FramesTest, AMessageMayBeAsLongAsTheLongest) {
+  const std::string open = Frame(kHeaders, 4, 1, 10) + Frame(kHeaders, 4, 3, 10);
+  const std::string messages = Message(1000) + Message(0) + Message(7) + Message(1000);
+  EXPECT_EQ(Broken(open + Frame(kData, kEndStream, 1, messages) + Frame(kData, 0, 3, messages)),
+            "");
+  // Those of two streams in pieces, by turns.
+  std::string frames = open;
+  for (size_t at = 0; at < messages.size(); at += 3) {
+    frames += Frame(kData, 0, 1, messages.substr(at, 3));
+    frames += Frame(kPing, 0, 0, 8);
+    frames += Frame(kData, 0, 3, messages.substr(at, 3)) + Frame(kData, 0, 3, 0);
+  }
+  EXPECT_EQ(Broken(frames + Frame(kData, kEndStream, 3, 0)), "");
+}
+
+TEST(Http2FramesTest, AMessageThatIsDeclaredLongerBreaksTheConnection) {
+  const std::string open = Frame(kHeaders, 4, 1, 10) + Frame(kHeaders, 4, 3, 10);
+  const std::string said = "it declares a message of 1001 bytes; expected at most 1000";
+  EXPECT_EQ(Broken(open + Frame(kData, 0, 1, Message(1001, 0))), said);
+  EXPECT_EQ(Broken(open + Frame(kData, 0, 1, Message(1000) + Message(1001, 500))), said);
+  EXPECT_EQ(Broken(open + Frame(kData, 0, 1, Message(uint32_t{1} << 30, 0))),
+            "it declares a message of 1073741824 bytes; expected at most 1000");
+  EXPECT_EQ(Broken(open + Frame(kData, 0, 1, Message(UINT32_MAX, 0))),
+            "it declares a message of 4294967295 bytes; expected at most 1000");
+  // Its length in several frames, between those of another stream.
+  std::string frames = open;
+  for (const char byte : Message(1000) + Message(1001, 0)) {
+    EXPECT_EQ(Broken(frames), "");
+    frames += Frame(kData, 0, 3, std::string(1, byte)) + Frame(kData, 0, 1, Message(0));
+  }
+  EXPECT_EQ(Broken(frames), said);
+}
+
+TEST(Http2FramesTest, WhatFillsAFrameUpIsOfNoMessage) {
+  const std::string open = Frame(kHeaders, 4, 1, 10);
+  const auto padded = [](const std::string& data, size_t padding, unsigned char flags) {
+    return Frame(kData, kPadded | flags, 1,
+                 static_cast<char>(padding) + data + std::string(padding, '\1'));
+  };
+  std::string frames = open;
+  for (const char byte : Message(5) + Message(60)) {
+    frames += padded(std::string(1, byte), 7, 0) + padded("", 255, 0);
+  }
+  EXPECT_EQ(Broken(frames), "");
+  EXPECT_EQ(Broken(frames + padded(Message(8), 3, kEndStream)), "");
+  EXPECT_NE(Broken(frames + padded(Message(2000, 0), 3, kEndStream)), "");
+  // More than there is: all of it. No room for the byte that says so: nothing.
+  EXPECT_EQ(Broken(open + Frame(kData, kPadded, 1, std::string(1, '\x09') + Message(2000, 0))), "");
+  EXPECT_EQ(Broken(open + Frame(kData, kPadded, 1, 0) + Frame(kData, 0, 1, Message(8))), "");
+}
+
+TEST(Http2FramesTest, DataOfAStreamThatIsNotOpenBreaksTheConnection) {
+  const std::string open = Frame(kHeaders, 4, 1, 10);
+  const std::string data = Frame(kData, 0, 1, Message(8));
+  const std::string said = "it sends data in stream 1, which is not open";
+  EXPECT_EQ(Broken(data), said);
+  EXPECT_EQ(Broken(open + data + data), "");
+  EXPECT_EQ(Broken(open + data + Frame(kReset, 0, 1, 4) + data), said);
+  EXPECT_EQ(Broken(open + Frame(kData, kEndStream, 1, Message(8)) + data), said);
+  EXPECT_EQ(Broken(open + Frame(kHeaders, 4 | kEndStream, 1, 10) + data), said);
+  EXPECT_EQ(Broken(Frame(kHeaders, 4 | kEndStream, 1, 10) + data), said);
+}
+
+// The daemon may have ended more of them than may be open: those that are used go on.
+TEST(Http2FramesTest, OfStreamsThatAreNotUsedOnlySoManyAreKept) {
+  const std::string half = Frame(kData, 0, 1, Message(1000, 10));
+  std::string frames = Frame(kHeaders, 4, 1, 10) + half;
+  for (uint32_t stream = 3; stream < 99; stream += 2) {
+    frames += Frame(kHeaders, 4, stream, 10) + Frame(kData, 0, stream, Message(9, 3));
+    // What is still missing of that message is none that begins.
+    frames += Frame(kData, 0, 1, std::string(20, '\xff'));
+  }
+  EXPECT_EQ(Broken(frames), "");
+  EXPECT_EQ(Broken(frames + Frame(kData, 0, 93, 6)), "");
+  EXPECT_EQ(Broken(frames + Frame(kData, 0, 91, 6)),
+            "it sends data in stream 91, which is not open");
 }
 
 }  // namespace

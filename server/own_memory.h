@@ -3,9 +3,9 @@
 //
 // The library itself holds what it has read and nobody has taken, its calls, and answers that
 // nobody reads. How many calls and connections there are is bounded before it makes them
-// (read_gate.h, peers.h), and what it reads by a quota of its own (ReadBytes): beyond that it ends
-// calls, whoever's they are. So the quota has room for all that calls and streams may bring, and no
-// one user comes that far.
+// (read_gate.h, peers.h), how long a message may be before it grants that (http2_frames.h), and
+// what it reads by a quota of its own (ReadBytes): beyond that it ends calls, whoever's they are.
+// So the quota has room for all that calls and streams may bring, and no one user comes that far.
 //
 // What malloc keeps of it when it is freed comes on top, as little as heap.h leaves.
 //
@@ -66,7 +66,8 @@ inline constexpr int kMaxHeaderBytes = 8 << 10;
 inline constexpr int64_t kCallBytes = 56 << 10;
 inline constexpr int64_t kUnreadBytes = 64 << 10;
 // Of a connection: what it is to gRPC, with the beginning of a call; the answers that gRPC keeps
-// for a client that does not read; and of all this what gRPC counts as read.
+// for a client that does not read, and the rows of its streams (http2_frames.h); and of all this
+// what gRPC counts as read.
 inline constexpr int64_t kConnectionBytes = 128 << 10;
 inline constexpr int64_t kConnectionReadBytes = 16 << 10;
 // Of answers, in the system: how much of them it takes from gRPC and from the attach server before

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "core/base/error.h"
 #include "core/runtime/budget.h"
+#include "server/own_memory.h"
 #include "server/places.h"
 #include "server/tenant_log.h"
 
@@ -86,6 +87,8 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
       const int number = numbered.get();
       added.gate = std::make_unique<ReadGate>(
           number,
+          // gRPC lets a connection have as many streams as calls may be admitted.
+          Http2Frames::Limits{static_cast<size_t>(max_calls_.admitted), kMaxMessageBytes},
           [this, number](const Http2Frames::Counts& counts) { return MayAsk(number, counts); });
       added.asked = 0;
       added.watch = std::move(connection);
@@ -137,6 +140,7 @@ bool PeerTable::MayAsk(int number, const Http2Frames::Counts& counts) {
 
 std::string PeerTable::WhyNotAskLocked(int number, Connection* connection,
                                        const Http2Frames::Counts& counts) {
+  if (!counts.broken.empty()) return counts.broken;
   const Clock::time_point now = Clock::now();
   ForgetLostLocked(connection, now);
   connection->asked_last = now;

@@ -78,9 +78,10 @@ class PeerTable {
   // The number of a connection.
   static absl::optional<int> NumberOf(absl::string_view peer);
   // Connection `number` asks for `counts`. False: it may not, and has to be ended: its user has too
-  // many calls that have not ended, or it asks and asks and does not read what it is sent. Too many
-  // are ShareOf MaxCalls::all(); where all users have that many, the rest: nobody's connection is
-  // ended for what others do.
+  // many calls that have not ended, or it asks and asks and does not read what it is sent, or what
+  // it sends is broken (a message of more than kMaxMessageBytes). Too many are ShareOf
+  // MaxCalls::all(); where all users have that many, the rest: nobody's connection is ended for
+  // what others do.
   bool MayAsk(int number, const Http2Frames::Counts& counts);
   // A call of connection `number` is under way, until it has ended. RESOURCE_EXHAUSTED kQuota: it
   // is not counted, and has to end at once, for there are too many that are not admitted. That

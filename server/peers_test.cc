@@ -261,12 +261,8 @@ TEST(PeerTableTest, AConnectionThatAsksAndDoesNotReadHasToEnd) {
             "256");
 }
 
-// So many calls on a fresh connection, which gRPC reads. False: it is not given them.
-bool Reads(const Pair& pair, int calls) {
-  std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-  for (int i = 0; i < calls; ++i) {
-    bytes += std::string("\0\0\0\1\5\0\0\0", 8) + static_cast<char>(2 * i + 1);
-  }
+// These bytes, which gRPC reads. False: it is not given them.
+bool Reads(const Pair& pair, const std::string& bytes) {
   char buffer[1024];
   iovec part = {buffer, sizeof(buffer)};
   msghdr message = {};
@@ -278,6 +274,32 @@ bool Reads(const Pair& pair, int calls) {
   if (got == size) return true;
   EXPECT_EQ(errno, ECONNRESET);
   return false;
+}
+
+// So many calls on a fresh connection.
+bool Reads(const Pair& pair, int calls) {
+  std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  for (int i = 0; i < calls; ++i) {
+    bytes += std::string("\0\0\0\1\4\0\0\0", 8) + static_cast<char>(2 * i + 1);
+  }
+  return Reads(pair, bytes);
+}
+
+TEST(PeerTableTest, AConnectionThatDeclaresMoreThanTheLongestMessageHasToEnd) {
+  std::string told;
+  PeerTable table(0, 8, {16, 8, 8}, [&told](absl::string_view tenant, absl::string_view why) {
+    told = absl::StrCat(tenant, ": ", why);
+  });
+  const Pair one(&table, 1000);
+  const Pair two(&table, 1000);
+  EXPECT_TRUE(Reads(one, 1));
+  EXPECT_TRUE(Reads(two, 1));
+  // One byte more than 260 KiB; and these.
+  EXPECT_FALSE(Reads(one, std::string("\0\0\5\0\0\0\0\0\1\0\0\4\x10\1", 14)));
+  EXPECT_EQ(told, "uid:1000: it declares a message of 266241 bytes; expected at most 266240");
+  EXPECT_TRUE(HungUp(one.client.get()));
+  EXPECT_TRUE(Reads(two, std::string("\0\0\5\0\0\0\0\0\1\0\0\4\x10\0", 14)));
+  EXPECT_FALSE(HungUp(two.client.get()));
 }
 
 TEST(PeerTableTest, WhatGrpcReadsIsCounted) {

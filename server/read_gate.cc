@@ -27,17 +27,15 @@ struct ReadGates {
     for (size_t i = 0; size > 0 && i < message.msg_iovlen; ++i) {
       const iovec& part = message.msg_iov[i];
       const size_t bytes = std::min(size, part.iov_len);
-      const Http2Frames::Counts counts =
-          gate->frames_.Take(absl::string_view(static_cast<const char*>(part.iov_base), bytes));
-      sum.calls += counts.calls;
-      sum.asked += counts.asked;
+      sum += gate->frames_.Take(absl::string_view(static_cast<const char*>(part.iov_base), bytes));
       size -= bytes;
     }
-    return sum.asked == 0 || gate->may_ask_(sum);
+    return (sum.asked == 0 && sum.broken.empty()) || gate->may_ask_(sum);
   }
 };
 
-ReadGate::ReadGate(int fd, MayAsk may_ask) : fd_(fd), may_ask_(std::move(may_ask)) {
+ReadGate::ReadGate(int fd, const Http2Frames::Limits& limits, MayAsk may_ask)
+    : fd_(fd), may_ask_(std::move(may_ask)), frames_(limits) {
   ReadGates::Of(fd_).store(this, std::memory_order_release);
 }
 

@@ -4,9 +4,10 @@
 // however many there are: what it asks of its clients it does not enforce, and what it has to send
 // waits in its memory for those that do not read. (Measured with twenty connections of a client
 // that writes HTTP/2 by hand, which closes each stream as soon as it has opened it: 14 MB that it
-// sends are 1.2 GB.) No option of the library bounds that. So this program has a recvmsg of its
-// own, by which gRPC reads: it counts the frames of the descriptors that a gate has been set on,
-// and a connection that asks for more than it may is ended. All others are the system's affair.
+// sends are 1.2 GB.) A message it takes whole, whatever length is declared before it, and looks
+// then whether it is too long. No option of the library bounds that. So this program has a recvmsg
+// of its own, by which gRPC reads: it counts the frames of the descriptors that a gate has been set
+// on, and a connection that asks for more than it may is ended. All others are the system's affair.
 //
 // Threads: thread-safe; of one descriptor one thread reads at a time. Ownership: a gate is its
 // maker's, the descriptor gRPC's. Errors: a connection that asks for too much is shut down; its
@@ -32,7 +33,7 @@ class ReadGate {
   // What is read from `fd`, at most kMaxDescriptor, goes through this gate. Nothing has been read
   // from it yet, and nothing reads from it any more when the gate goes. One that is set on the same
   // number takes its place.
-  ReadGate(int fd, MayAsk may_ask);
+  ReadGate(int fd, const Http2Frames::Limits& limits, MayAsk may_ask);
   ~ReadGate();
   ReadGate(const ReadGate&) = delete;
   ReadGate& operator=(const ReadGate&) = delete;

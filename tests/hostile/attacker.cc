@@ -745,6 +745,10 @@ absl::StatusOr<Report> Halves(Attacker* attacker) {
   return report;
 }
 
+absl::StatusOr<Report> Declared(Attacker* attacker) {
+  return SendDeclared(attacker->impl().SocketPath(), &attacker->impl().kept.emplace_back());
+}
+
 absl::Status CallOnce(Attacker* attacker, absl::Duration patience) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + patience));
@@ -809,6 +813,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"listing", &Listing},
       {"answers", &Answers},
       {"halves", &Halves},
+      {"declared", &Declared},
       {"unread_halves", &UnreadHalves},
       {"half_headers", &HalfHeaders},
       {"calls", &Floods<FloodKind::kCalls>},

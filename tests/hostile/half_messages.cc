@@ -231,6 +231,26 @@ absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* conne
   return report;
 }
 
+absl::StatusOr<Report> SendDeclared(const std::string& path, UniqueFd* connection) {
+  constexpr int64_t kMessage = int64_t{1} << 30;
+  CHORUS_ASSIGN_OR_RETURN(*connection, Connect(path));
+  Connection http(connection->get());
+  std::string content = BigEndian(0, 1) + BigEndian(kMessage, 4) + std::string(kMaxFrame - 5, '\0');
+  bool open = http.SendBytes(kPreface) && http.Send(kSettings, 0, 0, "") &&
+              http.Send(kHeaders, kEndHeaders, StreamOf(0), HeadersOf("/chorus.v1.Log/Commands"));
+  int64_t sent = 0;
+  for (int idle = 0; open && idle < 20 && sent < kMessage; ++idle) {
+    size_t now = 0;
+    open = http.SendData(StreamOf(0), content, &now) && (now > 0 || http.Settle());
+    content.assign(now > 0 ? kMaxFrame : content.size(), '\0');
+    if (now > 0) idle = 0;
+    sent += static_cast<int64_t>(now);
+  }
+  Report report;
+  report.done = sent >> 20;
+  return report;
+}
+
 absl::StatusOr<Report> SendHalfHeaders(const std::string& path,
                                        std::vector<UniqueFd>* connections) {
   constexpr size_t kConnections = 500;

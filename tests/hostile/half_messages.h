@@ -21,6 +21,10 @@ namespace hostile {
 // which acknowledges none of the daemon's settings.
 absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* connection);
 
+// One stream of commands with a message that is declared to be of 1 GiB: as much of it as is
+// granted, until the connection is ended. Reports of how many MiB were taken.
+absl::StatusOr<Report> SendDeclared(const std::string& path, UniqueFd* connection);
+
 // As many connections as there may be of one user, each with half of a call's headers.
 absl::StatusOr<Report> SendHalfHeaders(const std::string& path, std::vector<UniqueFd>* connections);
 

@@ -83,6 +83,7 @@ constexpr Case kCases[] = {
     {"flood", "OK", 20000, 20000},
     {"listing", "OK", 100, 100},
     {"halves", "OK", 600, 600},
+    {"declared", "OK", 0, 0},
     {"answers", "RESOURCE_EXHAUSTED", 200, 200},
     // By gRPC alone.
     {"messages", "INVALID_ARGUMENT", 600, 600},
