@@ -90,26 +90,42 @@ void Http2Frames::BeginData(uint32_t number, size_t size, unsigned char flags, C
   data_ = size;
   padded_ = (flags & kPadded) != 0 && size > 0;
   if ((flags & kEndStream) != 0) ends_ = number;
+  if (size == 0) CountPiece(&*stream, counts);
 }
 
 void Http2Frames::TakeData(absl::string_view bytes, Counts* counts) {
   Stream& stream = *Find(current_);
   while (!bytes.empty()) {
-    if (stream.prefix < kPrefixBytes) {
-      // The first one says how the message is compressed.
-      const auto byte = static_cast<unsigned char>(bytes[0]);
-      stream.missing = stream.prefix == 0 ? 0 : stream.missing << 8 | byte;
+    // Of each message that is in them.
+    while (stream.came < kPrefixBytes && !bytes.empty()) {
+      TakePrefix(&stream, static_cast<unsigned char>(bytes[0]), counts);
       bytes.remove_prefix(1);
-      if (++stream.prefix == kPrefixBytes && stream.missing > limits_.message_bytes) {
-        Break(counts, absl::StrCat("it declares a message of ", stream.missing,
-                                   " bytes; expected at most ", limits_.message_bytes));
-      }
-    } else {
-      const size_t taken = std::min<size_t>(stream.missing, bytes.size());
-      stream.missing -= static_cast<uint32_t>(taken);
+    }
+    if (stream.came >= kPrefixBytes) {
+      const auto taken = static_cast<uint32_t>(std::min<size_t>(stream.missing, bytes.size()));
+      stream.missing -= taken;
+      stream.came += taken;
       bytes.remove_prefix(taken);
     }
-    if (stream.prefix == kPrefixBytes && stream.missing == 0) stream.prefix = 0;
+    CountPiece(&stream, counts);
+    if (stream.came >= kPrefixBytes && stream.missing == 0) stream.came = stream.pieces = 0;
+  }
+}
+
+void Http2Frames::TakePrefix(Stream* stream, unsigned char byte, Counts* counts) const {
+  // The first one says how the message is compressed.
+  stream->missing = stream->came == 0 ? 0 : stream->missing << 8 | byte;
+  if (++stream->came == kPrefixBytes && stream->missing > limits_.message_bytes) {
+    Break(counts, absl::StrCat("it declares a message of ", stream->missing,
+                               " bytes; expected at most ", limits_.message_bytes));
+  }
+}
+
+void Http2Frames::CountPiece(Stream* stream, Counts* counts) const {
+  const uint32_t most = limits_.pieces + stream->came / limits_.bytes_a_piece;
+  if (++stream->pieces > most) {
+    Break(counts, absl::StrCat("it has sent ", stream->came, " bytes of a message in ",
+                               stream->pieces, " pieces; expected at most ", most));
   }
 }
 

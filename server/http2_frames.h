@@ -21,6 +21,11 @@ class Http2Frames {
   struct Limits {
     size_t streams = 0;  // open at a time, at least 1
     uint32_t message_bytes = 0;
+    // In which a message may come: so many, and one more for each so many bytes of it. A piece is
+    // what one frame brings of it and one Take has, for each of which gRPC keeps a slice; and an
+    // empty frame.
+    uint32_t pieces = 0;
+    uint32_t bytes_a_piece = 0;  // at least 1
   };
   struct Counts {
     int calls = 0;  // streams that it has opened
@@ -44,7 +49,7 @@ class Http2Frames {
 
  private:
   static constexpr size_t kHeadBytes = 9;
-  static constexpr int kPrefixBytes = 5;
+  static constexpr uint32_t kPrefixBytes = 5;
 
   // A stream that its client has opened and not ended. That the daemon has ended one is not seen
   // here: such a one stays until there are more than may be open, and then it is the one for which
@@ -52,14 +57,19 @@ class Http2Frames {
   struct Stream {
     uint64_t last_used = 0;
     uint32_t number = 0;
-    uint32_t missing = 0;  // of the message that has begun: bytes behind its prefix
-    int prefix = 0;        // bytes of that which have come
+    // Of the message that has begun, or is to come: bytes behind its prefix that are still to come,
+    // those that have, prefix and all, and in how many pieces.
+    uint32_t missing = 0;
+    uint32_t came = 0;
+    uint32_t pieces = 0;
   };
 
   void TakeHead(Counts* counts);
   void BeginData(uint32_t number, size_t size, unsigned char flags, Counts* counts);
   // What stands in a DATA frame, without what fills it up.
   void TakeData(absl::string_view bytes, Counts* counts);
+  void TakePrefix(Stream* stream, unsigned char byte, Counts* counts) const;
+  void CountPiece(Stream* stream, Counts* counts) const;
   void Open(uint32_t number);
   void Close(uint32_t number);
   std::vector<Stream>::iterator Find(uint32_t number);

@@ -1,6 +1,6 @@
-// What is counted, and whether a connection may go on, does not depend on how the bytes come: at
-// once, one by one, or in two pieces. It is never more than the bytes have room for, and what is a
-// call is answered.
+// What is counted does not depend on how the bytes come: at once, one by one, or in two pieces,
+// nor, but for how many these are, does it whether a connection may go on. It is never more than
+// the bytes have room for, and what is a call is answered.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace chorus::server {
 namespace {
 
 // In pieces: the first of so many bytes, the others of `size`.
-Http2Frames::Counts Take(absl::string_view bytes, size_t first, size_t size) {
-  // Few, so that streams are given up.
-  Http2Frames frames(Http2Frames::Limits{2, 1000});
+Http2Frames::Counts Take(absl::string_view bytes, size_t first, size_t size, uint32_t pieces) {
+  // Few streams, so that some are given up.
+  Http2Frames frames(Http2Frames::Limits{2, 1000, pieces, 50});
   Http2Frames::Counts sum;
   for (size_t piece = first; !bytes.empty(); piece = size) {
     sum += frames.Take(bytes.substr(0, piece));
@@ -35,11 +35,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr size_t kPreface = 24;
   constexpr size_t kHead = 9;
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
-  const chorus::server::Http2Frames::Counts whole = chorus::server::Take(bytes, size, size);
-  if (!chorus::server::Equal(whole, chorus::server::Take(bytes, 1, 1))) std::abort();
   // Cut where the input says, which is most often inside a frame.
   const size_t cut = size == 0 ? 0 : 1 + data[size - 1] % size;
-  if (!chorus::server::Equal(whole, chorus::server::Take(bytes, cut, size))) std::abort();
+  constexpr uint32_t kAny = uint32_t{1} << 30;
+  const chorus::server::Http2Frames::Counts whole = chorus::server::Take(bytes, size, size, kAny);
+  if (!chorus::server::Equal(whole, chorus::server::Take(bytes, 1, 1, kAny))) std::abort();
+  if (!chorus::server::Equal(whole, chorus::server::Take(bytes, cut, size, kAny))) std::abort();
+  // More pieces are worse.
+  constexpr uint32_t kFew = 8;
+  if (!chorus::server::Take(bytes, size, size, kFew).broken.empty() &&
+      chorus::server::Take(bytes, cut, size, kFew).broken.empty()) {
+    std::abort();
+  }
   const size_t frames = size < kPreface ? 0 : (size - kPreface) / kHead;
   if (whole.asked < 0 || static_cast<size_t>(whole.asked) > frames) std::abort();
   if (whole.calls < 0 || whole.calls > whole.asked) std::abort();

@@ -22,7 +22,9 @@ constexpr unsigned char kAck = 1;
 constexpr unsigned char kEndStream = 1;
 constexpr unsigned char kPadded = 8;
 
-constexpr Http2Frames::Limits kLimits = {4, 1000};
+constexpr Http2Frames::Limits kLimits = {4, 1000, 8, 50};
+// In any pieces.
+constexpr Http2Frames::Limits kPatient = {4, 1000, 1 << 20, 50};
 
 const char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -51,9 +53,10 @@ std::string Message(uint32_t size) { return Message(size, size); }
 constexpr uint64_t kSeed = 20261123;
 
 // In pieces of 1 to `most` bytes.
-Http2Frames::Counts Take(const std::string& bytes, size_t most) {
+Http2Frames::Counts Take(const std::string& bytes, size_t most,
+                         const Http2Frames::Limits& limits = kPatient) {
   static std::mt19937_64 random(kSeed);
-  Http2Frames frames(kLimits);
+  Http2Frames frames(limits);
   Http2Frames::Counts sum;
   for (size_t at = 0; at < bytes.size();) {
     const size_t size = std::min(bytes.size() - at, 1 + random() % most);
@@ -171,6 +174,55 @@ TEST(Http2FramesTest, DataOfAStreamThatIsNotOpenBreaksTheConnection) {
   EXPECT_EQ(Broken(open + Frame(kData, kEndStream, 1, Message(8)) + data), said);
   EXPECT_EQ(Broken(open + Frame(kHeaders, 4 | kEndStream, 1, 10) + data), said);
   EXPECT_EQ(Broken(Frame(kHeaders, 4 | kEndStream, 1, 10) + data), said);
+}
+
+// What is said of `frames`, which come at once.
+std::string BrokenAtOnce(const std::string& frames) {
+  Http2Frames taker(kLimits);
+  return taker.Take(kPreface + frames).broken;
+}
+
+TEST(Http2FramesTest, AMessageMayComeInSoManyPieces) {
+  const std::string open = Frame(kHeaders, 4, 1, 10);
+  const std::string message = Message(100);
+  std::string frames = open;
+  for (size_t at = 0; at < 8; ++at) {
+    frames += Frame(kData, 0, 1, message.substr(at, 1));
+    EXPECT_EQ(BrokenAtOnce(frames), "") << at;
+  }
+  EXPECT_EQ(BrokenAtOnce(frames + Frame(kData, 0, 1, message.substr(8, 1))),
+            "it has sent 9 bytes of a message in 9 pieces; expected at most 8");
+  EXPECT_EQ(BrokenAtOnce(frames + Frame(kData, 0, 1, 0)),
+            "it has sent 8 bytes of a message in 9 pieces; expected at most 8");
+  // With 50 and 100 bytes, one more each.
+  frames += Frame(kData, 0, 1, message.substr(8, 42)) + Frame(kData, 0, 1, message.substr(50, 50));
+  EXPECT_EQ(BrokenAtOnce(frames), "");
+  EXPECT_NE(BrokenAtOnce(frames + Frame(kData, 0, 1, message.substr(100, 1))), "");
+  // Each message has its own.
+  std::string whole = open;
+  for (int i = 0; i < 100; ++i) {
+    for (size_t at = 0; at < message.size(); at += 15) {
+      whole += Frame(kData, 0, 1, message.substr(at, 15));
+    }
+  }
+  EXPECT_EQ(BrokenAtOnce(whole), "");
+}
+
+TEST(Http2FramesTest, WhatIsReadInPiecesCountsAsThat) {
+  const std::string bytes =
+      kPreface + Frame(kHeaders, 4, 1, 100) + Frame(kData, 0, 1, Message(100));
+  EXPECT_EQ(Take(bytes, bytes.size(), kLimits).broken, "");
+  EXPECT_EQ(Take(bytes, 1, kLimits).broken,
+            "it has sent 9 bytes of a message in 9 pieces; expected at most 8");
+}
+
+TEST(Http2FramesTest, EmptyFramesAreSoMany) {
+  const std::string open = Frame(kHeaders, 4, 1, 10);
+  std::string frames = open;
+  for (int i = 0; i < 8; ++i) frames += Frame(kData, 0, 1, 0);
+  EXPECT_EQ(BrokenAtOnce(frames), "");
+  EXPECT_EQ(BrokenAtOnce(frames + Frame(kData, 0, 1, 0)),
+            "it has sent 0 bytes of a message in 9 pieces; expected at most 8");
 }
 
 // The daemon may have ended more of them than may be open: those that are used go on.

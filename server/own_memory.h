@@ -31,6 +31,13 @@ inline constexpr int64_t kMaxWriteMessageBytes = node::kMaxChunkBytes + (4 << 10
 inline constexpr int64_t kMaxMessageBytes = kMaxWriteMessageBytes;
 static_assert(kMaxCommandMessageBytes <= kMaxMessageBytes);
 
+// Of a message that is not whole gRPC keeps a slice of 32 bytes for what each frame, and each read
+// of a connection, brings of it: so it may come in so many pieces, and one more for each so many
+// bytes. A library that sends cuts frames of 16 KiB, or where a window ends; and gRPC's reads end
+// each 8 KiB, or where a client has written no more yet.
+inline constexpr int kMessagePieces = 32;
+inline constexpr int kMessageBytesAPiece = 512;
+
 // Parsed, a message takes up to so many times its bytes: two of them are an empty message in a
 // list, or a field that this build does not know.
 inline constexpr int64_t kParsedFactor = 96;
@@ -60,9 +67,9 @@ inline constexpr int kMaxAnswering = 16;
 
 // Of one call's headers, as HTTP/2 counts: names, values and 32 for each field.
 inline constexpr int kMaxHeaderBytes = 8 << 10;
-// Of a call: what it is to gRPC and to its handler, with its headers; and what its client may send
-// before anybody reads it, to which its first window entitles it (RFC 9113, section 6.9.2). One
-// that is cancelled takes nothing more.
+// Of a call: what it is to gRPC and to its handler, with its headers and the slices of its message;
+// and what its client may send before anybody reads it, to which its first window entitles it (RFC
+// 9113, section 6.9.2). One that is cancelled takes nothing more.
 inline constexpr int64_t kCallBytes = 56 << 10;
 inline constexpr int64_t kUnreadBytes = 64 << 10;
 // Of a connection: what it is to gRPC, with the beginning of a call; the answers that gRPC keeps

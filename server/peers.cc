@@ -88,7 +88,8 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
       added.gate = std::make_unique<ReadGate>(
           number,
           // gRPC lets a connection have as many streams as calls may be admitted.
-          Http2Frames::Limits{static_cast<size_t>(max_calls_.admitted), kMaxMessageBytes},
+          Http2Frames::Limits{static_cast<size_t>(max_calls_.admitted), kMaxMessageBytes,
+                              kMessagePieces, kMessageBytesAPiece},
           [this, number](const Http2Frames::Counts& counts) { return MayAsk(number, counts); });
       added.asked = 0;
       added.watch = std::move(connection);

@@ -737,12 +737,10 @@ absl::StatusOr<Report> Answers(Attacker* attacker) {
   return report;
 }
 
+template <size_t frame>
 absl::StatusOr<Report> Halves(Attacker* attacker) {
   Attacker::Impl& impl = attacker->impl();
-  UniqueFd connection;
-  CHORUS_ASSIGN_OR_RETURN(Report report, SendHalfMessages(impl.SocketPath(), &connection));
-  impl.kept.push_back(std::move(connection));
-  return report;
+  return SendHalfMessages(impl.SocketPath(), frame, &impl.kept.emplace_back());
 }
 
 absl::StatusOr<Report> Declared(Attacker* attacker) {
@@ -812,7 +810,10 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"flood", &Flood},
       {"listing", &Listing},
       {"answers", &Answers},
-      {"halves", &Halves},
+      {"halves", &Halves<kMaxFrame>},
+      // In about as many pieces as a message may come in.
+      {"halves_in_pieces", &Halves<600>},
+      {"halves_in_bytes", &Halves<1>},
       {"declared", &Declared},
       {"unread_halves", &UnreadHalves},
       {"half_headers", &HalfHeaders},

@@ -38,7 +38,6 @@ constexpr uint8_t kEndStream = 1;
 constexpr uint8_t kAck = 1;
 constexpr uint32_t kInitialWindowSize = 4;
 constexpr size_t kFrameHeader = 9;
-constexpr size_t kMaxFrame = 16384;
 constexpr int64_t kInitialWindow = 65535;  // until the daemon's settings are acknowledged
 
 std::string BigEndian(uint64_t number, int bytes) {
@@ -81,14 +80,18 @@ class Connection {
     }
     return true;
   }
-  // As much of `content` as may be sent now, in `*sent`.
-  bool SendData(uint32_t stream, absl::string_view content, size_t* sent) {
+  // As much of `content` as may be sent now, in frames of `frame` bytes: `*sent` bytes.
+  bool SendData(uint32_t stream, absl::string_view content, size_t frame, size_t* sent) {
     int64_t& granted = granted_[stream];
     *sent = static_cast<size_t>(std::max<int64_t>(
         0, std::min({static_cast<int64_t>(content.size()), window_, kInitialWindow + granted})));
     window_ -= static_cast<int64_t>(*sent);
     granted -= static_cast<int64_t>(*sent);
-    return *sent == 0 || Send(kData, 0, stream, content.substr(0, *sent));
+    std::string frames = *sent == 0 ? "" : std::exchange(answers_, "");
+    for (size_t at = 0; at < *sent; at += frame) {
+      frames += Frame(kData, 0, stream, content.substr(at, std::min(frame, *sent - at)));
+    }
+    return SendBytes(frames);
   }
   // Until what the peer has said to all of this has come. (gRPC does not like pings.)
   bool Settle() {
@@ -198,7 +201,8 @@ uint32_t StreamOf(size_t call) { return static_cast<uint32_t>(2 * call + 1); }
 
 }  // namespace
 
-absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* connection) {
+absl::StatusOr<Report> SendHalfMessages(const std::string& path, size_t frame,
+                                        UniqueFd* connection) {
   constexpr size_t kStreams = 56;
   constexpr size_t kCalls = 600;
   constexpr size_t kMessage = 256 << 10;
@@ -218,16 +222,15 @@ absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* conne
   for (int idle = 0; open && idle < 20; ++idle) {
     for (size_t i = 0; open && i < kCalls; ++i) {
       size_t now = 0;
-      open =
-          http.SendData(StreamOf(i), absl::string_view(message).substr(sent[i], kMaxFrame), &now);
+      open = http.SendData(StreamOf(i), absl::string_view(message).substr(sent[i], kMaxFrame),
+                           frame, &now);
       sent[i] += now;
       if (now > 0) idle = 0;
     }
     open = open && http.Settle();
   }
-  if (!open) return absl::UnavailableError("the connection was ended");
   Report report;
-  report.done = kCalls;
+  report.done = open ? kCalls : 0;
   return report;
 }
 
@@ -241,7 +244,7 @@ absl::StatusOr<Report> SendDeclared(const std::string& path, UniqueFd* connectio
   int64_t sent = 0;
   for (int idle = 0; open && idle < 20 && sent < kMessage; ++idle) {
     size_t now = 0;
-    open = http.SendData(StreamOf(0), content, &now) && (now > 0 || http.Settle());
+    open = http.SendData(StreamOf(0), content, kMaxFrame, &now) && (now > 0 || http.Settle());
     content.assign(now > 0 ? kMaxFrame : content.size(), '\0');
     if (now > 0) idle = 0;
     sent += static_cast<int64_t>(now);

@@ -5,6 +5,7 @@
 #ifndef CHORUS_TESTS_HOSTILE_HALF_MESSAGES_H_
 #define CHORUS_TESTS_HOSTILE_HALF_MESSAGES_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,10 +17,15 @@
 namespace chorus {
 namespace hostile {
 
+// Bytes of the longest frame.
+inline constexpr size_t kMaxFrame = 16384;
+
 // Many calls of the daemon that listens at `path`, streams of commands first, each with nearly all
-// of the largest message, or as much as it takes. They are under way while `connection` is open,
-// which acknowledges none of the daemon's settings.
-absl::StatusOr<Report> SendHalfMessages(const std::string& path, UniqueFd* connection);
+// of the largest message, or as much as it takes, in frames of `frame` bytes. They are under way
+// while `connection` is open, which acknowledges none of the daemon's settings. Reports of how many
+// calls were sent when nothing more was taken, 0 where the connection was ended.
+absl::StatusOr<Report> SendHalfMessages(const std::string& path, size_t frame,
+                                        UniqueFd* connection);
 
 // One stream of commands with a message that is declared to be of 1 GiB: as much of it as is
 // granted, until the connection is ended. Reports of how many MiB were taken.

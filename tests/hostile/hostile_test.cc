@@ -83,6 +83,8 @@ constexpr Case kCases[] = {
     {"flood", "OK", 20000, 20000},
     {"listing", "OK", 100, 100},
     {"halves", "OK", 600, 600},
+    {"halves_in_pieces", "OK", 600, 600},
+    {"halves_in_bytes", "OK", 0, 0},
     {"declared", "OK", 0, 0},
     {"answers", "RESOURCE_EXHAUSTED", 200, 200},
     // By gRPC alone.
