@@ -46,6 +46,8 @@ class Http2Frames {
   // Takes the next bytes of a connection, from its preface on, and says what has begun in them.
   // Bytes that are no HTTP/2 count as something, or nothing.
   Counts Take(absl::string_view bytes);
+  // Streams that it has opened and not ended, of those that are followed.
+  size_t open() const { return streams_.size() - (ends_ != 0 ? 1 : 0); }
 
  private:
   static constexpr size_t kHeadBytes = 9;

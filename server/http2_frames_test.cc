@@ -225,6 +225,21 @@ TEST(Http2FramesTest, EmptyFramesAreSoMany) {
             "it has sent 0 bytes of a message in 9 pieces; expected at most 8");
 }
 
+TEST(Http2FramesTest, KnowsWhatItsClientHasNotEnded) {
+  Http2Frames frames(kLimits);
+  const auto open_after = [&frames](const std::string& bytes) {
+    EXPECT_EQ(frames.Take(bytes).broken, "");
+    return frames.open();
+  };
+  EXPECT_EQ(open_after(kPreface + Frame(kHeaders, 4, 1, 10)), 1u);
+  EXPECT_EQ(open_after(Frame(kHeaders, 5, 3, 10)), 1u);
+  EXPECT_EQ(open_after(Frame(kHeaders, 4, 5, 10) + Frame(kHeaders, 4, 7, 10)), 3u);
+  EXPECT_EQ(open_after(Frame(kData, 0, 7, Message(8))), 3u);
+  EXPECT_EQ(open_after(Frame(kData, kEndStream, 7, Message(8))), 2u);
+  EXPECT_EQ(open_after(Frame(kReset, 0, 5, 4) + Frame(kReset, 0, 3, 4)), 1u);
+  EXPECT_EQ(open_after(Frame(kData, kEndStream, 1, 0)), 0u);
+}
+
 // The daemon may have ended more of them than may be open: those that are used go on.
 TEST(Http2FramesTest, OfStreamsThatAreNotUsedOnlySoManyAreKept) {
   const std::string half = Frame(kData, 0, 1, Message(1000, 10));

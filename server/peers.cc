@@ -165,10 +165,11 @@ std::string PeerTable::WhyNotAskLocked(int number, Connection* connection,
 }
 
 void PeerTable::ForgetLostLocked(Connection* connection, Clock::time_point now) {
-  constexpr absl::Duration kPatience = absl::Seconds(10);
   if (connection->calls.under_way > 0 || connection->calls.came == 0) return;
-  if (absl::FromChrono(now - connection->asked_last) < kPatience) return;
-  AddCallsLocked(connection, {-connection->calls.came, 0, 0, 0});
+  if (absl::FromChrono(now - connection->asked_last) < max_calls_.telling) return;
+  const int open = connection->watch.valid() ? connection->gate->open() : 0;
+  const int lost = connection->calls.came - open;
+  if (lost > 0) AddCallsLocked(connection, {-lost, 0, 0, 0});
 }
 
 absl::Status PeerTable::CallBegan(int number) {

@@ -59,6 +59,8 @@ class PeerTable {
     int admitted = 0;  // by Admit
     int others = 0;    // those that are not, or not yet: of gRPC's own services, say
     int ending = 0;    // beyond these, which are told that, and those whose answer is on its way
+    // In which gRPC tells of a call that is one.
+    absl::Duration telling = absl::Seconds(10);
     int all() const { return admitted + others + ending; }
   };
   // Says why a connection of `tenant`'s has to end; on a thread that may hold locks of gRPC's.
@@ -186,7 +188,9 @@ class PeerTable {
   // Empty: it may.
   std::string WhyNotAskLocked(int number, Connection* connection, const Http2Frames::Counts& counts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of calls that gRPC has ended before anybody could count them as begun nobody hears.
+  // Of calls that gRPC has ended before anybody could count them as begun nobody hears. Of one of a
+  // service of its own gRPC does not tell before its message has come: that stays for as long as
+  // its client keeps its stream open.
   void ForgetLostLocked(Connection* connection, Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of all connections that its owner has.

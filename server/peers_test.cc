@@ -276,13 +276,52 @@ bool Reads(const Pair& pair, const std::string& bytes) {
   return false;
 }
 
-// So many calls on a fresh connection.
-bool Reads(const Pair& pair, int calls) {
-  std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-  for (int i = 0; i < calls; ++i) {
+// HEADERS of so many calls from this one on.
+std::string Headers(int first, int calls) {
+  std::string bytes;
+  for (int i = first; i < first + calls; ++i) {
     bytes += std::string("\0\0\0\1\4\0\0\0", 8) + static_cast<char>(2 * i + 1);
   }
+  return bytes;
+}
+// So many calls on a fresh connection.
+bool Reads(const Pair& pair, int calls) {
+  return Reads(pair, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Headers(0, calls));
+}
+// Its client ends so many of its calls, from this one on.
+bool ReadsResets(const Pair& pair, int first, int calls) {
+  std::string bytes;
+  for (int i = first; i < first + calls; ++i) {
+    bytes += std::string("\0\0\4\3\0\0\0\0", 8) + static_cast<char>(2 * i + 1) +
+             std::string("\0\0\0\10", 4);
+  }
   return Reads(pair, bytes);
+}
+
+// Of one of its own services, until its message has come; however long that takes.
+TEST(PeerTableTest, ACallThatGrpcDoesNotTellOfCountsWhileItIsOpen) {
+  PeerTable table(0, 8, {16, 8, 8, absl::ZeroDuration()});  // 28 of one user
+  const Pair one(&table, 1000);
+  const Pair two(&table, 1000);
+  EXPECT_TRUE(Reads(one, 15));
+  EXPECT_TRUE(Reads(one, Headers(15, 1)));
+  EXPECT_TRUE(Reads(two, 12));
+  PeerTable::Idle idle;
+  idle.first_call = kNever;
+  idle.next_call = kNever;
+  table.EndIdle(idle);
+  EXPECT_FALSE(table.MayAsk(two.number(), CallsOf(1)));
+  // Those that their client ends nobody tells of: they are gone.
+  EXPECT_TRUE(ReadsResets(one, 3, 5));
+  table.EndIdle(idle);
+  EXPECT_FALSE(table.MayAsk(two.number(), CallsOf(6)));
+  EXPECT_TRUE(table.MayAsk(two.number(), CallsOf(5)));
+  // And all of a connection that has ended.
+  EXPECT_EQ(shutdown(one.client.get(), SHUT_RDWR), 0);
+  table.TakeHangups();
+  table.EndIdle(idle);
+  const Pair three(&table, 1000);
+  EXPECT_TRUE(table.MayAsk(three.number(), CallsOf(11)));
 }
 
 TEST(PeerTableTest, AConnectionThatDeclaresMoreThanTheLongestMessageHasToEnd) {

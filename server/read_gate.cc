@@ -30,6 +30,7 @@ struct ReadGates {
       sum += gate->frames_.Take(absl::string_view(static_cast<const char*>(part.iov_base), bytes));
       size -= bytes;
     }
+    gate->open_.store(static_cast<int>(gate->frames_.open()), std::memory_order_relaxed);
     return (sum.asked == 0 && sum.broken.empty()) || gate->may_ask_(sum);
   }
 };

@@ -15,6 +15,7 @@
 #ifndef CHORUS_SERVER_READ_GATE_H_
 #define CHORUS_SERVER_READ_GATE_H_
 
+#include <atomic>
 #include <functional>
 
 #include "server/http2_frames.h"
@@ -38,11 +39,15 @@ class ReadGate {
   ReadGate(const ReadGate&) = delete;
   ReadGate& operator=(const ReadGate&) = delete;
 
+  // Of the connection's streams, those that its client has not ended; on any thread.
+  int open() const { return open_.load(std::memory_order_relaxed); }
+
  private:
   friend struct ReadGates;
   const int fd_;
   const MayAsk may_ask_;
   Http2Frames frames_;
+  std::atomic<int> open_{0};
 };
 
 }  // namespace chorus::server
