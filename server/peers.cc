@@ -165,10 +165,12 @@ std::string PeerTable::WhyNotAskLocked(int number, Connection* connection,
 }
 
 void PeerTable::ForgetLostLocked(Connection* connection, Clock::time_point now) {
-  if (connection->calls.under_way > 0 || connection->calls.came == 0) return;
+  const Calls& calls = connection->calls;
+  if (calls.came == calls.under_way) return;
   if (absl::FromChrono(now - connection->asked_last) < max_calls_.telling) return;
+  // Those of them that are under way may be counted twice: then as many lost ones stay.
   const int open = connection->watch.valid() ? connection->gate->open() : 0;
-  const int lost = connection->calls.came - open;
+  const int lost = calls.came - calls.under_way - open;
   if (lost > 0) AddCallsLocked(connection, {-lost, 0, 0, 0});
 }
 

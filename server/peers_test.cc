@@ -324,6 +324,27 @@ TEST(PeerTableTest, ACallThatGrpcDoesNotTellOfCountsWhileItIsOpen) {
   EXPECT_TRUE(table.MayAsk(three.number(), CallsOf(11)));
 }
 
+// Its client has ended them before gRPC could tell of them, and has another one under way.
+TEST(PeerTableTest, CallsThatGrpcNeverTellsOfAreForgotten) {
+  PeerTable table(0, 8, {16, 8, 8, absl::ZeroDuration()});  // 28 of one user
+  const Pair one(&table, 1000);
+  EXPECT_TRUE(Reads(one, 1));
+  EXPECT_TRUE(table.CallBegan(one.number()).ok());
+  for (int first = 1; first < 100; first += 10) {
+    EXPECT_TRUE(Reads(one, Headers(first, 10))) << first;
+    EXPECT_TRUE(ReadsResets(one, first, 10)) << first;
+  }
+  // That one is still counted.
+  PeerTable::Idle idle;
+  idle.first_call = kNever;
+  idle.next_call = kNever;
+  table.EndIdle(idle);
+  const Pair two(&table, 1000);
+  EXPECT_TRUE(Reads(one, Headers(101, 4)));
+  EXPECT_FALSE(table.MayAsk(two.number(), CallsOf(24)));
+  EXPECT_TRUE(table.MayAsk(two.number(), CallsOf(22)));
+}
+
 TEST(PeerTableTest, AConnectionThatDeclaresMoreThanTheLongestMessageHasToEnd) {
   std::string told;
   PeerTable table(0, 8, {16, 8, 8}, [&told](absl::string_view tenant, absl::string_view why) {
