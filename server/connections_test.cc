@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/base/unique_fd.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "server/acceptor.h"
@@ -112,23 +114,62 @@ TEST(ConnectionsTest, OneThatIsHalfOpenIsClosed) {
   }
 }
 
-// The same while answers wait that the client does not read. gRPC alone would keep the connection
-// with its client, and the daemon would not end.
-TEST(ConnectionsTest, OneThatIsHalfOpenAndDoesNotReadIsClosed) {
-  TestDaemon daemon;
+// So many calls of a method which there is not, after so many before; nobody reads the answers.
+void CallNobody(const UniqueFd& client, uint32_t before, uint32_t calls) {
   const std::string call = Field(":method", "POST") + Field(":scheme", "http") +
                            Field(":path", "/chorus.v1.Nobody/Has" + std::string(100, 'x')) +
                            Field(":authority", "localhost") +
                            Field("content-type", "application/grpc") + Field("te", "trailers");
-  std::string words = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "");
-  // Answered by more than the socket holds, and not more than a client may ask for unread.
-  for (uint32_t i = 0; i < 200; ++i) words += Frame(1, 5, 2 * i + 1, call);
-  const UniqueFd client = ConnectUnix(daemon.path());
+  std::string words = before == 0 ? "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "") : "";
+  for (uint32_t i = before; i < before + calls; ++i) words += Frame(1, 5, 2 * i + 1, call);
   for (size_t sent = 0; sent < words.size();) {
     const ssize_t size = send(client.get(), words.data() + sent, words.size() - sent, MSG_NOSIGNAL);
     ASSERT_GT(size, 0) << strerror(errno);
     sent += static_cast<size_t>(size);
   }
+}
+
+// A client of `daemon` that has made so many that their answers are more than its socket holds, and
+// not more than it may ask for unread.
+UniqueFd CallAndDoNotRead(const TestDaemon& daemon) {
+  UniqueFd client = ConnectUnix(daemon.path());
+  CallNobody(client, 0, 200);
+  return client;
+}
+
+// What a call of such a method comes to.
+grpc::StatusCode CallNobody(const std::shared_ptr<grpc::Channel>& channel) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  const grpc::Slice nothing("");
+  const grpc::ByteBuffer request(&nothing, 1);
+  grpc::ByteBuffer response;
+  std::promise<grpc::StatusCode> code;
+  stub.UnaryCall(&context, "/chorus.v1.Nobody/Has", grpc::StubOptions(), &request, &response,
+                 [&code](const grpc::Status& status) { code.set_value(status.error_code()); });
+  return code.get_future().get();
+}
+
+// They have a time, or nobody of their user's would be told any more that there is no such method.
+TEST(ConnectionsTest, RefusalsThatNobodyReadsAreGivenUp) {
+  TestDaemon daemon([](DaemonOptions* options) { options->download_timeout = absl::Seconds(1); });
+  const std::shared_ptr<grpc::Channel> channel = daemon.Connect();
+  std::vector<UniqueFd> unread;
+  for (int i = 0; i < 3; ++i) unread.push_back(CallAndDoNotRead(daemon));
+  const auto comes_to = [&channel](grpc::StatusCode code) {
+    return Eventually([&] { return CallNobody(channel) == code; });
+  };
+  // Of those that came at once some were too many. Their sockets are full: of later ones none ends.
+  for (const UniqueFd& client : unread) CallNobody(client, 200, 50);
+  EXPECT_TRUE(comes_to(grpc::StatusCode::RESOURCE_EXHAUSTED));
+  EXPECT_TRUE(comes_to(grpc::StatusCode::UNIMPLEMENTED));
+}
+
+// The same while answers wait that the client does not read. gRPC alone would keep the connection
+// with its client, and the daemon would not end.
+TEST(ConnectionsTest, OneThatIsHalfOpenAndDoesNotReadIsClosed) {
+  TestDaemon daemon;
+  const UniqueFd client = CallAndDoNotRead(daemon);
   EXPECT_EQ(shutdown(client.get(), SHUT_WR), 0);
   EXPECT_TRUE(AwaitHangup(client.get()));
 }

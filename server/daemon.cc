@@ -201,7 +201,7 @@ struct Daemon::Impl {
   const std::string backend;  // its name
   node::NodeLoop loop;
   std::vector<std::unique_ptr<grpc::Service>> services;
-  MovedMethods moved_methods;
+  MovedMethods moved_methods{&context};
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Acceptor> acceptor;
   bool drained = false;

@@ -319,6 +319,12 @@ void PeerTable::EndIdle(const Idle& idle) {
   }
 }
 
+void PeerTable::End(int number) {
+  MutexLock lock(&mutex_);
+  const auto it = peers_.find(number);
+  if (it != peers_.end() && it->second.watch.valid()) shutdown(it->second.watch.get(), SHUT_RDWR);
+}
+
 void PeerTable::EndAll() {
   MutexLock lock(&mutex_);
   for (const auto& [number, connection] : peers_) {

@@ -152,6 +152,8 @@ class PeerTable {
   };
   // Ends connections that are idle. Asks `keeps` without the lock.
   void EndIdle(const Idle& idle);
+  // Ends connection `number`, unless it has ended.
+  void End(int number);
   // Ends all.
   void EndAll();
 

@@ -1,13 +1,16 @@
 // Methods that have another name since an older version of the API: a client that calls the old one
 // is told the new one, instead of gRPC's empty UNIMPLEMENTED.
 //
-// Threads: gRPC's. Ownership: a call that is refused owns itself. Errors: said at NoSuchMethod().
+// Threads: gRPC's. Ownership: a call that is refused owns itself. A connection on which that is not
+// read for ServiceContext::download_timeout is ended: gRPC has done with no call whose answer
+// stands in a write under way, not even with one that is cancelled. Errors: said at NoSuchMethod().
 #ifndef CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
 #define CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/generic/async_generic_service.h"
+#include "server/service/context.h"
 
 namespace chorus::server {
 
@@ -18,8 +21,13 @@ absl::Status NoSuchMethod(absl::string_view method);
 // Ends every call that no other service takes, before it reads any message of it.
 class MovedMethods : public grpc::CallbackGenericService {
  public:
+  // `service` outlives it.
+  explicit MovedMethods(const ServiceContext* service) : service_(service) {}
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override;
+
+ private:
+  const ServiceContext* const service_;
 };
 
 }  // namespace chorus::server
