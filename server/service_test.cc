@@ -1037,6 +1037,30 @@ TEST(RequestTest, ItComesInTimeOrItsCallEnds) {
   }
 }
 
+// A command that waits for another rank, sent again and again by calls that end before it; and one
+// that waits for the command before it.
+TEST(WaitsTest, SubmitsThatHaveEndedWaitNoMore) {
+  TestDaemon daemon([](DaemonOptions* options) { options->node.max_waits = 16; });
+  RpcRank client(daemon.Connect());
+  RpcRank other(daemon.Connect());
+  ASSERT_OK(client.Open());
+  ASSERT_OK(other.Open());
+  std::thread joins([&] { EXPECT_OK(other.Join("pair", 2, 1)); });
+  ASSERT_OK(client.Join("pair", 2, 0));
+  joins.join();
+  ASSERT_OK(client.Submit(client.RegisterCommand(1, 1, 2)));
+  for (const int64_t sequence : {2, 4}) {
+    const v1::Command run = client.RunCommand(sequence, 1, 1, sequence / 2 - 1, {1, 2});
+    for (int i = 0; i < 40; ++i) {
+      EXPECT_EQ(client.Submit(run, absl::Milliseconds(20)).code(),
+                absl::StatusCode::kDeadlineExceeded)
+          << sequence << ": " << i;
+    }
+  }
+  EXPECT_TRUE(
+      Eventually([&] { return absl::IsDeadlineExceeded(client.Wait(2, absl::Milliseconds(20))); }));
+}
+
 // Clients that go while they wait, by deadlines far away.
 TEST(WaitsTest, WhoGoesWaitsNoMore) {
   TestDaemon daemon([](DaemonOptions* options) {

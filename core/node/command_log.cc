@@ -15,7 +15,7 @@ static_assert(CommandLog::kKeptOutcomes <= kRunSlots);
 
 CommandLog::~CommandLog() { shared_.timers->Cancel(gap_timer_); }
 
-void CommandLog::Begin(Sequence sequence, OnOutcome done) {
+CommandLog::Sender CommandLog::Begin(Sequence sequence, OnOutcome done) {
   ++next_;
   if (records_.empty()) records_.resize(kKeptOutcomes);
   Record& record = RecordOf(sequence);
@@ -23,7 +23,26 @@ void CommandLog::Begin(Sequence sequence, OnOutcome done) {
     Displace(record);
   }
   record = {sequence.value(), false, {}};
-  if (done != nullptr) waiters_[sequence.value()].Add(std::move(done));
+  return AddSender(sequence, std::move(done));
+}
+
+CommandLog::Sender CommandLog::AddSender(Sequence sequence, OnOutcome done) {
+  if (done == nullptr) return {};
+  return {sequence, waiting_[sequence.value()].senders.Add(std::move(done))};
+}
+
+CommandLog::Sender CommandLog::Repeat(Sequence sequence, OnOutcome done) {
+  const absl::optional<absl::Status> status = StatusIfOver(sequence);
+  if (!status.has_value()) return AddSender(sequence, std::move(done));
+  if (done != nullptr) done({sequence, *status});
+  return {};
+}
+
+void CommandLog::Forget(const Sender& sender) {
+  const auto it = waiting_.find(sender.sequence.value());
+  if (it == waiting_.end()) return;
+  it->second.senders.Remove(sender.id);
+  DropWaiting(it);
 }
 
 void CommandLog::Park() {
@@ -44,13 +63,13 @@ void CommandLog::TellTaken(const absl::Status& status) {
 
 void CommandLog::Finish(Sequence sequence) {
   Conclude(sequence, {absl::StatusCode::kOk, ErrorId()});
-  if (!waiters_.empty()) Tell(sequence, absl::OkStatus());
+  if (!waiting_.empty()) Tell(sequence, absl::OkStatus());
 }
 
 void CommandLog::Finish(Sequence sequence, const Error& error) {
   ++failed_;
   Conclude(sequence, {error.code, error.id});
-  if (!waiters_.empty()) Tell(sequence, ToStatus(error));
+  if (!waiting_.empty()) Tell(sequence, ToStatus(error));
 }
 
 void CommandLog::Conclude(Sequence sequence, const RunOutcome& outcome) {
@@ -79,21 +98,19 @@ void CommandLog::KeepFailure(int64_t sequence, const RunOutcome& outcome) {
 }
 
 void CommandLog::Tell(Sequence sequence, const absl::Status& status) {
-  const auto it = waiters_.find(sequence.value());
-  if (it == waiters_.end()) return;
-  Waiters<Outcome> waiters = std::move(it->second);
-  waiters_.erase(it);
-  waiters.Call({sequence, status});
+  const auto it = waiting_.find(sequence.value());
+  if (it == waiting_.end()) return;
+  Waiting waiting = std::move(it->second);
+  waiting_.erase(it);
+  waiting.senders.Call({sequence, status});
+  waiting.others.Call({sequence, status});
 }
 
 // --- Held frames --------------------------------------------------------------------------------
 
-void CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now, OnOutcome done) {
-  const auto it = held_.find(sequence.value());
-  if (it != held_.end()) {
-    if (done != nullptr) it->second.done.push_back(std::move(done));
-    return;
-  }
+CommandLog::Sender CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now,
+                                    OnOutcome done) {
+  if (held_.count(sequence.value()) > 0) return AddSender(sequence, std::move(done));
   absl::StatusOr<Charge> charge = ChargeHeld(frame.size());
   if (!charge.ok()) {
     // Of its gap: QUOTA or OUT_OF_MEMORY is what a command may have come to that was taken.
@@ -103,15 +120,15 @@ void CommandLog::Hold(Sequence sequence, absl::string_view frame, absl::Time now
                                              next_, ", and is not kept until that comes: ",
                                              ErrorOf(charge.status()).message))});
     }
-    return;
+    return {};
   }
   HeldFrame held;
   held.bytes = *std::move(charge);
   held.frame = std::string(frame);
-  if (done != nullptr) held.done.push_back(std::move(done));
   held_.emplace(sequence.value(), std::move(held));
   // Else the timer runs, or will when the log goes on.
   if (held_.size() == 1 && !parked()) LimitGap(now);
+  return AddSender(sequence, std::move(done));
 }
 
 absl::StatusOr<Charge> CommandLog::ChargeHeld(size_t bytes) const {
@@ -149,7 +166,11 @@ void CommandLog::RefuseHeld(const absl::Status& why) {
   const auto held = std::move(held_);
   held_.clear();
   for (const auto& entry : held) {
-    for (const OnOutcome& done : entry.second.done) done({Sequence(entry.first), why});
+    const auto it = waiting_.find(entry.first);
+    if (it == waiting_.end()) continue;
+    Waiters<Outcome> senders = std::exchange(it->second.senders, {});
+    DropWaiting(it);
+    senders.Call({Sequence(entry.first), why});
   }
 }
 
@@ -182,32 +203,37 @@ absl::Status CommandLog::StatusOf(const RunOutcome& outcome) const {
                    outcome.error.value(), ", which is too old: its details are forgotten"));
 }
 
-TimerQueue::Id CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcome done) {
+absl::optional<absl::Status> CommandLog::StatusIfOver(Sequence sequence) {
   const Record* const record = Find(sequence);
-  if (record != nullptr && record->done) {
-    done({sequence, StatusOf(record->outcome)});
-    return {};
-  }
+  if (record != nullptr && record->done) return StatusOf(record->outcome);
   if (record == nullptr && sequence.value() < next_ && unfinished_.count(sequence.value()) == 0) {
-    done({sequence, PastStatus(sequence)});
+    return PastStatus(sequence);
+  }
+  return absl::nullopt;
+}
+
+TimerQueue::Id CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcome done) {
+  const absl::optional<absl::Status> status = StatusIfOver(sequence);
+  if (status.has_value()) {
+    done({sequence, *status});
     return {};
   }
   if (deadline == absl::InfiniteFuture()) {
-    waiters_[sequence.value()].Add(std::move(done));
+    waiting_[sequence.value()].others.Add(std::move(done));
     return {};
   }
   // Whichever comes first ends the other.
   auto waiter = std::make_shared<Waiters<Outcome>::Id>();
   const TimerQueue::Id timer = shared_.timers->Add(deadline, [this, waiter, sequence,
                                                               done](absl::Time) {
-    const auto it = waiters_.find(sequence.value());
-    it->second.Remove(*waiter);
-    if (it->second.empty()) waiters_.erase(it);
+    const auto it = waiting_.find(sequence.value());
+    it->second.others.Remove(*waiter);
+    DropWaiting(it);
     done({sequence,
           MakeError(Reason::kTransportTimeout,
                     absl::StrCat("command ", sequence.value(), " has no outcome yet; ask again"))});
   });
-  *waiter = waiters_[sequence.value()].Add([this, timer, done](Outcome outcome) {
+  *waiter = waiting_[sequence.value()].others.Add([this, timer, done](Outcome outcome) {
     shared_.timers->Cancel(timer);
     done(std::move(outcome));
   });
@@ -218,9 +244,11 @@ void CommandLog::Abandon(const absl::Status& why) {
   shared_.timers->Cancel(gap_timer_);
   RefuseHeld(why);
   TellTaken(why);
-  auto waiters = std::move(waiters_);
-  waiters_.clear();
-  for (auto& entry : waiters) entry.second.Call({Sequence(entry.first), why});
+  auto waiting = std::exchange(waiting_, {});
+  for (auto& [sequence, those] : waiting) {
+    those.senders.Call({Sequence(sequence), why});
+    those.others.Call({Sequence(sequence), why});
+  }
 }
 
 }  // namespace chorus::node

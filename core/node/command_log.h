@@ -67,8 +67,19 @@ class CommandLog {
   Sequence next() const { return Sequence(next_); }
   int64_t taken() const { return next_ - 1; }
 
-  // The turn of `sequence` has come: next() moves on. `done`, unless null, gets the outcome.
-  void Begin(Sequence sequence, OnOutcome done);
+  // One who has sent a command and waits for its outcome. Names nobody once that has been told.
+  struct Sender {
+    Sequence sequence;
+    Waiters<Outcome>::Id id = 0;  // 0: nobody
+  };
+  // Waits no more, and is not told.
+  void Forget(const Sender& sender);
+
+  // The turn of `sequence` has come: next() moves on. `done`, unless null, gets the outcome, as do
+  // those of Hold().
+  Sender Begin(Sequence sequence, OnOutcome done);
+  // `done` gets the outcome of a command that has come before: perhaps at once.
+  Sender Repeat(Sequence sequence, OnOutcome done);
   // The command whose turn it is, or the end of earlier ones, takes longer than the node thread
   // may: nothing behind it is taken until each that was parked for goes on.
   void Park();
@@ -88,11 +99,10 @@ class CommandLog {
   }
   // Keeps such a frame; unless null, `done` hears of it as for Begin(), or SEQUENCE_GAP when its
   // predecessors have not come in time, or at once where there is no room for it.
-  void Hold(Sequence sequence, absl::string_view frame, absl::Time now, OnOutcome done);
+  Sender Hold(Sequence sequence, absl::string_view frame, absl::Time now, OnOutcome done);
   struct HeldFrame {
     Charge bytes;
     std::string frame;
-    std::vector<OnOutcome> done;
   };
   // The held frame whose turn it is. Absent: there is none; then frames that are held behind
   // another gap have their time from `now` on, and the calls of WhenTaken() end. Not while it is
@@ -119,6 +129,8 @@ class CommandLog {
   }
   // Null when it is not among the last.
   const Record* Find(Sequence sequence);
+  // Absent: it is not over.
+  absl::optional<absl::Status> StatusIfOver(Sequence sequence);
   // What a command that is over and not among the last came to.
   absl::Status PastStatus(Sequence sequence) const;
   // A later command gets the place of this record, which says more than that all went well.
@@ -126,6 +138,7 @@ class CommandLog {
   void KeepFailure(int64_t sequence, const RunOutcome& outcome);
   absl::Status StatusOf(const RunOutcome& outcome) const;
   void Conclude(Sequence sequence, const RunOutcome& outcome);
+  Sender AddSender(Sequence sequence, OnOutcome done);
   void Tell(Sequence sequence, const absl::Status& status);
   absl::StatusOr<Charge> ChargeHeld(size_t bytes) const;
   void LimitGap(absl::Time now);
@@ -148,7 +161,16 @@ class CommandLog {
   absl::btree_set<int64_t> unfinished_;
   absl::btree_map<int64_t, RunOutcome> failures_;
   int64_t forgotten_ = 0;
-  std::map<int64_t, Waiters<Outcome>> waiters_;  // by sequence; none is empty
+  // Those that wait for a command.
+  struct Waiting {
+    Waiters<Outcome> senders;  // held with its frame, or since it was begun
+    Waiters<Outcome> others;
+  };
+  // Those of `sequence` have become fewer.
+  void DropWaiting(std::map<int64_t, Waiting>::iterator waiting) {
+    if (waiting->second.senders.empty() && waiting->second.others.empty()) waiting_.erase(waiting);
+  }
+  std::map<int64_t, Waiting> waiting_;  // by sequence; none is empty
 };
 
 }  // namespace chorus::node

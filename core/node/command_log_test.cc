@@ -1,5 +1,6 @@
 #include "core/node/command_log.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -256,9 +257,9 @@ TEST_F(CommandLogTest, WhatIsHeldBehindAnotherGapHasATimeOfItsOwn) {
   Run(2);
   EXPECT_FALSE(log_.TakeHeld(kStart + absl::Seconds(9)).has_value());
   timers_.Fire(kStart + absl::Seconds(18));
-  EXPECT_THAT(told_, IsEmpty());
+  EXPECT_THAT(told_, ElementsAre("2 OK"));
   timers_.Fire(kStart + absl::Seconds(19));
-  EXPECT_THAT(told_, ElementsAre("5 SEQUENCE_GAP"));
+  EXPECT_THAT(told_, ElementsAre("2 OK", "5 SEQUENCE_GAP"));
   EXPECT_THAT(ErrorOf(last_).message, HasSubstr("command 3 did not arrive"));
 }
 
@@ -285,6 +286,33 @@ TEST_F(CommandLogTest, HeldFramesAreChargedWhileTheyAreHeld) {
   Run(1);
   ASSERT_TRUE(log_.TakeHeld(kStart).has_value());
   EXPECT_EQ(budget_->used(), 0);
+}
+
+TEST_F(CommandLogTest, ASenderThatIsForgottenIsNotTold) {
+  const auto held = std::make_shared<int>(0);
+  const auto note = [&] {
+    return [this, held, told = Note()](const Outcome& outcome) { told(outcome); };
+  };
+  std::vector<CommandLog::Sender> senders;
+  for (int i = 0; i < 3; ++i) senders.push_back(log_.Hold(Sequence(2), "two", kStart, note()));
+  senders.push_back(log_.Begin(Sequence(1), note()));
+  for (int i = 0; i < 3; ++i) senders.push_back(log_.Repeat(Sequence(1), note()));
+  EXPECT_EQ(held.use_count(), 8);
+  log_.Forget(senders[1]);
+  log_.Forget(senders[3]);
+  log_.Forget(senders[5]);
+  log_.Forget({});
+  EXPECT_EQ(held.use_count(), 5);
+  // One that was held keeps its name when its turn comes.
+  ASSERT_TRUE(log_.TakeHeld(kStart).has_value());
+  log_.Begin(Sequence(2), nullptr);
+  log_.Forget(senders[2]);
+  EXPECT_EQ(held.use_count(), 4);
+  log_.Finish(Sequence(1));
+  log_.Finish(Sequence(2));
+  EXPECT_THAT(told_, ElementsAre("1 OK", "1 OK", "2 OK"));
+  EXPECT_EQ(held.use_count(), 1);
+  log_.Forget(senders[0]);
 }
 
 TEST_F(CommandLogTest, AnAbandonedLogLeavesNobodyWaiting) {

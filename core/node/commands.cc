@@ -11,25 +11,22 @@
 
 namespace chorus::node {
 
-absl::Status Commands::Take(const std::shared_ptr<Session>& session, absl::string_view frame,
-                            absl::Time now, OnOutcome done) {
+absl::StatusOr<CommandLog::Sender> Commands::Take(const std::shared_ptr<Session>& session,
+                                                  absl::string_view frame, absl::Time now,
+                                                  OnOutcome done) {
   const absl::StatusOr<Command> decoded = DecodeFrame(frame);
   CHORUS_RETURN_IF_ERROR(decoded.status());
   const Command& command = *decoded;  // large: it is not moved
   CommandLog& log = session->log;
   if (log.IsEarly(command.sequence)) {
-    log.Hold(command.sequence, frame, now, std::move(done));
-    return absl::OkStatus();
+    return log.Hold(command.sequence, frame, now, std::move(done));
   }
-  if (command.sequence < log.next()) {
-    // A repeat: answered from the record, never executed again.
-    if (done != nullptr) log.Wait(command.sequence, absl::InfiniteFuture(), std::move(done));
-    return absl::OkStatus();
-  }
-  log.Begin(command.sequence, std::move(done));
+  // Answered from the record, never executed again.
+  if (command.sequence < log.next()) return log.Repeat(command.sequence, std::move(done));
+  const CommandLog::Sender sender = log.Begin(command.sequence, std::move(done));
   Execute(session, command, frame, now);
   if (log.holds()) TakeHeld(session, now);
-  return absl::OkStatus();
+  return sender;
 }
 
 void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now) {
@@ -41,9 +38,6 @@ void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now)
     const absl::StatusOr<Command> next = DecodeFrame(held->frame);
     if (!next.ok()) return;  // cannot be: it decoded when it came
     log.Begin(next->sequence, nullptr);
-    for (const OnOutcome& waiting : held->done) {
-      log.Wait(next->sequence, absl::InfiniteFuture(), waiting);
-    }
     Execute(session, *next, held->frame, now);
   }
 }

@@ -65,10 +65,10 @@ class Commands {
   Commands& operator=(const Commands&) = delete;
 
   // One frame of the session's log: carried out if it is its turn, held or answered from the record
-  // else. `done`, unless null, gets its outcome. INVALID_ARGUMENT, UNIMPLEMENTED: the bytes are no
-  // frame; nothing has happened, and `done` was not called.
-  absl::Status Take(const std::shared_ptr<Session>& session, absl::string_view frame,
-                    absl::Time now, OnOutcome done);
+  // else. `done`, unless null, gets its outcome, unless the sender is forgotten. INVALID_ARGUMENT,
+  // UNIMPLEMENTED: the bytes are no frame; nothing has happened, and `done` was not called.
+  absl::StatusOr<CommandLog::Sender> Take(const std::shared_ptr<Session>& session,
+                                          absl::string_view frame, absl::Time now, OnOutcome done);
   // What the log was parked for is over.
   void GoOn(const std::shared_ptr<Session>& session, absl::Time now);
 

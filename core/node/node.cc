@@ -139,7 +139,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Device
       rings(
           options.max_tensors, storage.held(),
           [this](const std::shared_ptr<Session>& session, absl::string_view frame, absl::Time now) {
-            return commands.Take(session, frame, now, nullptr);
+            return commands.Take(session, frame, now, nullptr).status();
           },
           [node](const std::shared_ptr<Session>& session, const std::string& how, absl::Time now) {
             node->EndSession(session, how, now);
@@ -422,21 +422,29 @@ absl::StatusOr<Done> Counted(const Session& session, Done done) {
 
 }  // namespace
 
-void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcome done) {
+void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcome done,
+                       const WaitRef& wait) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({Sequence(), session.status()});
   absl::StatusOr<OnOutcome> counted = Counted(**session, done);
   // Not recorded, as what commands come to is: the log has not seen this one.
   if (!counted.ok()) return done({Sequence(), counted.status()});
-  const OnOutcome tell = [this, weak = std::weak_ptr<Session>(*session),
-                          done = *std::move(counted)](Outcome out) {
+  const std::weak_ptr<Session> weak = *session;
+  const auto told = std::make_shared<bool>(false);
+  const OnOutcome tell = [this, weak, told, done = *std::move(counted)](Outcome out) {
+    *told = true;
     // The session holds what waits for its outcomes.
     const std::shared_ptr<Session> session = weak.lock();
     if (session != nullptr) out.status = parts_->failures.RecordStatus(session.get(), out.status);
     done(std::move(out));
   };
-  const absl::Status taken = parts_->commands.Take(*session, frame, now, tell);
-  if (!taken.ok()) tell({Sequence(), taken});
+  const auto sender = parts_->commands.Take(*session, frame, now, tell);
+  if (!sender.ok()) return tell({Sequence(), sender.status()});
+  if (wait == nullptr || sender->id == 0) return;
+  wait->forget = [weak, told, sender = *sender] {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (!*told && session != nullptr) session->log.Forget(sender);
+  };
 }
 void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done,
                             const WaitRef& wait) {
@@ -454,6 +462,7 @@ void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline
 void LocalNode::Withdraw(const WaitRef& wait, absl::Time now) {
   wait->withdrawn = true;
   parts_->timers.Expire(wait->deadline, now);
+  if (wait->forget != nullptr) wait->forget();
 }
 void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, OnTensor done,
                            const WaitRef& wait) {

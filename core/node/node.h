@@ -40,6 +40,7 @@ struct Session;
 // One call that waits. Threads: made on any, what it holds is the node thread's.
 struct Wait {
   TimerQueue::Id deadline;
+  std::function<void()> forget;  // of what has no deadline; null: nothing waits
   bool withdrawn = false;
 };
 using WaitRef = std::shared_ptr<Wait>;
@@ -104,13 +105,16 @@ class LocalNode {
 
   // --- The log by gRPC ------------------------------------------------------------------------
   // Takes one frame. Out-of-order sequences wait for their predecessors up to gap_timeout; a repeat
-  // is answered from the record. `done` gets the outcome.
-  void Submit(SessionId session, std::string frame, absl::Time now, OnOutcome done);
+  // is answered from the record. `done` gets the outcome, unless `wait`, where it is not null, is
+  // withdrawn before.
+  void Submit(SessionId session, std::string frame, absl::Time now, OnOutcome done,
+              const WaitRef& wait = nullptr);
   // The outcome of a command submitted earlier, by any transport; waits for it until `deadline`, or
   // until `wait`, unless null, is withdrawn.
   void WaitOutcome(SessionId session, Sequence sequence, absl::Time deadline, OnOutcome done,
                    const WaitRef& wait = nullptr);
-  // Ends a wait that nobody waits for any more, as its deadline would: what it was charged is free.
+  // Ends a wait that nobody waits for any more, as its deadline would, or without a word where it
+  // has none: what it was charged is free.
   void Withdraw(const WaitRef& wait, absl::Time now);
 
   // --- Tensors --------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class Call : public RequestCall {
 
   // Ends the call; `fill` makes the response of a good one.
   void Reply(absl::Status status, Fill fill = nullptr) {
+    WaitIsOver();
     WhenAnswered([call = self(), status = std::move(status), fill = std::move(fill)] {
       call->EndWith(status, fill);
     });

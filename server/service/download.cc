@@ -61,6 +61,7 @@ class Download : public RequestCall {
 
   // On the node thread. The view's buffer belongs to that thread, so its end is sent back there.
   void HaveTensor(absl::StatusOr<node::ReadableTensor> view) {
+    WaitIsOver();
     if (!view.ok()) {
       service_->worker->Post(
           caller().tenant, [download = self(), status = view.status()] { download->End(status); });

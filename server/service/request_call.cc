@@ -167,9 +167,11 @@ void RequestCall::OnDone() {
   CallTurns::Turn answer_turn;
   int64_t in_line = 0;
   int64_t in_answer_line = 0;
+  bool wait_over = false;
   {
     MutexLock lock(&mutex_);
     done_ = true;
+    wait_over = wait_over_;
     unread_alarm_.Cancel();
     if (held_.value() != 0) service_->worker->Drop(held_);
     place = std::move(place_);
@@ -180,7 +182,7 @@ void RequestCall::OnDone() {
   }
   service_->reads->Forget(holder_, in_line);
   service_->answering->Forget(holder_, in_answer_line);
-  if (wait_ != nullptr && context_->IsCancelled()) {
+  if (wait_ != nullptr && !wait_over) {
     service_->loop->Post([wait = std::move(wait_)](node::LocalNode& node, absl::Time now) {
       node.Withdraw(wait, now);
     });

@@ -87,8 +87,12 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   // By HaveRequest: from now on the call only waits for what goes on without it, and can be asked
   // for again. It ends (TRANSPORT_TIMEOUT) where a later call of its user's needs its place.
   void CanBeSpared() ABSL_LOCKS_EXCLUDED(mutex_);
-  // For a wait of the node's; by HaveRequest. The client that goes withdraws it.
+  // For a wait of the node's; by HaveRequest. The call's end withdraws it, unless it is over.
   const node::WaitRef& Waits() { return wait_ = std::make_shared<node::Wait>(); }
+  void WaitIsOver() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    wait_over_ = true;
+  }
   // Until the call has ended `session`'s lease does not run out.
   void Hold(SessionId session);
   // After the last reaction, before gRPC's reference goes.
@@ -124,7 +128,8 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   grpc::Alarm unread_alarm_ ABSL_GUARDED_BY(mutex_);
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
   node::WaitRef wait_;                      // null: none
-  std::shared_ptr<RequestCall> self_;       // gRPC's reference, until OnDone
+  bool wait_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<RequestCall> self_;  // gRPC's reference, until OnDone
 };
 
 }  // namespace chorus::server

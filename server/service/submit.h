@@ -19,17 +19,19 @@ namespace chorus::server {
 // The frame of a command. INVALID_ARGUMENT: larger than a frame may be, or a sequence below 1.
 absl::StatusOr<std::string> FrameOf(int64_t sequence, absl::StatusOr<CommandBody> body);
 
-// Ends `call` with the outcome of the command, or before where its place is needed: the log has the
-// command then, and it may be sent again, or waited for.
+// Ends `call` with the outcome of the command, or before where its place is needed, or at its
+// deadline: the log has the command then, and it may be sent again, or waited for. Nothing of the
+// call stays with the node.
 template <typename Response>
 void SubmitCommand(const std::shared_ptr<Call<Response>>& call, int64_t session, int64_t sequence,
                    absl::StatusOr<CommandBody> body) {
   absl::StatusOr<std::string> frame = FrameOf(sequence, std::move(body));
   if (!frame.ok()) return call->Reply(frame.status());
   call->CanBeSpared();
-  call->ForSession(session, [call, frame = *std::move(frame)](node::LocalNode& node, absl::Time now,
-                                                              SessionId id) {
-    node.Submit(id, frame, now, [call](node::Outcome outcome) { call->Reply(outcome.status); });
+  call->ForSession(session, [call, frame = *std::move(frame), wait = call->Waits()](
+                                node::LocalNode& node, absl::Time now, SessionId id) {
+    node.Submit(
+        id, frame, now, [call](node::Outcome outcome) { call->Reply(outcome.status); }, wait);
   });
 }
 
