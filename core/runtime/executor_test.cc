@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <memory>
 #include <ostream>
 #include <random>
@@ -859,6 +860,64 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
   EXPECT_TRUE(completion.status.ok()) << completion.status;
   launch("mul", 2, {second.get(), 0, 0}, &completion);
   EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kExecFailed) << completion.status;
+}
+
+// The thread that learns what the GPU has done finds all of it at once, as it does after a long
+// callback: a launch that would overwrite what was donated to it asks for failures behind the
+// collective that the failed launch ends with, not before.
+TEST(HoldBackTest, OnAGpuAFailureIsKnownBeforeWhoeverReadsTheResultAsks) {
+  GangRig rig(OpenCuda(1, Seed()));
+  rig.set_donate(true);
+  const TensorType type(DType::kI64, {300});
+  const auto values = [&](double value) {
+    return FromDoubles(type, std::vector<double>(300, value));
+  };
+  const auto session = [](RankBuilder* b, std::vector<GangRig::Source> inputs) {
+    Session made;
+    made.graph = b->graph().Build();
+    made.devices = {0};
+    made.groups = {0};
+    made.inputs = std::move(inputs);
+    return made;
+  };
+  RankBuilder divides(0, 1);
+  const ValueIndex dividend = divides.Input(type);
+  AddOutput(&divides, divides.Op("div", {dividend, divides.Input(type)}));
+  AddOutput(&divides, divides.AllReduce(dividend));
+  const auto failed = rig.Prepare({session(&divides, {values(2), values(0)})});
+  ASSERT_TRUE(failed->status.ok()) << failed->status;
+  RankBuilder overwrites(0, 1);
+  GraphInput input;
+  input.type = type;
+  input.role = InputRole::kState;
+  input.donatable = true;
+  const ValueIndex state = overwrites.graph().AddInput(input);
+  const ValueIndex sum = overwrites.Input(type);
+  GraphOutput output;
+  output.value = overwrites.Op("add", {state, sum});
+  output.may_alias = 0;
+  overwrites.graph().AddOutput(output);
+  const auto behind = rig.Prepare({session(&overwrites, {values(5), {failed.get(), 0, 1}})});
+  ASSERT_TRUE(behind->status.ok()) << behind->status;
+  ASSERT_EQ(behind->sessions[0].plan.outputs[0].donor, 0);
+
+  const auto stream = rig.backend()->device(0)->CreateStream();
+  std::promise<void> held;
+  std::promise<void> released;
+  stream->Callback([&](const absl::Status&) {
+    held.set_value();
+    released.get_future().get();
+  });
+  held.get_future().get();
+  rig.Start(*failed);
+  rig.Start(*behind);
+  AwaitTestGpu();
+  released.set_value();
+  EXPECT_FALSE(rig.Wait(*failed).ok());
+  const CompletionMessage completion = rig.CompletionOf(behind->sessions[0].launches[0]);
+  EXPECT_TRUE(completion.held_back);
+  EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kExecFailed) << completion.status;
+  EXPECT_EQ(rig.Output(*behind, 0, 0), values(5)) << "what was donated is kept";
 }
 
 TEST_P(ExecutorTest, OneSessionMayHoldAllRanks) {

@@ -69,7 +69,7 @@ cuda::Result GpuWatch::Await(int stream, std::function<void(absl::Status)> done,
   {
     MutexLock lock(&mutex_);
     if (word.awaited.empty()) watched_.push_back(&word);
-    word.awaited.push_back({value, std::move(done), std::move(status)});
+    word.awaited.push_back({++last_number_, value, std::move(done), std::move(status)});
     fresh_ = true;
     changed_.Signal();
     if (!lost_.ok()) return cuda::Result::kSuccess;
@@ -89,12 +89,22 @@ void GpuWatch::Wake() {
   changed_.Signal();
 }
 
+bool GpuWatch::Look() {
+  bool is_new = false;
+  for (Word* const word : watched_) {
+    const uint32_t value = cuda::LoadShared(word->host);
+    is_new |= value != std::exchange(word->seen, value);
+  }
+  return is_new;
+}
+
 void GpuWatch::Collect(std::vector<Awaited>* reached) {
+  while (Look()) {
+  }
   for (size_t i = 0; i < watched_.size();) {
     Word* const word = watched_[i];
-    const uint32_t value = cuda::LoadShared(word->host);
     while (!word->awaited.empty() &&
-           (!lost_.ok() || static_cast<int32_t>(value - word->awaited.front().value) >= 0)) {
+           (!lost_.ok() || static_cast<int32_t>(word->seen - word->awaited.front().value) >= 0)) {
       reached->push_back(std::move(word->awaited.front()));
       word->awaited.pop_front();
       reached->back().status.Update(lost_);
@@ -106,6 +116,8 @@ void GpuWatch::Collect(std::vector<Awaited>* reached) {
       ++i;
     }
   }
+  std::sort(reached->begin(), reached->end(),
+            [](const Awaited& a, const Awaited& b) { return a.number < b.number; });
 }
 
 void GpuWatch::Watch() {

@@ -1,6 +1,18 @@
 // Learns when streams of the GPU have come somewhere, without waiting in the driver: a stream that
 // is asked writes a word in pinned memory as it comes there, and a thread looks at the words.
 //
+// Order. Where one stream came to A before another came to B because it waited for what stood
+// behind A, A is told before B, whatever their streams. Two things are needed for that. Whoever
+// asks for B asked for A before, for the wait between them was enqueued behind A and in front of
+// B: so what is told together is told in the order of the asking. And A must be told together with
+// B, or earlier: words that are read one after the other may show B and not A, which both came
+// between the two reads. So the words are read again until nothing is new. As words only go up,
+// each then has stood still between two looks; there was a moment at which all of them stood as
+// they were read, and what had been written by then was all that it came behind. One more look at
+// what was asked for earlier would not do: it could find A, and not what A came behind. The looks
+// end, because nothing more is asked for meanwhile (mutex_ is held), and the streams have no more
+// to write than what is awaited.
+//
 // Threads: any, but calls of Await are one at a time. It has a thread of its own, on which it calls
 //   what it was given, with no lock held.
 // Ownership: it has the words, the caller the streams; these must have ended before it goes, and
@@ -41,10 +53,11 @@ class GpuWatch {
   GpuWatch(const GpuWatch&) = delete;
   GpuWatch& operator=(const GpuWatch&) = delete;
 
-  // `done` is called with `status` when the stream has come here; of one stream in order. The
+  // `done` is called with `status` when the stream has come here; in which order is said above. The
   // driver's answer: where it refuses, the stream never says so, and the caller has to call Lose().
   cuda::Result Await(int stream, std::function<void(absl::Status)> done, absl::Status status);
-  // Everything that is awaited, now or later, ends with `why`, unless it has a status of its own.
+  // Everything that is awaited, now or later, ends with `why`, unless it has a status of its own;
+  // in the order of the asking.
   void Lose(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   // Has the listener's `woken` called soon: once, however often it is asked for until then.
   void Wake() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -53,6 +66,7 @@ class GpuWatch {
 
  private:
   struct Awaited {
+    uint64_t number = 0;  // in the order of the asking, of all streams
     uint32_t value = 0;
     std::function<void(absl::Status)> done;
     absl::Status status;
@@ -62,12 +76,15 @@ class GpuWatch {
     const uint32_t* host = nullptr;
     cuda::DevicePtr device = 0;
     uint32_t asked = 0;           // the last value that the stream will write: the caller's
+    uint32_t seen = 0;            // at the last look; guarded by mutex_
     std::deque<Awaited> awaited;  // guarded by mutex_
   };
 
   GpuWatch(const CudaGpu* gpu, Listener listener);
   void Watch() ABSL_LOCKS_EXCLUDED(mutex_);
-  // What has been reached, out of `watched_`.
+  // Reads the words that are watched; false: all are as they were.
+  bool Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What has been reached, out of `watched_`, in the order in which it is to be told.
   void Collect(std::vector<Awaited>* reached) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const CudaGpu* const gpu_;
@@ -78,6 +95,7 @@ class GpuWatch {
   Mutex mutex_;
   CondVar changed_;
   std::vector<Word*> watched_ ABSL_GUARDED_BY(mutex_);  // have something awaited
+  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool fresh_ ABSL_GUARDED_BY(mutex_) = false;  // something is awaited, newly
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;

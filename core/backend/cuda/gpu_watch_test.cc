@@ -1,12 +1,20 @@
 #include "core/backend/cuda/gpu_watch.h"
 
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <atomic>
 #include <future>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/backend/cuda/testing/fake_gpu.h"
+#include "core/base/device.h"
+#include "core/cuda/gpu.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -101,6 +109,106 @@ TEST_F(GpuWatchTest, WhatIsAwaitedAsItStopsIsNeverCalled) {
   watch_ = nullptr;
   EXPECT_FALSE(called);
   watch_ = *GpuWatch::Create(gpu_.get(), streams_, {});
+}
+
+// A GPU that writes words in the order in which it was asked to, whatever their streams, and does
+// so while the watching thread stands between two reads: these trap. There is one at a time.
+class TrappingWords {
+ public:
+  static constexpr size_t kPageBytes = 4096;
+  static constexpr int kPages = 4;
+  static constexpr int kStreamsOfPage = 64;  // a word of the watch has a cache line
+
+  TrappingWords() {
+    the_ = this;
+    struct sigaction action {};
+    action.sa_sigaction = [](int, siginfo_t* info, void*) { the_->OnTrap(info->si_addr); };
+    action.sa_flags = SA_SIGINFO;
+    EXPECT_EQ(sigaction(SIGSEGV, &action, &old_), 0);
+  }
+  ~TrappingWords() { sigaction(SIGSEGV, &old_, nullptr); }
+
+  // In the place of the driver's cuStreamWriteValue32. The first word is to be asked for first.
+  static Result Ask(cuda::Stream, cuda::DevicePtr word, uint32_t value, unsigned int) {
+    the_->asked_.push_back({word, value});
+    return Result::kSuccess;
+  }
+  // From here on it writes.
+  void Go(uint64_t seed) {
+    random_.seed(seed);
+    written_ = 0;
+    number_asked_.store(asked_.size(), std::memory_order_release);
+    Protect(begin(), kPages, PROT_NONE);
+  }
+  void Clear() { asked_.clear(); }
+
+ private:
+  char* begin() const { return reinterpret_cast<char*>(asked_.front().first); }
+  static void Protect(char* from, int pages, int protection) {
+    mprotect(from, kPageBytes * static_cast<size_t>(pages), protection);
+  }
+  // On the watching thread, which reads again when this returns: only what a handler may call.
+  void OnTrap(const void* at) {
+    const size_t number_asked = number_asked_.load(std::memory_order_acquire);
+    if (at < begin() || at >= begin() + kPages * kPageBytes) {
+      sigaction(SIGSEGV, &old_, nullptr);
+      return;
+    }
+    Protect(begin(), kPages, PROT_READ | PROT_WRITE);
+    for (uint64_t steps = random_() % 3; steps > 0 && written_ < number_asked; --steps) {
+      const auto& [word, value] = asked_[written_++];
+      cuda::StoreShared(reinterpret_cast<uint32_t*>(word), value);
+    }
+    if (written_ == number_asked) return;
+    // One that will be read: it has a word that is not written.
+    const cuda::DevicePtr word = asked_[written_ + random_() % (number_asked - written_)].first;
+    Protect(reinterpret_cast<char*>(word / kPageBytes * kPageBytes), 1, PROT_NONE);
+  }
+
+  static inline TrappingWords* the_ = nullptr;
+  struct sigaction old_ {};
+  std::vector<std::pair<cuda::DevicePtr, uint32_t>> asked_;
+  std::atomic<size_t> number_asked_{0};
+  // The watching thread's, from Go() until all is told.
+  size_t written_ = 0;
+  std::mt19937_64 random_;
+};
+
+// What the GPU has in one order, through all of its streams, is told in that order, wherever the
+// words move between the reads.
+TEST_F(GpuWatchTest, TellsInTheOrderOfTheGpuWhateverMovesBetweenReads) {
+  TrappingWords words;
+  cuda::Api api = gpu_.api();
+  api.StreamWriteValue32 = &TrappingWords::Ask;
+  static constexpr char kImage[] = "of a stand-in";
+  const auto gpu = *CudaGpu::Open(&api, 0, {{kImage, sizeof(kImage)}}, {});
+  constexpr int kStreams = TrappingWords::kPages * TrappingWords::kStreamsOfPage;
+  GpuWatch::Listener listener;
+  listener.overdue = [](cuda::Stream) {};
+  const auto watch =
+      *GpuWatch::Create(gpu.get(), std::vector<cuda::Stream>(kStreams), std::move(listener));
+  constexpr int kAwaited = 24;
+  std::vector<int> in_order(kAwaited);
+  std::iota(in_order.begin(), in_order.end(), 0);
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    std::vector<int> told;  // by the watch's thread, read behind it
+    std::promise<void> all_told;
+    for (int i = 0; i < kAwaited; ++i) {
+      const auto page = i == 0 ? 0 : static_cast<int>(random() % TrappingWords::kPages);
+      const auto done = [&told, &all_told, i](const absl::Status&) {
+        told.push_back(i);
+        if (told.size() == kAwaited) all_told.set_value();
+      };
+      ASSERT_EQ(watch->Await(page * TrappingWords::kStreamsOfPage, done, absl::OkStatus()),
+                Result::kSuccess);
+    }
+    words.Go(seed);
+    all_told.get_future().get();
+    ASSERT_EQ(told, in_order);
+    words.Clear();
+  }
 }
 
 }  // namespace

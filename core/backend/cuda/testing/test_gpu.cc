@@ -80,4 +80,10 @@ std::unique_ptr<Backend> OpenTestGpu(CudaBackendOptions options, uint64_t seed) 
   return *std::move(backend);
 }
 
+void AwaitTestGpu() {
+  const cuda::Api& api = *TestApi(/*seed=*/0);  // that of the first call
+  const absl::Status done = cuda::ToStatus(api, api.CtxSynchronize(), "cuCtxSynchronize");
+  if (!done.ok()) Die(done);
+}
+
 }  // namespace chorus

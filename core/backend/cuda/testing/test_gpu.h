@@ -16,6 +16,8 @@ namespace chorus {
 // A backend of that GPU with so many logical devices, and `options` beside: with the kernels of the
 // build and of the conformance suite. The stand-in's seed is that of the first call.
 std::unique_ptr<Backend> OpenTestGpu(CudaBackendOptions options, uint64_t seed);
+// Waits until that GPU has done all that it was given; on a thread that has given it some of that.
+void AwaitTestGpu();
 
 }  // namespace chorus
 
