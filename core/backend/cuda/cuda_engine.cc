@@ -152,6 +152,7 @@ void CudaEngine::RunStream(CudaStream* stream) {
       // This stream is in ready_ like those of the other members, if it has more to do.
       return HandOverMeeting(collective->meeting);
     }
+    if (lost_.ok()) CatchUp(stream).IgnoreError();  // a loss is what the item finds
     absl::Status status = lost_;
     if (status.ok() || absl::holds_alternative<CallbackItem>(item)) {
       if (!HandOver(stream, &item, &status)) return;
@@ -161,7 +162,6 @@ void CudaEngine::RunStream(CudaStream* stream) {
 }
 
 bool CudaEngine::HandOver(CudaStream* stream, Item* item, absl::Status* status) {
-  if (lost_.ok()) CatchUp(stream).IgnoreError();  // a loss is what the item finds
   if (auto* const callback = absl::get_if<CallbackItem>(item)) {
     HandOverCallback(stream, callback);
     *status = absl::OkStatus();
@@ -189,16 +189,16 @@ CudaEngine::Queue* CudaEngine::QueueOf(CudaStream* stream) {
 absl::Status CudaEngine::Check(cuda::Result result, const char* call) {
   if (result == cuda::Result::kSuccess) return absl::OkStatus();
   absl::Status status = gpu_->Check(result, call);
-  if (!Survives(result) && lost_.ok()) {
-    Lose(MakeError(Reason::kExecFailed, absl::StrCat("GPU ", gpu_->pci_id(), " (", gpu_->name(),
-                                                     ") is lost: ", status.message())));
-  }
-  return status;
+  return Survives(result) ? status : Require(std::move(status));
 }
 
-void CudaEngine::Lose(absl::Status why) {
-  lost_ = std::move(why);
-  watch_->Lose(lost_);
+absl::Status CudaEngine::Require(absl::Status status) {
+  if (!status.ok() && lost_.ok()) {
+    lost_ = MakeError(Reason::kExecFailed, absl::StrCat("GPU ", gpu_->pci_id(), " (", gpu_->name(),
+                                                        ") is lost: ", status.message()));
+    watch_->Lose(lost_);
+  }
+  return status;
 }
 
 bool CudaEngine::IsFull(CudaStream* stream) {
@@ -237,9 +237,12 @@ void CudaEngine::TrimMarks(CudaStream* stream) {
 }
 
 absl::Status CudaEngine::HandOverRecord(CudaStream* stream) {
-  CHORUS_ASSIGN_OR_RETURN(const cuda::Event event, pool_.TakeEvent());
+  // Whoever waits takes a record that is missing for one that has passed.
+  absl::StatusOr<cuda::Event> taken = pool_.TakeEvent();
+  CHORUS_RETURN_IF_ERROR(Require(taken.status()));
+  const cuda::Event event = *taken;
   const absl::Status recorded =
-      Check(gpu_->api().EventRecord(event, QueueOf(stream)->stream), "cuEventRecord");
+      Require(Check(gpu_->api().EventRecord(event, QueueOf(stream)->stream), "cuEventRecord"));
   if (!recorded.ok()) {
     pool_.GiveBack(event);
     return recorded;
@@ -263,15 +266,14 @@ void CudaEngine::PassWait(StreamState* stream, const WaitItem& wait) {
   }
   waits->behind = std::max(waits->behind, mark->behind);
   Queue* const queue = QueueOf(waits);
-  // From here on the stream has something of its own. What fails has lost the context, which the
-  // next item finds.
+  // From here on the stream has something of its own. A loss is what the next item finds.
   CatchUp(waits).IgnoreError();
   if (queue != on->queue) WaitFor(queue, mark->event).IgnoreError();
 }
 
 absl::Status CudaEngine::WaitFor(Queue* queue, cuda::Event event) {
   Count(queue);
-  return Check(gpu_->api().StreamWaitEvent(queue->stream, event, 0), "cuStreamWaitEvent");
+  return Require(Check(gpu_->api().StreamWaitEvent(queue->stream, event, 0), "cuStreamWaitEvent"));
 }
 
 absl::Status CudaEngine::CatchUp(CudaStream* stream) {
@@ -311,7 +313,7 @@ absl::Status CudaEngine::Release(const std::vector<CudaStream*>& streams) {
     others = true;
   }
   if (!others) return absl::OkStatus();
-  return Check(gpu_->api().EventRecord(queue->met, queue->stream), "cuEventRecord");
+  return Require(Check(gpu_->api().EventRecord(queue->met, queue->stream), "cuEventRecord"));
 }
 
 absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const KernelCall& call) {
@@ -471,10 +473,10 @@ absl::Status CudaEngine::FailureOf(const Slab& fault, const std::vector<Reportin
 }
 
 void CudaEngine::Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status) {
-  const absl::Status told = Check(watch_->Await(queue->number, std::move(done), std::move(status)),
-                                  "cuStreamWriteValue32");
   // A word that will not be written is no reason not to call: whoever waits learns of it.
-  if (!told.ok() && lost_.ok()) Lose(told);
+  Require(Check(watch_->Await(queue->number, std::move(done), std::move(status)),
+                "cuStreamWriteValue32"))
+      .IgnoreError();
 }
 
 bool CudaEngine::HostHasPassed(StreamState* stream) {
@@ -575,7 +577,7 @@ void CudaEngine::GoOnWithNumbers(Meeting* meeting, const Numbers& numbers, Slab*
     from += size;
   }
   pool_.GiveBack(slab);
-  absl::Status result = status;
+  absl::Status result = status.ok() ? lost_ : status;
   if (result.ok()) result = PrepareMeeting(meeting);
   if (result.ok()) result = HandOverList(meeting, MembersOf(*meeting));
   FinishMeeting(meeting, result);
@@ -585,8 +587,10 @@ void CudaEngine::GoOnWithNumbers(Meeting* meeting, const Numbers& numbers, Slab*
 absl::Status CudaEngine::HandOverList(Meeting* meeting, const std::vector<CudaStream*>& streams) {
   CHORUS_RETURN_IF_ERROR(Gather(streams));
   CHORUS_RETURN_IF_ERROR(LaunchList(WorkOf(meeting).list(), streams[0]));
-  CHORUS_RETURN_IF_ERROR(WriteResults(streams[0]));
-  return Release(streams);
+  // The list uses the others' memory, whatever becomes of its results.
+  absl::Status status = WriteResults(streams[0]);
+  status.Update(Release(streams));
+  return status;
 }
 
 absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream* stream) {

@@ -16,8 +16,9 @@
 //
 // Threads: any, as StreamEngine; the watch and the copier have one each.
 // Ownership: the GPU and its memory must outlive it.
-// Errors: those of backend.h. An error of the driver that its context does not survive ends every
-//   item from then on with it, and no callback is lost.
+// Errors: those of backend.h. An error of the driver that its context does not survive, or that
+//   would leave streams without their order, ends every item from then on with it, and no callback
+//   is lost.
 #ifndef CHORUS_CORE_BACKEND_CUDA_CUDA_ENGINE_H_
 #define CHORUS_CORE_BACKEND_CUDA_CUDA_ENGINE_H_
 
@@ -177,8 +178,10 @@ class CudaEngine : public StreamEngine {
   absl::Status Check(cuda::Result result, const char* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLaunch(const absl::Status& launched, Queue* queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The context is of no use any more: ends everything with `why`.
-  void Lose(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of what orders the streams, or tells the host: where it is missing, later work would run too
+  // early. So the context is given up, also where it survives, and everything ends with `status`,
+  // which is returned.
+  absl::Status Require(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // --- On the watch's thread ---
 

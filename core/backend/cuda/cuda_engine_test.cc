@@ -159,6 +159,57 @@ TEST_F(CudaEngineTest, ALostContextEndsEverythingAndLosesNoCallback) {
   }
 }
 
+// Also what a context survives, where streams would be left without their order: nothing is handed
+// over any more, so that nothing runs too early.
+TEST_F(CudaEngineTest, AnOrderThatTheDriverRefusesLosesTheContext) {
+  struct Refused {
+    const char* call;
+    int skip;
+    bool meet;  // the streams meet in a collective, else one waits for an event of the other
+  };
+  for (const Refused& refused :
+       {Refused{"cuEventCreate", 0, false}, Refused{"cuEventRecord", 0, false},
+        Refused{"cuStreamWaitEvent", 0, false}, Refused{"cuStreamWriteValue32", 0, false},
+        // The first ones are of what comes before the collective.
+        Refused{"cuEventRecord", 1, true}, Refused{"cuStreamWaitEvent", 1, true}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << refused.call << " after " << refused.skip << ", " << refused.meet);
+    DeviceRig rig(*Open(2));
+    auto members = rig.OpenAll(1);
+    const Affine affine(&rig, 0, 10);
+    const DeviceAddress sum = rig.Upload(1, std::vector<float>{0});
+    const DeviceAddress copy = rig.Upload(1, std::vector<float>{-1});
+    const auto event = rig.backend()->device(0)->CreateEvent();
+    driver_.FailNext(refused.call, Result::kOutOfMemory, refused.skip);
+    rig.stream(0)->Launch(affine.call);
+    DeviceAddress from = affine.call.outputs[0];
+    if (refused.meet) {
+      from = sum;
+      for (int m = 0; m < 2; ++m) {
+        const DeviceAddress to = m == 0 ? affine.call.outputs[0] : sum;
+        members[static_cast<size_t>(m)]
+            ->Enqueue(DeviceRig::AllReduceCall(DType::kF32, 1, to, to), rig.stream(m))
+            .IgnoreError();
+      }
+    } else {
+      rig.stream(0)->Record(event.get());
+      rig.stream(1)->Wait(event.get());
+    }
+    std::atomic<int> told{0};
+    if (!refused.meet) rig.stream(0)->Callback([&](const absl::Status&) { ++told; });
+    rig.stream(1)->Copy(copy, from, 4);
+    for (int m = 0; m < 2; ++m) {
+      EXPECT_THAT(std::string(rig.Synchronize(m).message()), HasSubstr(refused.call));
+    }
+    EXPECT_EQ(driver_.faults_left(), 0);
+    rig.stream(1)->Copy(copy, from, 4);
+    const std::string later(rig.Synchronize(1).message());
+    EXPECT_THAT(later, HasSubstr(" is lost: "));
+    EXPECT_THAT(later, HasSubstr(refused.call));
+    EXPECT_EQ(told, refused.meet ? 0 : 1);
+  }
+}
+
 TEST_F(CudaEngineTest, MemoryThatTheGpuHasNotIsToldWithWhatTheDriverSays) {
   DeviceRig rig(*Open(1));
   driver_.FailNext("cuMemCreate", Result::kOutOfMemory);
