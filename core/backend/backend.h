@@ -198,6 +198,10 @@ class Backend {
   // those of the id's other members, or a member that is open already.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(
       uint64_t id, absl::Span<const int> devices, int member) = 0;
+  // Why the devices are of no use any more: whatever is asked of them from then on fails. OK: they
+  // are of use, as those of a backend without hardware always are. From any thread, in callbacks
+  // too.
+  virtual absl::Status lost() const { return absl::OkStatus(); }
 };
 
 }  // namespace chorus

@@ -168,7 +168,7 @@ class StreamEngine {
   static void StreamsOf(const Meeting& meeting, std::vector<StreamState*>* streams);
 
   const AddressSpace* const space_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   // Streams that may run, each once.
   std::vector<StreamState*> ready_ ABSL_GUARDED_BY(mutex_);
 

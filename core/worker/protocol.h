@@ -164,7 +164,7 @@ struct Ready {
   DevicesInfo info;
   CHORUS_FIELDS(m.info.backend, m.info.domains, m.info.cores_per_device)
 };
-// It could not open its devices, and ends.
+// It could not open its devices, or has lost them, and ends.
 struct NotReady {
   absl::Status why;
   CHORUS_FIELDS(m.why)

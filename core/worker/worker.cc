@@ -135,6 +135,11 @@ class Server {
       if (failed_.load(std::memory_order_acquire)) {
         return MakeError(Reason::kDeviceLost, "the daemon takes no events");
       }
+      if (absl::Status lost = backend_->lost(); !lost.ok()) {
+        // Behind what has been said of the work that was lost first.
+        Say(NotReady{lost});
+        return lost;
+      }
       if (!worked) CHORUS_RETURN_IF_ERROR(channel_->Wait(absl::Seconds(1)));
     }
     return absl::OkStatus();
@@ -169,6 +174,8 @@ class Server {
   }
 
   void OnEvent(int device, absl::string_view bytes) {
+    // Who looks after the devices may be waiting.
+    if (!backend_->lost().ok()) channel_->Wake();
     const absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
     if (event.ok() && absl::holds_alternative<TransferredMessage>(*event)) {
       return OnTransferred(device, absl::get<TransferredMessage>(*event));

@@ -12,9 +12,9 @@
 
 namespace chorus::worker {
 
-// Serves until the daemon says that it is to stop (OK), has gone, or sends what makes no sense
-// (kDeviceLost). `backend` outlives the call and may not be host-addressable: its memory is nobody
-// else's.
+// Serves until the daemon says that it is to stop (OK), has gone, sends what makes no sense, or the
+// backend has lost its devices (kDeviceLost), of which the daemon is told. `backend` outlives the
+// call and may not be host-addressable: its memory is nobody else's.
 absl::Status Serve(Channel* channel, Window* window, Backend* backend);
 // There is no backend: says why, once.
 void Refuse(Channel* channel, const absl::Status& why);

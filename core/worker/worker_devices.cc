@@ -386,7 +386,9 @@ class FarDevices final : public WorkerDevices {
 
   absl::Status Take(const Ready&) { return Lost("it says twice that it is ready"); }
   absl::Status Take(const NotReady& message) {
-    return message.why.ok() ? Lost("it is not ready, and does not say why") : message.why;
+    if (message.why.ok()) return Lost("it is not ready, and does not say why");
+    gives_up_ = ErrorOf(message.why).message;
+    return Lost(gives_up_);
   }
   absl::Status Take(const Pong&) { return absl::OkStatus(); }
 
@@ -543,6 +545,7 @@ class FarDevices final : public WorkerDevices {
     channel_ = std::move(channel);
     window_ = std::move(window);
     process_ = std::move(process);
+    gives_up_.clear();
     pid_ = process_.pid();
     free_slots_.clear();
     for (int slot = 0; slot < kSlots; ++slot) free_slots_.push_back(slot);
@@ -652,6 +655,8 @@ class FarDevices final : public WorkerDevices {
       process_.Kill();
       process_.Wait(absl::InfiniteDuration());
       how = absl::StrCat("was ended: ", ErrorOf(ended).message);
+    } else if (!gives_up_.empty()) {
+      absl::StrAppend(&*how, ": ", gives_up_);
     }
     const std::string text = absl::StrCat("its worker (pid ", pid, ") ", *how);
     Log(absl::StrCat("the devices are lost: ", text));
@@ -763,9 +768,11 @@ class FarDevices final : public WorkerDevices {
   uint64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;
   pid_t pid_ ABSL_GUARDED_BY(mutex_) = -1;
   bool sender_ended_ ABSL_GUARDED_BY(mutex_) = false;
-  // The keeper's: the worker, and since when it has had something to load and told of nothing.
+  // The keeper's, as what follows: the worker, and since when it has had something to load and told
+  // of nothing.
   WorkerProcess process_;
   absl::Time loading_since_;
+  std::string gives_up_;  // why it ends, as it says itself; "": it has not said so
   std::thread keeper_;
   std::thread sender_;
 };

@@ -48,8 +48,11 @@ int WorkerMain(const std::function<absl::StatusOr<std::unique_ptr<Backend>>()>& 
     Refuse(channel->get(), backend.status());
     return 1;
   }
-  if (Serve(channel->get(), window->get(), backend->get()).ok()) return 0;
-  // The daemon is gone. What its devices still do is of no use to anybody.
+  const absl::Status served = Serve(channel->get(), window->get(), backend->get());
+  if (served.ok()) return 0;
+  // The daemon is gone, or the devices are. What these still do is of no use to anybody, and might
+  // never end.
+  std::cerr << "worker: it ends: " << ErrorOf(served).message << std::endl;
   _exit(1);
 }
 

@@ -8,6 +8,7 @@
 
 #include "chorus/chorus.h"
 #include "core/base/error.h"
+#include "core/cuda/testing/test_driver.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/direct_cluster.h"
@@ -165,6 +166,26 @@ TEST_P(WorkerLoss, WorkThatDoesNotEndIsEndedByForce) {
     if (next[0] != Reason::kExecTimeout) break;
   }
   EXPECT_THAT(next, Each(Reason::kDeviceLost));
+}
+
+// The GPU's context is lost, and the process that has it is not: no work will ever succeed there.
+// The worker says so and ends, and another is started.
+TEST_P(WorkerLoss, AWorkerWhoseContextIsLostEnds) {
+  if (GetParam().name != "Cuda") return;  // the others have none
+  if (TestsRunOnADriver()) GTEST_SKIP() << "the machine's GPU is not lost at will";
+  const Tensor before = Part(0);
+  const Tensor squared = before * before;
+  for (int life = 0; life < 3; ++life) {
+    ASSERT_TRUE(CheckSum(SumOfParts()));
+    const pid_t worker = job_.cluster().worker_pid();
+    ASSERT_EQ(kill(worker, SIGUSR1), 0);
+    // A signal comes when it comes: the first sums may be right.
+    for (int i = 0; i < 1000 && CheckSum(SumOfParts()); ++i) {
+    }
+    ExpectThatItGoesOn();
+    EXPECT_NE(job_.cluster().worker_pid(), worker);
+  }
+  EXPECT_EQ(ErrorOf(squared.Read<double>().status()).reason, Reason::kDeviceLost);
 }
 
 // A client may have a gang of its own time out at once, and its work go on for long: it is told so,

@@ -70,6 +70,7 @@ class CudaBackend : public Backend {
   Device* device(int index) override { return devices_[static_cast<size_t>(index)].get(); }
   bool host_addressable() const override { return false; }
   int domain(int /*device*/) const override { return 0; }
+  absl::Status lost() const override { return engine_->lost(); }
   absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
                                          absl::Span<const TensorType> outputs) const override {
     CHORUS_ASSIGN_OR_RETURN(const std::unique_ptr<CudaKernel> kernel,

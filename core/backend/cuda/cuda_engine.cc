@@ -128,6 +128,11 @@ CudaEngine::~CudaEngine() {
   if (reading_ != nullptr) api.StreamDestroy(reading_);
 }
 
+absl::Status CudaEngine::lost() const {
+  MutexLock lock(&mutex_);
+  return Detached(lost_);
+}
+
 // --- Handing over ---
 
 void CudaEngine::Schedule() {
@@ -193,12 +198,13 @@ absl::Status CudaEngine::Check(cuda::Result result, const char* call) {
 }
 
 absl::Status CudaEngine::Require(absl::Status status) {
-  if (!status.ok() && lost_.ok()) {
-    lost_ = MakeError(Reason::kExecFailed, absl::StrCat("GPU ", gpu_->pci_id(), " (", gpu_->name(),
-                                                        ") is lost: ", status.message()));
+  if (status.ok()) return status;
+  if (lost_.ok()) {
+    lost_ = MakeError(Reason::kDeviceLost, absl::StrCat("GPU ", gpu_->pci_id(), " (", gpu_->name(),
+                                                        ") is lost: ", ErrorOf(status).message));
     watch_->Lose(lost_);
   }
-  return status;
+  return Detached(lost_);
 }
 
 bool CudaEngine::IsFull(CudaStream* stream) {
@@ -365,8 +371,9 @@ absl::Status CudaEngine::HandOverKernel(CudaStream* stream, const KernelCall& ca
 
 absl::Status CudaEngine::CheckLaunch(const absl::Status& launched, Queue* queue) {
   // Whether the context survives it, the stream tells.
-  if (!launched.ok()) Check(gpu_->api().StreamQuery(queue->stream), "cuStreamQuery").IgnoreError();
-  return launched;
+  if (launched.ok()) return launched;
+  Check(gpu_->api().StreamQuery(queue->stream), "cuStreamQuery").IgnoreError();
+  return lost_.ok() ? launched : Detached(lost_);
 }
 
 bool CudaEngine::HandOverCopy(CudaStream* stream, const CopyItem& item, absl::Status* status) {

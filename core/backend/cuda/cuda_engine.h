@@ -55,6 +55,9 @@ class CudaEngine : public StreamEngine {
   // Waits for what was handed over. Callbacks that have not run by then never do.
   ~CudaEngine() override;
 
+  // kDeviceLost: why the context is of no use any more.
+  absl::Status lost() const ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   // The GPU's memory as collectives see it. The numbers that a list depends on have been brought to
   // the host before it is made, and those that come of it are taken along.
@@ -174,13 +177,14 @@ class CudaEngine : public StreamEngine {
   // When the stream has come here.
   void GiveBack(Slab* slab, Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TrimMarks(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The driver's result, as a status; what a context does not survive is remembered.
+  // The driver's result, as a status; what a context does not survive is remembered, and given for
+  // it.
   absl::Status Check(cuda::Result result, const char* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLaunch(const absl::Status& launched, Queue* queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of what orders the streams, or tells the host: where it is missing, later work would run too
-  // early. So the context is given up, also where it survives, and everything ends with `status`,
-  // which is returned.
+  // early. So the context is given up, also where it survives, and everything ends with why, which
+  // is returned.
   absl::Status Require(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // --- On the watch's thread ---

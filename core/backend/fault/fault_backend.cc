@@ -444,6 +444,7 @@ class FaultBackend : public Backend {
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return inner_->host_addressable(); }
   int domain(int device) const override { return inner_->domain(device); }
+  absl::Status lost() const override { return inner_->lost(); }
   absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
                                          absl::Span<const TensorType> outputs) const override {
     return inner_->WorkspaceBytes(node, outputs);

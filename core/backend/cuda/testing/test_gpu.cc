@@ -1,5 +1,6 @@
 #include "core/backend/cuda/testing/test_gpu.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -42,6 +43,8 @@ struct TestDriver {
   cuda::Api api;
 };
 
+std::atomic<bool> test_gpu_is_lost{false};
+
 const cuda::Api* TestApi(uint64_t seed) {
   static const TestDriver* const driver = [seed] {
     if (TestsRunOnADriver()) {
@@ -53,6 +56,10 @@ const cuda::Api* TestApi(uint64_t seed) {
     options.seed = seed;
     options.memory_bytes = int64_t{4} << 30;
     options.kernels = Kernels();
+    options.fault = [](const char*) {
+      constexpr auto kIllegalAddress = static_cast<cuda::Result>(700);
+      return test_gpu_is_lost ? kIllegalAddress : cuda::Result::kSuccess;
+    };
     auto fake = std::make_unique<cuda::FakeDriver>(std::move(options));
     return new TestDriver{std::move(fake), cuda::FakeDriver::api()};
   }();
@@ -85,5 +92,7 @@ void AwaitTestGpu() {
   const absl::Status done = cuda::ToStatus(api, api.CtxSynchronize(), "cuCtxSynchronize");
   if (!done.ok()) Die(done);
 }
+
+void LoseTestGpu() { test_gpu_is_lost = true; }
 
 }  // namespace chorus

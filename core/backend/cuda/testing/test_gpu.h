@@ -18,6 +18,9 @@ namespace chorus {
 std::unique_ptr<Backend> OpenTestGpu(CudaBackendOptions options, uint64_t seed);
 // Waits until that GPU has done all that it was given; on a thread that has given it some of that.
 void AwaitTestGpu();
+// From here on every call of the driver's stand-in fails, as after a kernel's bad access; the
+// machine's GPU goes on. Also in a signal's handler.
+void LoseTestGpu();
 
 }  // namespace chorus
 
