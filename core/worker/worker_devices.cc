@@ -485,13 +485,15 @@ class FarDevices final : public WorkerDevices {
         constexpr int kMostShortLives = 16;
         short_lives = SteadyNow() - began < absl::Seconds(1) ? short_lives + 1 : 0;
         if (short_lives > kMostShortLives && !PauseUnlessStopping()) return;
+        if (!AwaitEnd()) return;
         continue;
       }
       Log(absl::StrCat("the devices' worker does not start: ", ErrorOf(opened).message));
       FailAll(
           Lost(absl::StrCat("the device's worker does not start again: ", ErrorOf(opened).message)),
           /*lost=*/false);
-      if (!PauseUnlessStopping()) return;
+      process_.Kill();
+      if (!PauseUnlessStopping() || !AwaitEnd()) return;
     }
     End();
   }
@@ -512,15 +514,15 @@ class FarDevices final : public WorkerDevices {
     std::vector<int> inherited;
     for (const UniqueFd& fd : theirs) inherited.push_back(fd.get());
     inherited.push_back(window->fd());
-    CHORUS_ASSIGN_OR_RETURN(WorkerProcess process,
-                            WorkerProcess::Start(options_.command, inherited));
+    CHORUS_ASSIGN_OR_RETURN(process_, WorkerProcess::Start(options_.command, inherited));
+    gives_up_.clear();
     // Its end is its own now: that it closes tells that it has ended.
     for (UniqueFd& fd : theirs) fd.Reset();
     absl::StatusOr<DevicesInfo> info = AwaitReady(channel.get());
     if (!info.ok()) {
       absl::Status why = info.status();
       if (ErrorOf(why).reason == Reason::kDeviceLost) {
-        const absl::optional<std::string> ended = process.Wait(absl::Seconds(1));
+        const absl::optional<std::string> ended = process_.Wait(absl::Seconds(1));
         why = MakeError(Reason::kWrongState,
                         absl::StrCat(options_.command[0], " ", ended.value_or("does not serve")));
       }
@@ -544,8 +546,6 @@ class FarDevices final : public WorkerDevices {
     }
     channel_ = std::move(channel);
     window_ = std::move(window);
-    process_ = std::move(process);
-    gives_up_.clear();
     pid_ = process_.pid();
     free_slots_.clear();
     for (int slot = 0; slot < kSlots; ++slot) free_slots_.push_back(slot);
@@ -653,7 +653,6 @@ class FarDevices final : public WorkerDevices {
     absl::optional<std::string> how = process_.Wait(absl::Milliseconds(100));
     if (!how.has_value()) {
       process_.Kill();
-      process_.Wait(absl::InfiniteDuration());
       how = absl::StrCat("was ended: ", ErrorOf(ended).message);
     } else if (!gives_up_.empty()) {
       absl::StrAppend(&*how, ": ", gives_up_);
@@ -661,6 +660,27 @@ class FarDevices final : public WorkerDevices {
     const std::string text = absl::StrCat("its worker (pid ", pid, ") ", *how);
     Log(absl::StrCat("the devices are lost: ", text));
     FailAll(Lost(text), /*lost=*/true);
+  }
+
+  // The worker has ended or was killed: returns when the kernel has let go of it, and of the
+  // devices with it. Meanwhile it shares no memory with anybody who goes on: its window is its own.
+  // False: this is to end.
+  bool AwaitEnd() {
+    const pid_t pid = process_.pid();
+    const absl::Time since = SteadyNow();
+    bool told = false;
+    while (!process_.Wait(absl::Milliseconds(100)).has_value()) {
+      {
+        MutexLock lock(&mutex_);
+        if (stopping_) return false;
+      }
+      if (SteadyNow() - since < options_.kill_timeout) continue;
+      const std::string text =
+          absl::StrCat("its worker (pid ", pid, ") was killed and does not end");
+      if (!std::exchange(told, true)) Log(absl::StrCat("the devices stay lost: ", text));
+      FailAll(Lost(text), /*lost=*/false);
+    }
+    return true;
   }
 
   // Everything that was asked for ends. `lost`: with the devices.

@@ -2,9 +2,11 @@
 // takes no more with it than what stood on the devices.
 //
 // A worker that ends, says what makes no sense, does not answer within `kill_timeout` or gets no
-// further with what it loads is killed, and another started. What it had been asked for fails with
-// kDeviceLost, each executor says a LostMessage, and takes nothing until Recover()
-// (core/runtime/executor.h).
+// further with what it loads is killed, and another started when it has ended, for it has the
+// devices until then. What it had been asked for fails with kDeviceLost, each executor says a
+// LostMessage, and takes nothing until Recover() (core/runtime/executor.h). Nobody waits for the
+// end of one that was killed: where that takes longer than `kill_timeout`, what is asked for
+// meanwhile fails.
 //
 // Threads: as core/runtime/devices.h says; threads of its own wait for the worker and send bulk to
 // it. Ownership: it has its worker; ended with it. Errors: said at Start(); those of the backend
@@ -30,7 +32,8 @@ struct WorkerOptions {
   std::vector<std::string> command;
   absl::Duration start_timeout = absl::Seconds(60);  // for it to open its devices
   absl::Duration load_timeout = absl::Seconds(60);   // for a plan, of those that it has to load
-  absl::Duration kill_timeout = absl::Seconds(10);   // for it to answer while it has work
+  // For it to answer while it has work, and to end when it is to.
+  absl::Duration kill_timeout = absl::Seconds(10);
   // Takes a line for each worker that ended or did not start, on any thread. Null: nobody does.
   std::function<void(const std::string& line)> log;
 };

@@ -1,8 +1,11 @@
 #include "core/worker/worker_devices.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <cstring>
 #include <deque>
@@ -408,6 +411,68 @@ TEST_F(WorkerDevicesTest, AWorkerThatDoesNotAnswerIsKilled) {
   EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "it has not answered for 300ms"));
   Recover();
   CheckThatItComputes(0, 1000);
+}
+
+// A process that a kill does not end, as one whose driver does not let go: it is traced, and stops
+// at its end until it is released.
+class HeldProcess {
+ public:
+  explicit HeldProcess(pid_t pid) : pid_(pid) {
+    held_ = ptrace(PTRACE_SEIZE, pid, nullptr, PTRACE_O_TRACEEXIT) == 0;
+  }
+  ~HeldProcess() { Release(); }
+
+  bool held() const { return held_; }  // false: the system does not let it be traced
+  // It was killed, and ends now.
+  void Release() {
+    if (!std::exchange(held_, false)) return;
+    int status = 0;
+    EXPECT_EQ(waitpid(pid_, &status, __WALL), pid_);
+    EXPECT_EQ(ptrace(PTRACE_DETACH, pid_, nullptr, nullptr), 0) << strerror(errno);
+  }
+
+ private:
+  const pid_t pid_;
+  bool held_ = false;
+};
+
+TEST_F(WorkerDevicesTest, NobodyWaitsForTheEndOfOneThatWasKilled) {
+  WorkerOptions options = OptionsOf();
+  options.kill_timeout = absl::Milliseconds(300);
+  Start(options);
+  const pid_t pid = devices_->pid();
+  HeldProcess process(pid);
+  if (!process.held()) GTEST_SKIP() << "nothing may be traced here: " << strerror(errno);
+  executor(0)->LoadPlan(PlanId(1), NegPlan(1));
+  executor(0)->Kill("it is of no use");
+  events_[0].Next<LoadedMessage>();
+  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "was ended: it is of no use"));
+  Recover();
+  // None is started beside it: it has the devices.
+  const Error held = ErrorOf(Load(0, PlanId(2), 1));
+  EXPECT_EQ(held.reason, Reason::kDeviceLost);
+  EXPECT_TRUE(
+      absl::StrContains(held.message, absl::StrCat("(pid ", pid, ") was killed and does not end")))
+      << held.message;
+  EXPECT_EQ(devices_->pid(), -1);
+  process.Release();
+  // The first may be asked for before its end is seen.
+  PlanId plan(3);
+  for (int i = 0; i < 1000 && !Load(0, plan, 1).ok(); ++i) ++plan;
+  CheckThatItComputes(0, 1000);
+  EXPECT_NE(devices_->pid(), pid);
+}
+
+TEST_F(WorkerDevicesTest, DevicesEndWhereTheirWorkerDoesNot) {
+  WorkerOptions options = OptionsOf();
+  options.kill_timeout = absl::Milliseconds(300);
+  Start(options);
+  HeldProcess process(devices_->pid());
+  if (!process.held()) GTEST_SKIP() << "nothing may be traced here: " << strerror(errno);
+  executor(0)->Kill("it is of no use");
+  AwaitLoss();
+  executors_.clear();
+  devices_ = nullptr;
 }
 
 TEST_F(WorkerDevicesTest, ItIsKilledWhereItsWorkDoesNotEnd) {

@@ -83,8 +83,10 @@ WorkerProcess& WorkerProcess::operator=(WorkerProcess&& other) noexcept {
 }
 
 WorkerProcess::~WorkerProcess() {
+  // Most often it takes a tenth of that (docs/gpu.md, P8).
+  constexpr absl::Duration kLetGo = absl::Seconds(1);
   Kill();
-  Wait(absl::InfiniteDuration());
+  Wait(kLetGo);
 }
 
 void WorkerProcess::Kill() const {

@@ -1,7 +1,8 @@
 // A worker's process: started with its end of a channel, watched, ended.
 //
 // Threads: thread-compatible; the thread that starts one outlives it, or the kernel kills it.
-// Ownership: it is killed, and waited for, with its object. Errors: said at Start().
+// Ownership: it is killed with its object, and waited for, but not for long: one that the kernel
+// does not let go of is left to it. Errors: said at Start().
 #ifndef CHORUS_CORE_WORKER_WORKER_PROCESS_H_
 #define CHORUS_CORE_WORKER_WORKER_PROCESS_H_
 
