@@ -21,7 +21,14 @@ namespace chorus {
 namespace cuda {
 
 // cudnnStatus_t.
-enum class DnnStatus : int { kSuccess = 0, kBadParameter = 2000, kNotSupported = 3000 };
+enum class DnnStatus : int {
+  kSuccess = 0,
+  kBadParameter = 2000,
+  kNotSupported = 3000,
+  kNoHostMemory = 4003,
+  kNoDeviceMemory = 4004,
+  kExecutionFailed = 5000,  // as those beyond: of the driver, or of another library
+};
 // cudnnDataType_t.
 enum class DnnType : int { kF32 = 0, kF64 = 1 };
 // cudnnConvolutionMode_t.

@@ -74,6 +74,14 @@ OperationNames NamesOf(DnnProblem::Gives gives) {
           A::kFilterY};
 }
 
+bool IsOfMemory(DnnStatus status) {
+  return status == DnnStatus::kNoHostMemory || status == DnnStatus::kNoDeviceMemory;
+}
+// Says nothing of the problem: another time it may be otherwise.
+bool IsOfTheMoment(DnnStatus status) {
+  return IsOfMemory(status) || status >= DnnStatus::kExecutionFailed;
+}
+
 }  // namespace
 
 std::string DnnProblem::Text() const {
@@ -198,28 +206,47 @@ DnnStatus DnnConvolution::Describe(const DnnProblem& problem) {
   return graph_->status();
 }
 
-bool DnnConvolution::IsSound(Descriptor* config, DnnType type) {
+DnnStatus DnnConvolution::Examine(Descriptor* config, DnnType type) {
   Descriptor engine(&config->api(), DnnDescriptorType::kEngine);
+  if (!engine.ok()) return engine.status();
   cuda::DnnDescriptor raw = engine.raw();
-  if (!engine.ok() || config->Get(DnnAttribute::kConfigEngine, DnnAttributeType::kDescriptor,
-                                  absl::MakeSpan(&raw, 1)) != 1) {
-    return false;
-  }
+  const int64_t engines = config->Get(DnnAttribute::kConfigEngine, DnnAttributeType::kDescriptor,
+                                      absl::MakeSpan(&raw, 1));
+  if (!config->ok()) return config->status();
   DnnNumericalNote numerical[kMostNotes];
   DnnBehaviorNote behavior[kMostNotes];
   const int64_t numbers = engine.Get(DnnAttribute::kEngineNumericalNotes,
                                      DnnAttributeType::kNumericalNote, absl::MakeSpan(numerical));
   const int64_t ways = engine.Get(DnnAttribute::kEngineBehaviorNotes,
                                   DnnAttributeType::kBehaviorNote, absl::MakeSpan(behavior));
-  if (!engine.ok()) return false;
+  if (!engine.ok()) return engine.status();
   const auto is_harmless = [type](DnnNumericalNote note) {
     // The multiplication of doubles by these is that of doubles.
     return note == DnnNumericalNote::kStrictNanPropagation ||
            (note == DnnNumericalNote::kTensorCore && type == DnnType::kF64);
   };
-  return std::all_of(numerical, numerical + numbers, is_harmless) &&
-         std::find(behavior, behavior + ways, DnnBehaviorNote::kRuntimeCompilation) ==
-             behavior + ways;
+  const bool is_sound =
+      engines == 1 && std::all_of(numerical, numerical + numbers, is_harmless) &&
+      std::find(behavior, behavior + ways, DnnBehaviorNote::kRuntimeCompilation) == behavior + ways;
+  return is_sound ? DnnStatus::kSuccess : DnnStatus::kNotSupported;
+}
+
+DnnStatus DnnConvolution::Take(std::unique_ptr<Descriptor> config, DnnType type) {
+  const DnnStatus sound = Examine(config.get(), type);
+  if (sound != DnnStatus::kSuccess) return sound;
+  auto plan = std::make_unique<Descriptor>(&config->api(), DnnDescriptorType::kExecutionPlan);
+  plan->SetOne(DnnAttribute::kPlanHandle, DnnAttributeType::kHandle, handle_);
+  plan->Refer(DnnAttribute::kPlanConfig, *config);
+  plan->Finalize();
+  int64_t bytes = 0;
+  plan->Get(DnnAttribute::kPlanWorkspaceBytes, DnnAttributeType::kInt64, absl::MakeSpan(&bytes, 1));
+  if (!plan->ok()) return plan->status();
+  if (bytes > kMostWorkspaceBytes) return DnnStatus::kNotSupported;
+  config_ = std::move(config);
+  plan_ = std::move(plan);
+  plan_bytes_ = bytes;
+  workspace_bytes_ = WorkspaceOf(bytes);
+  return DnnStatus::kSuccess;
 }
 
 DnnStatus DnnConvolution::Choose(DnnType type) {
@@ -233,26 +260,15 @@ DnnStatus DnnConvolution::Choose(DnnType type) {
     std::vector<cuda::DnnDescriptor> raw;
     for (size_t i = 0; i < kMostEngines; ++i) {
       configs.push_back(std::make_unique<Descriptor>(api, DnnDescriptorType::kEngineConfig));
+      if (!configs.back()->ok()) return configs.back()->status();
       raw.push_back(configs.back()->raw());
     }
     const int64_t count = heuristic.Get(DnnAttribute::kHeuristicResults,
                                         DnnAttributeType::kDescriptor, absl::MakeSpan(raw));
+    if (IsOfTheMoment(heuristic.status())) return heuristic.status();
     for (int64_t i = 0; i < count; ++i) {
-      auto& config = configs[static_cast<size_t>(i)];
-      if (!IsSound(config.get(), type)) continue;
-      auto plan = std::make_unique<Descriptor>(api, DnnDescriptorType::kExecutionPlan);
-      plan->SetOne(DnnAttribute::kPlanHandle, DnnAttributeType::kHandle, handle_);
-      plan->Refer(DnnAttribute::kPlanConfig, *config);
-      plan->Finalize();
-      int64_t bytes = 0;
-      plan->Get(DnnAttribute::kPlanWorkspaceBytes, DnnAttributeType::kInt64,
-                absl::MakeSpan(&bytes, 1));
-      if (!plan->ok() || bytes > kMostWorkspaceBytes) continue;
-      config_ = std::move(config);
-      plan_ = std::move(plan);
-      plan_bytes_ = bytes;
-      workspace_bytes_ = WorkspaceOf(bytes);
-      return DnnStatus::kSuccess;
+      const DnnStatus taken = Take(std::move(configs[static_cast<size_t>(i)]), type);
+      if (taken == DnnStatus::kSuccess || IsOfTheMoment(taken)) return taken;
     }
   }
   return DnnStatus::kNotSupported;
@@ -283,7 +299,7 @@ absl::Status DnnConvolution::Enqueue(cuda::DevicePtr x, cuda::DevicePtr w, cuda:
                    absl::StrCat("cudnnBackendExecute: ", StatusText(api, status)));
 }
 
-std::unique_ptr<DnnConvolution> CudaDnn::Make(const DnnProblem& problem) {
+absl::StatusOr<std::unique_ptr<DnnConvolution>> CudaDnn::Make(const DnnProblem& problem) {
   for (const auto& sizes : {problem.x, problem.w, problem.y}) {
     for (const int64_t size : sizes) {
       if (size == 0) return nullptr;
@@ -299,8 +315,12 @@ std::unique_ptr<DnnConvolution> CudaDnn::Make(const DnnProblem& problem) {
     if (status == DnnStatus::kSuccess) status = convolution->Choose(problem.type);
   }
   if (status == DnnStatus::kSuccess) return convolution;
-  library_.TellOnce(absl::StrCat("not by cuDNN, as perhaps others: ", problem.Text(), ": ",
-                                 StatusText(library_.api(), status)));
+  const std::string why = absl::StrCat(problem.Text(), ": ", StatusText(library_.api(), status));
+  if (IsOfTheMoment(status)) {
+    return MakeError(IsOfMemory(status) ? Reason::kOutOfMemory : Reason::kExecFailed,
+                     absl::StrCat("cuDNN chooses no engine now for ", why));
+  }
+  library_.TellOnce(absl::StrCat("not by cuDNN, as perhaps others: ", why));
   return nullptr;
 }
 

@@ -6,11 +6,14 @@
 // operands lie, which are promised to be aligned to their elements and to no more. Sound is one
 // that gives the same bits always, and sums of the products as they stand: no TF32 or other shorter
 // numbers, no Winograd's or Fourier's forms, in which a number reaches results that it is no part
-// of. None is compiled when it is wanted, which takes seconds.
+// of. None is compiled when it is wanted, which takes seconds. So the next engine is taken, or
+// none, for what a library says of the problem, and never for what it says of the moment: where it
+// has no memory, or the GPU fails, the convolution is not made.
 //
 // Threads: any. Ownership: the functions of `load` and a convolution's CudaDnn must outlive it.
 // Errors: where cuDNN cannot be had, or does not do a convolution, there is none, and the first
-// time of either is told on the standard error; else as cuda_api.h says.
+// time of either is told on the standard error; RESOURCE_EXHAUSTED kOutOfMemory and INTERNAL
+// kExecFailed: of the moment; else as cuda_api.h says.
 #ifndef CHORUS_CORE_CUDA_DNN_H_
 #define CHORUS_CORE_CUDA_DNN_H_
 
@@ -22,6 +25,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/base/mutex.h"
 #include "core/cuda/cuda_api.h"
@@ -98,7 +102,10 @@ class DnnConvolution {
   cuda::DnnStatus Describe(const DnnProblem& problem);
   Descriptor Tensor(const DnnProblem& problem, int64_t id, const std::array<int64_t, 4>& sizes);
   cuda::DnnStatus Choose(cuda::DnnType type);
-  bool IsSound(Descriptor* config, cuda::DnnType type);
+  // kNotSupported: it is not sound; else what the library says of it.
+  cuda::DnnStatus Examine(Descriptor* config, cuda::DnnType type);
+  // Success: its engine is the one.
+  cuda::DnnStatus Take(std::unique_ptr<Descriptor> config, cuda::DnnType type);
 
   CudaDnn* const dnn_;
   const cuda::DnnHandle handle_;
@@ -125,7 +132,8 @@ class CudaDnn {
   CudaDnn& operator=(const CudaDnn&) = delete;
 
   // Null: not by cuDNN, which is so for problems without any element or term.
-  std::unique_ptr<DnnConvolution> Make(const DnnProblem& problem) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::unique_ptr<DnnConvolution>> Make(const DnnProblem& problem)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   friend class DnnConvolution;

@@ -63,13 +63,13 @@ TEST_F(DnnTest, OpensTheLibraryOnceAndWhenItIsWanted) {
   {
     const auto gpu = Open(Load);
     // Without elements or terms there is nothing to ask.
-    EXPECT_EQ(gpu->MakeConvolution(Square(0, 2, 4)), nullptr);
-    EXPECT_EQ(gpu->MakeConvolution(Square(2, 0, 4)), nullptr);
-    EXPECT_EQ(gpu->MakeConvolution(Square(2, 2, 0)), nullptr);
+    EXPECT_EQ(*gpu->MakeConvolution(Square(0, 2, 4)), nullptr);
+    EXPECT_EQ(*gpu->MakeConvolution(Square(2, 0, 4)), nullptr);
+    EXPECT_EQ(*gpu->MakeConvolution(Square(2, 2, 0)), nullptr);
     EXPECT_EQ(loads, 0);
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {
-      threads.emplace_back([&gpu] { EXPECT_NE(gpu->MakeConvolution(Square(2, 3, 4)), nullptr); });
+      threads.emplace_back([&gpu] { EXPECT_NE(*gpu->MakeConvolution(Square(2, 3, 4)), nullptr); });
     }
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(loads, 1);
@@ -84,7 +84,7 @@ TEST_F(DnnTest, SaysOnceThatThereIsNoLibrary) {
     return MakeError(Reason::kWrongState, "no libcudnn.so.9");
   });
   ::testing::internal::CaptureStderr();
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(gpu->MakeConvolution(Square(2, 2, 4)), nullptr);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(*gpu->MakeConvolution(Square(2, 2, 4)), nullptr);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "cuda backend: convolutions without cuDNN: no libcudnn.so.9\n");
 }
@@ -103,7 +103,7 @@ TEST_F(DnnTest, SaysOnceThatAConvolutionIsRefused) {
   const int64_t before = cuda::CountsOfFakeDnn().alive;
   ::testing::internal::CaptureStderr();
   for (const int64_t channels : {2, 3}) {
-    EXPECT_EQ(gpu->MakeConvolution(Square(4, channels, 8)), nullptr);
+    EXPECT_EQ(*gpu->MakeConvolution(Square(4, channels, 8)), nullptr);
   }
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "cuda backend: not by cuDNN, as perhaps others: y of a convolution of f32 4x2x8x8 and "
@@ -118,7 +118,7 @@ TEST_F(DnnTest, SaysThatTheLibraryGivesNoHandle) {
     return api;
   });
   ::testing::internal::CaptureStderr();
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(gpu->MakeConvolution(Square(2, 2, 4)), nullptr);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(*gpu->MakeConvolution(Square(2, 2, 4)), nullptr);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "cuda backend: convolutions without cuDNN: a stand-in gives no handle: FAKE (3000)\n");
 }
@@ -130,12 +130,66 @@ TEST_F(DnnTest, TakesTheFirstEngineThatIsSound) {
   for (const auto type : {cuda::DnnType::kF32, cuda::DnnType::kF64}) {
     for (const Gives gives : {Gives::kY, Gives::kX, Gives::kW}) {
       const DnnProblem problem = Square(2, 3, 16, gives, type);
-      const auto convolution = gpu->MakeConvolution(problem);
+      const auto convolution = *gpu->MakeConvolution(problem);
       ASSERT_NE(convolution, nullptr) << problem.Text();
       const int64_t elements = gives == Gives::kW ? 3 * 3 * 9 : 2 * 3 * 16 * 16;
       EXPECT_EQ(convolution->workspace_bytes(), 4 * elements + 256 - 64) << problem.Text();
     }
   }
+}
+
+// Whatever the library has no memory for, or the GPU fails at, says nothing of the problem: nothing
+// else is chosen for that, and the next time it is what it always is.
+TEST_F(DnnTest, WhatPassesChoosesNoOtherEngine) {
+  static int until_refused = 0;  // calls
+  static cuda::DnnStatus refusal;
+  static const auto refuses = [] { return --until_refused == 0; };
+  const auto gpu = Open([]() -> absl::StatusOr<cuda::DnnApi> {
+    cuda::DnnApi api = cuda::FakeDnnApi();
+    api.CreateDescriptor = [](cuda::DnnDescriptorType type, cuda::DnnDescriptor* descriptor) {
+      return refuses() ? refusal : cuda::FakeDnnApi().CreateDescriptor(type, descriptor);
+    };
+    api.SetAttribute = [](cuda::DnnDescriptor descriptor, cuda::DnnAttribute attribute,
+                          cuda::DnnAttributeType type, int64_t count, const void* elements) {
+      return refuses()
+                 ? refusal
+                 : cuda::FakeDnnApi().SetAttribute(descriptor, attribute, type, count, elements);
+    };
+    api.GetAttribute = [](cuda::DnnDescriptor descriptor, cuda::DnnAttribute attribute,
+                          cuda::DnnAttributeType type, int64_t wanted, int64_t* count,
+                          void* elements) {
+      return refuses() ? refusal
+                       : cuda::FakeDnnApi().GetAttribute(descriptor, attribute, type, wanted, count,
+                                                         elements);
+    };
+    api.Finalize = [](cuda::DnnDescriptor descriptor) {
+      return refuses() ? refusal : cuda::FakeDnnApi().Finalize(descriptor);
+    };
+    return api;
+  });
+  const DnnProblem problem = Square(2, 3, 16);
+  const int64_t alive = cuda::CountsOfFakeDnn().alive;
+  const std::pair<cuda::DnnStatus, Reason> refusals[] = {
+      {cuda::DnnStatus::kNoHostMemory, Reason::kOutOfMemory},
+      {cuda::DnnStatus::kNoDeviceMemory, Reason::kOutOfMemory},
+      {static_cast<cuda::DnnStatus>(5003), Reason::kExecFailed}};
+  for (const auto& [status, reason] : refusals) {
+    refusal = status;
+    int call = 1;
+    for (; call < 1000; ++call) {
+      SCOPED_TRACE(call);
+      until_refused = call;
+      const auto refused = gpu->MakeConvolution(problem);
+      if (until_refused > 0) break;  // it makes fewer
+      ASSERT_EQ(ErrorOf(refused.status()).reason, reason) << refused.status();
+      const auto convolution = gpu->MakeConvolution(problem);
+      ASSERT_TRUE(convolution.ok()) << convolution.status();
+      ASSERT_EQ((*convolution)->workspace_bytes(), int64_t{4} * 2 * 3 * 16 * 16 + 256 - 64);
+    }
+    EXPECT_GT(call, 100) << "it reaches the engines";
+    EXPECT_LT(call, 1000);
+  }
+  EXPECT_EQ(cuda::CountsOfFakeDnn().alive, alive + 1) << "beside the handle";
 }
 
 // What all of it says is compared with the naive evaluator in core/ops/cuda_kernels_test.cc.
@@ -145,7 +199,7 @@ TEST_F(DnnTest, RunsOnTheStreamThatItIsGiven) {
   // One channel, one place, and so one product.
   DnnProblem problem;
   problem.x = problem.w = problem.y = {1, 1, 1, 1};
-  const auto convolution = gpu->MakeConvolution(problem);
+  const auto convolution = *gpu->MakeConvolution(problem);
   ASSERT_NE(convolution, nullptr);
   cuda::DevicePtr memory = 0;
   ASSERT_EQ(api_.MemAlloc(&memory, 4096), cuda::Result::kSuccess);
@@ -184,7 +238,7 @@ TEST_F(DnnTest, ManyThreadsMakeAndRunThem) {
                 cuda::Result::kSuccess);
       ASSERT_EQ(api_.MemAlloc(&memory, 1 << 16), cuda::Result::kSuccess);
       for (int n = 0; n < 50; ++n) {
-        const auto convolution = gpu->MakeConvolution(Square(1, 2, 4));
+        const auto convolution = *gpu->MakeConvolution(Square(1, 2, 4));
         ASSERT_NE(convolution, nullptr);
         const absl::Status status =
             convolution->Enqueue(memory, memory + 1024, memory + 2048, memory + 4096, stream);

@@ -96,7 +96,8 @@ std::unique_ptr<BlasProduct> CudaGpu::MakeProduct(const BlasProblem& problem) co
   return blas_->Make(problem);
 }
 
-std::unique_ptr<DnnConvolution> CudaGpu::MakeConvolution(const DnnProblem& problem) const {
+absl::StatusOr<std::unique_ptr<DnnConvolution>> CudaGpu::MakeConvolution(
+    const DnnProblem& problem) const {
   Enter();
   return dnn_->Make(problem);
 }

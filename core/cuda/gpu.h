@@ -82,8 +82,8 @@ class CudaGpu {
 
   // Null: not by cuBLASLt (blas.h).
   std::unique_ptr<BlasProduct> MakeProduct(const BlasProblem& problem) const;
-  // Null: not by cuDNN (dnn.h).
-  std::unique_ptr<DnnConvolution> MakeConvolution(const DnnProblem& problem) const;
+  // Null: not by cuDNN; else as dnn.h says.
+  absl::StatusOr<std::unique_ptr<DnnConvolution>> MakeConvolution(const DnnProblem& problem) const;
 
   absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes) const;
   void FreePinned(const PinnedMemory& memory) const;

@@ -182,9 +182,9 @@ Operands OperandsOf(Gives gives, const KernelCall& call) {
 class ByDnn final : public CudaKernel {
  public:
   // Null: not by cuDNN.
-  static std::unique_ptr<CudaKernel> MakeOrNull(const CudaGpu& gpu, const NodeView& node,
-                                                absl::Span<const TensorType> outputs,
-                                                const ConvolutionSizes& s, Gives gives);
+  static CudaKernelOrError MakeOrNull(const CudaGpu& gpu, const NodeView& node,
+                                      absl::Span<const TensorType> outputs,
+                                      const ConvolutionSizes& s, Gives gives);
 
   absl::Status Enqueue(const KernelCall& call, const KernelFault& /*fault*/, const CudaGpu& /*gpu*/,
                        cuda::Stream stream) const override {
@@ -201,9 +201,9 @@ class ByDnn final : public CudaKernel {
   const std::unique_ptr<DnnConvolution> convolution_;
 };
 
-std::unique_ptr<CudaKernel> ByDnn::MakeOrNull(const CudaGpu& gpu, const NodeView& node,
-                                              absl::Span<const TensorType> outputs,
-                                              const ConvolutionSizes& s, Gives gives) {
+CudaKernelOrError ByDnn::MakeOrNull(const CudaGpu& gpu, const NodeView& node,
+                                    absl::Span<const TensorType> outputs, const ConvolutionSizes& s,
+                                    Gives gives) {
   const Window& over_h = s.windows[0];
   const Window& over_w = s.windows[1];
   DnnProblem problem;
@@ -215,7 +215,8 @@ std::unique_ptr<CudaKernel> ByDnn::MakeOrNull(const CudaGpu& gpu, const NodeView
   problem.stride = {over_h.stride, over_w.stride};
   problem.padding = {over_h.padding, over_w.padding};
   problem.dilation = {over_h.dilation, over_w.dilation};
-  std::unique_ptr<DnnConvolution> convolution = gpu.MakeConvolution(problem);
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<DnnConvolution> convolution,
+                          gpu.MakeConvolution(problem));
   if (convolution == nullptr) return nullptr;
   Facts facts = FactsOf(node, outputs);
   facts.workspace_bytes = convolution->workspace_bytes();
@@ -462,7 +463,9 @@ CudaKernelOrError MakeOf(const CudaGpu& gpu, const NodeView& node,
   };
   const bool unfolds = IsUnfolded(s);
   if (!unfolds) CHORUS_RETURN_IF_ERROR(make_by_products());
-  if (made == nullptr) made = ByDnn::MakeOrNull(gpu, node, outputs, s, gives);
+  if (made == nullptr) {
+    CHORUS_ASSIGN_OR_RETURN(made, ByDnn::MakeOrNull(gpu, node, outputs, s, gives));
+  }
   if (made == nullptr && unfolds) CHORUS_RETURN_IF_ERROR(make_by_products());
   if (made != nullptr) return made;
   // Where tiles would be of one channel on a side, they are of one; else few are idle.
