@@ -505,6 +505,85 @@ TEST_F(WorkerDevicesTest, ItIsKilledWhereItsWorkDoesNotEnd) {
   EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "launch 1 does not end"));
 }
 
+// What a worker says is not believed: one that lies is lost, and ended, whatever it goes on saying.
+class LyingWorkerTest : public WorkerDevicesTest {
+ protected:
+  static WorkerOptions OptionsOf(const std::string& lie) {
+    WorkerOptions options = worker::OptionsOf();
+    options.command = {"core/worker/testing/lying_worker", lie, absl::StrCat(kDevices)};
+    options.kill_timeout = absl::Milliseconds(300);
+    return options;
+  }
+  void Start(const std::string& lie) { WorkerDevicesTest::Start(OptionsOf(lie)); }
+  absl::Status Download(int64_t bytes) {
+    return Get(0, *devices_->Allocate(0, 8), static_cast<size_t>(bytes) / sizeof(float)).status();
+  }
+};
+
+TEST_F(LyingWorkerTest, OneThatIsNotReadyAndDoesNotSayWhyIsNoWorker) {
+  const Error refused = ErrorOf(WorkerDevices::Start(OptionsOf("not_ready")).status());
+  EXPECT_EQ(refused.reason, Reason::kWrongState);
+  EXPECT_TRUE(absl::StrContains(refused.message, "is no worker of this version"));
+}
+
+TEST_F(LyingWorkerTest, OneThatWasReadyAndIsNotSaysWhyOrIsEnded) {
+  for (const auto& [lie, why] : {std::pair<const char*, const char*>(
+                                     "not_ready_later", "it is not ready, and does not say why"),
+                                 {"gives_up", "its GPU is on fire"}}) {
+    SCOPED_TRACE(lie);
+    Start(lie);
+    executor(0)->LoadPlan(PlanId(1), NegPlan(1));
+    const Error lost = AwaitLoss();
+    EXPECT_TRUE(absl::StrContains(lost.message, why)) << lost.message;
+    EXPECT_EQ(ErrorOf(events_[0].Next<LoadedMessage>().status).reason, Reason::kDeviceLost);
+    executors_.clear();
+    devices_ = nullptr;
+  }
+}
+
+// Of a download of bytes, and of one of none, whose only piece is empty.
+TEST_F(LyingWorkerTest, PiecesWithoutEndAreNotTaken) {
+  for (const int64_t bytes : {8, 0}) {
+    SCOPED_TRACE(bytes);
+    Start("empty_pieces");
+    EXPECT_EQ(ErrorOf(Download(bytes)).reason, Reason::kDeviceLost);
+    const Error lost = AwaitLoss();
+    EXPECT_TRUE(absl::StrContains(lost.message, "it sends bytes that were not asked for"))
+        << lost.message;
+    executors_.clear();
+    devices_ = nullptr;
+  }
+}
+
+TEST_F(LyingWorkerTest, ADownloadOfWhichNothingCameHasNotGoneWell) {
+  Start("nothing_came");
+  EXPECT_EQ(ErrorOf(Download(8)).reason, Reason::kDeviceLost);
+  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "it answers what it was not asked"));
+}
+
+TEST_F(LyingWorkerTest, OneThatTalksWithoutEndIsEndedAllTheSame) {
+  Start("talk");
+  executor(0)->LoadPlan(PlanId(1), NegPlan(1));
+  executor(0)->Kill("it is of no use");
+  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "it is of no use"));
+  EXPECT_EQ(ErrorOf(events_[0].Next<LoadedMessage>().status).reason, Reason::kDeviceLost);
+}
+
+TEST_F(LyingWorkerTest, OneThatTalksWithoutEndLoadsInTimeOrIsEnded) {
+  WorkerOptions options = OptionsOf("talk");
+  options.load_timeout = absl::Milliseconds(300);
+  WorkerDevicesTest::Start(options);
+  executor(0)->LoadPlan(PlanId(1), NegPlan(1));
+  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "it has not loaded a plan within 300ms"));
+}
+
+TEST_F(LyingWorkerTest, ExecutorsAndDevicesEndWhileItTalks) {
+  Start("talk");
+  executor(0)->LoadPlan(PlanId(1), NegPlan(1));
+  executors_.clear();
+  devices_ = nullptr;
+}
+
 TEST(WorkerStartTest, SaysWhyThereAreNoDevices) {
   const auto start = [](std::vector<std::string> command) {
     WorkerOptions options;
