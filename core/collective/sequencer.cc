@@ -1123,7 +1123,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     }
   }
   for (int32_t p = 0; p < seats; ++p) {
-    if (!instance.seats[p].absent) ++members_[RankAt(key, p).value()].lacking;
+    if (!instance.seats[p].absent) CountLacking(key, p, 1);
   }
   if (key.at.part > 0) ++further_parts_;
   Enlist(id);
@@ -1198,7 +1198,13 @@ void Sequencer::CountVote(int32_t id, int32_t seat) {
   Instance& instance = instances_[id];
   --components_[instance.component].missing;
   --instance.missing;
-  --members_[RankAt(instance.key, seat).value()].lacking;
+  CountLacking(instance.key, seat, -1);
+}
+
+void Sequencer::CountLacking(const InstanceKey& key, int32_t seat, int more) {
+  Member& member = members_[RankAt(key, seat).value()];
+  member.lacking += more;
+  if (key.is_gradient()) member.lacking_gradients += more;
 }
 
 void Sequencer::CountAbsent(int32_t id, int32_t seat) {
@@ -2225,12 +2231,20 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
 void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
   BeginEvent(now);
   if (!IsRank(rank) || members_[rank.value()].state != Member::State::kHere) return;
-  members_[rank.value()].state = Member::State::kLeft;
+  Member& member = members_[rank.value()];
+  member.state = Member::State::kLeft;
   somebody_gone_ = true;
+  // Whatever is pending, of that which nobody waits for it in nothing is looked through.
+  const bool is_awaited = member.lacking > member.lacking_gradients;
   int32_t needs_it = kNone;
   for (int32_t r = pending_.head; r != kNone && needs_it == kNone; r = runs_[r].next) {
-    for (const int32_t id : runs_[r].instances) {
+    const PendingRun& run = runs_[r];
+    if (!is_awaited && std::find(run.ranks.begin(), run.ranks.end(), rank) == run.ranks.end()) {
+      continue;
+    }
+    for (const int32_t id : run.instances) {
       const Instance& instance = instances_[id];
+      CountWork(1);
       for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
         if (RankAt(instance.key, p) != rank) continue;
         // Its own votes go with it; a gradient that it has not voted for gets zeros.
@@ -2248,8 +2262,9 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
     EndEpoch(error, actions);
   }
   std::vector<InstanceKey> asked;  // what gradients are pending of
-  for (int32_t id = 0; id < instances_.end(); ++id) {
+  for (int32_t id = 0; id < instances_.end() && member.lacking_gradients > 0; ++id) {
     const Instance& instance = instances_[id];
+    CountWork(1);
     if (instance.seats.empty() || instance.parent == kNone) continue;
     asked.push_back(tapes_[instance.parent].key);
   }
@@ -2579,7 +2594,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
     Instance& instance = instances_[id];
     for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
       const Seat& seat = instance.seats[p];
-      if (seat.run == kNone && !seat.absent) --members_[RankAt(instance.key, p).value()].lacking;
+      if (seat.run == kNone && !seat.absent) CountLacking(instance.key, p, -1);
     }
     LeaveParent(id);
   }
@@ -2653,7 +2668,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   stretches_.clear();
   passed_.clear();
   further_parts_ = 0;
-  for (Member& member : members_) member.lacking = 0;
+  for (Member& member : members_) member.lacking = member.lacking_gradients = 0;
   ForgetSome();
   return &action;
 }

@@ -126,6 +126,7 @@ struct Member {
   bool left_rest = false;                // it takes part in nothing more of that step
   std::string left_rest_text;            // why, for others
   int64_t lacking = 0;                   // pending instances that need its vote
+  int64_t lacking_gradients = 0;         // of these
   SplitHashMap<PairEnd, Counter> pairs;  // in `step`
   EntryRef newest_entry;                 // of those that it holds
   // What it held when it was refused a gradient has none any more: this entry and all older ones.

@@ -556,6 +556,27 @@ TEST(SequencerLaunchTest, ACircleIsFoundOverSlices) {
   }
 }
 
+// Nothing is looked through for a rank that leaves and sits in none of it.
+TEST(SequencerMembershipTest, WhoNobodyWaitsForLeavesWithLittleWork) {
+  constexpr int64_t kRuns = 100;
+  constexpr int64_t kCalls = 100;  // of a run
+  Sequencer sequencer = World(3);
+  const GroupId pair = AddGroup(&sequencer, {0, 1});
+  for (int64_t run = 0; run < kRuns; ++run) {
+    TestRun ahead(1 + run, Epoch(1));
+    const int32_t slot = ahead.Slot(pair, 2, {0}, {run * kCalls});
+    for (int64_t call = 0; call < kCalls; ++call) ahead.AllReduce(slot, 0);
+    EXPECT_THAT(Cast(&sequencer, ahead), IsEmpty());
+  }
+  const WorkSlice slice;
+  Actions actions;
+  sequencer.Left(Rank(2), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty());
+  EXPECT_LT(SliceWork(), 100);
+  sequencer.Left(Rank(1), At(0), &actions);
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kPeerLeft);
+}
+
 TEST(SequencerOrderTest, ARanksRunsInOneGangDoNotInterleave) {
   // Rank 0 compiled {X, Z} and {Y}; rank 1 compiled {X, Y, Z} in one.
   for (const bool forced : {false, true}) {

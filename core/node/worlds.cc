@@ -321,14 +321,20 @@ absl::Status Worlds::Abort(const Session& session, const AbortWorldRequest& requ
 }
 
 absl::Status Worlds::Refuse(const Session& session, const chorus::Refuse& command, absl::Time now) {
-  std::shared_ptr<World> world;
-  for (const RefusedMember& member : command.members) {
-    CHORUS_ASSIGN_OR_RETURN(const MemberRef rank_member,
-                            FindMember(session, command.world, member.rank));
-    world = rank_member.world;
-  }
-  if (world == nullptr) {
+  if (command.members.empty()) {
     return Malformed("a refusal names the members whose calls are meant; got none");
+  }
+  CHORUS_ASSIGN_OR_RETURN(const MemberRef first,
+                          FindMember(session, command.world, command.members[0].rank));
+  const std::shared_ptr<World>& world = first.world;
+  for (const RefusedMember& member : command.members) {
+    // A session may have a thousand memberships.
+    const bool is_rank = member.rank.value() >= 0 && member.rank.value() < world->size();
+    if (is_rank &&
+        world->members[static_cast<size_t>(member.rank.value())].session.get() == &session) {
+      continue;
+    }
+    CHORUS_RETURN_IF_ERROR(FindMember(session, command.world, member.rank).status());
   }
   if (!world->formed()) {
     return NotFormed(*world);
