@@ -210,6 +210,55 @@ TEST_F(NodeTest, WhatComesOfAFailureThatWasToldEndsNoEpoch) {
   }
 }
 
+// The vote of a call without a position has counted it: that it is refused later must not do so
+// again, or the rank would be out of line with the others for ever.
+TEST_F(NodeTest, ACallThatIsRefusedAfterItsVoteCountsOnce) {
+  Start(2);
+  Promise<absl::StatusOr<WorldInfo>> joined[2];
+  for (int r = 0; r < 2; ++r) {
+    JoinRequest join;
+    join.name = "other";
+    join.size = 2;
+    join.rank = Rank(r);
+    join.device = DeviceIndex(r);
+    loop_->Post([&, r, join](LocalNode& node, absl::Time now) {
+      node.JoinWorld(ranks_[r]->session(), join, now,
+                     [&, r](absl::StatusOr<WorldInfo> info) { joined[r].Set(std::move(info)); });
+    });
+  }
+  for (int r = 0; r < 2; ++r) ASSERT_TRUE(joined[r].Get().ok());
+  const WorldId other = joined[0].Get()->id;
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+  }
+  const auto call = [](WorldId world, int64_t epoch, const Binding& input, TensorId out) {
+    chorus::Run run = DirectRank::LocalRun(0, {input}, {out});
+    run.groups.emplace_back();
+    run.groups.back().world = world;
+    run.groups.back().epoch = Epoch(epoch);
+    return run;
+  };
+  const InlineData x = DirectRank::Inline({1, 2});
+  const WorldId world = ranks_[0]->world();
+  ranks_[0]->Submit(call(other, 1, x, {0, 1}));
+  ranks_[0]->Submit(call(world, 1, TensorId{0, 1}, {1, 1}));
+  ranks_[0]->WaitUntilTaken();
+  EXPECT_TRUE(ranks_[0]
+                  ->Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
+                    done->Set(node.AbortWorld(ranks_[0]->session(),
+                                              {other, Rank(0), Epoch(), "by hand"}, now));
+                  })
+                  .ok());
+  EXPECT_FALSE(ranks_[0]->LastOutcome().ok());
+  ranks_[1]->Submit(call(world, 1, x, {1, 1}));
+  EXPECT_EQ(ErrorOf(ranks_[1]->LastOutcome()).reason, Reason::kPeerRefused);
+  for (int r = 0; r < 2; ++r) ranks_[r]->Submit(call(world, 2, x, {2, 1}));
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_THAT(*ranks_[r]->Read({2, 1}), testing::ElementsAre(2, 4));
+  }
+}
+
 // Longer than the stack would be deep, if each run called the next one.
 TEST_F(NodeTest, ALongChainOfRunsIsLaunchedOrFailsWhole) {
   constexpr int32_t kLinks = 30000;
