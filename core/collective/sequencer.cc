@@ -2399,12 +2399,13 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   }
 }
 
-// The component and those that it waits for, but for those that this search has come to before.
+// The component and those that it waits for, up to the first that lacks votes, but for those that
+// this search has come to before.
 std::vector<int32_t> Sequencer::AwaitedBy(int32_t component) {
   if (components_[component].mark == search_) return {};
   std::vector<int32_t> awaited = {component};
   components_[component].mark = search_;
-  for (size_t i = 0; i < awaited.size(); ++i) {
+  for (size_t i = 0; i < awaited.size() && components_[awaited[i]].missing == 0; ++i) {
     Awaiting at{awaited[i]};
     int32_t next;
     while ((next = NextAwaited(&at)) != kNone) {
