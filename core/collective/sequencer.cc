@@ -2360,8 +2360,10 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   }
   // One search for all that is late: what it has come to lacks nothing.
   ++search_;
-  while (timed_.head != kNone &&
-         instances_[timed_.head].first_vote + options_.agree_timeout <= clock_) {
+  for (bool first = true; timed_.head != kNone &&
+                          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_ &&
+                          (first || SliceHasTime());
+       first = false) {
     const int32_t late = timed_.head;
     const std::vector<int32_t> awaited = AwaitedBy(instances_[late].component);
     const int32_t lacking = FindLacking(awaited);

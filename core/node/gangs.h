@@ -67,6 +67,7 @@ struct Gang {
     commit = CommunicatorId();
     published = 0;
     looked_at = 0;
+    is_wanted = false;
   }
 };
 

@@ -192,12 +192,10 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
 void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status) {
   RunState* run = table_->Find(handle);
   if (run == nullptr) return;
-  if (status.ok()) {
-    if (arrival == Storage::Arrival::kLater) Follow({handle}, nullptr, clock_->now);
-  } else if (run->phase == RunState::Phase::kLaunched) {
-    gangs_->Fail(*run, status);
-  } else {
+  if (!status.ok()) {
     Follow({handle}, std::make_shared<const Error>(ErrorOf(status)), clock_->now);
+  } else if (arrival == Storage::Arrival::kLater) {
+    Follow({handle}, nullptr, clock_->now);
   }
 }
 
@@ -331,24 +329,32 @@ void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const E
                   absl::Time now) {
   for (RunHandle consumer : consumers) {
     const RunState* const run = table_->Find(consumer);
-    if (run != nullptr) next_.Push(run->session->tenant->name, {consumer, failed});
+    if (run == nullptr) continue;
+    if (failed != nullptr) {
+      failed_next_.push_back({consumer, failed});
+    } else {
+      next_.Push(run->session->tenant->name, consumer);
+    }
   }
   if (following_) return;
-  while (!next_.empty() && SliceWork() <= options_->fail_work) FollowNext(now);
-}
-
-void Runs::FollowNext(absl::Time now) {
-  const Next next = next_.Pop();
-  CountWork(1);
-  RunState* const run = table_->Find(next.run);
-  if (run == nullptr) return;
   following_ = true;
-  if (next.failed == nullptr) {
-    Unblock(next.run, now);
-  } else if (run->phase == RunState::Phase::kWaiting) {
-    Fail(run, *next.failed, now);
-  } else if (run->phase == RunState::Phase::kVoted && !HasEnded(*run)) {
-    RefuseVote(run, ToStatus(*next.failed), now);
+  while (!failed_next_.empty() || (!next_.empty() && SliceWork() <= options_->fail_work)) {
+    CountWork(1);
+    if (failed_next_.empty()) {
+      Unblock(next_.Pop(), now);
+      continue;
+    }
+    const Next next = std::move(failed_next_.front());
+    failed_next_.pop_front();
+    RunState* const run = table_->Find(next.run);
+    if (run == nullptr) continue;
+    if (run->phase == RunState::Phase::kWaiting) {
+      Fail(run, *next.failed, now);
+    } else if (run->phase == RunState::Phase::kVoted && !HasEnded(*run)) {
+      RefuseVote(run, ToStatus(*next.failed), now);
+    } else if (run->phase == RunState::Phase::kLaunched) {
+      gangs_->Fail(*run, ToStatus(*next.failed));
+    }
   }
   following_ = false;
 }
@@ -386,7 +392,12 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
     }
     status.Update(gang.status);
   }
+  const std::shared_ptr<World> world = gang.world;
   if (status.ok()) {
+    // Before its runs, which may take more than a slice: it is not late any more.
+    if (gang.published == 0 && world != nullptr) {
+      world->agreement->Finished(gang.ticket, status, now);
+    }
     do {
       RunState* const run = table_->Find(gang.runs[gang.published++]);
       if (run->failed || run->failing) continue;
@@ -397,10 +408,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
   } else {
     status = ExecFailure(status);
     gangs_->Abort(index, status, now);
-  }
-  const std::shared_ptr<World> world = gang.world;
-  if (world != nullptr) world->agreement->Finished(gang.ticket, status, now);
-  if (!status.ok()) {
+    if (world != nullptr) world->agreement->Finished(gang.ticket, status, now);
     Error error = ErrorOf(status);
     // The sequencer's actions may be for later: its members enter the epoch by what they get here.
     if (world != nullptr) SayOpenEpoch(*world, world->agreement->epoch(), &error);
@@ -410,16 +418,29 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
 }
 
 void Runs::EndGang(int32_t index) {
-  const std::vector<RunHandle>& runs = gangs_->at(index).runs;
+  const Gang& gang = gangs_->at(index);
   const auto of_it = [&](RunHandle handle) -> RunState* {
     RunState* const run = table_->Find(handle);
     return run != nullptr && run->gang == index ? run : nullptr;
   };
-  for (RunHandle handle : runs) {
+  for (RunHandle handle : gang.runs) {
     const RunState* const run = of_it(handle);
-    if (run != nullptr && !run->failed) return AfterFailing([this, index] { EndGang(index); });
+    if (run == nullptr || run->failed) continue;
+    // Nobody wants its memory before.
+    std::function<void()> let_go_on;
+    if (gang.world != nullptr) {
+      let_go_on = HoldBackAll(*gang.world);
+    } else {
+      HoldBack(run->session.get());
+      let_go_on = [this, session = run->session] { LetGoOn(session); };
+    }
+    return AfterFailing([this, index, let_go_on = std::move(let_go_on)] {
+      EndGang(index);
+      let_go_on();
+    });
   }
-  for (RunHandle handle : runs) {
+  for (RunHandle handle : gang.runs) {
+    CountWork(kWorkPerRun);
     if (RunState* const run = of_it(handle)) End(run);
   }
   gangs_->Recycle(index);
@@ -501,7 +522,7 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
     run->failing = true;
   }
   HoldBack(run->session.get());
-  failing_.push_back({run->handle, cause, nullptr});
+  failing_.push_back({run->handle, run->session, cause, nullptr});
 }
 
 std::function<void()> Runs::HoldBackAll(const World& world) {
@@ -559,10 +580,8 @@ void Runs::FailNext(absl::Time now) {
   const Failing next = std::move(failing_.front());
   failing_.pop_front();
   if (next.then != nullptr) return next.then();
-  RunState* const run = table_->Find(next.run);
-  const std::shared_ptr<Session> session = run->session;
-  FailAtOnce(run, next.error, now);
-  LetGoOn(session);
+  if (RunState* const run = table_->Find(next.run)) FailAtOnce(run, next.error, now);
+  LetGoOn(next.session);
 }
 
 bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now) {
@@ -578,7 +597,8 @@ bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Ti
     has_time = (goes_on || failing_.empty()) && SliceWork() <= options_->fail_work;
   }
   if (ended->next == ended->runs.size()) return true;
-  Failing rest{RunHandle(), Error(), [this, ended] { FailThose(ended, true, clock_->now); }};
+  Failing rest{RunHandle(), nullptr, Error(),
+               [this, ended] { FailThose(ended, true, clock_->now); }};
   goes_on ? failing_.push_front(std::move(rest)) : failing_.push_back(std::move(rest));
   return false;
 }
@@ -589,7 +609,11 @@ bool Runs::Continue(absl::Time now) {
   // One of each kind, so that none waits for all of another.
   do {
     if (!failing_.empty()) FailNext(now);
-    if (!next_.empty()) FollowNext(now);
+    if (!next_.empty()) {
+      // Others behind it come in this slice as it has time.
+      Unblock(next_.Pop(), now);
+      Follow({}, nullptr, now);
+    }
     if (finishing_.empty()) continue;
     const int32_t index = finishing_.front();
     finishing_.pop_front();
@@ -618,7 +642,7 @@ void Runs::LetGoOfShared(SharedResults shared) {
 
 // Never at once: what it does may be the next frame, and the caller in the middle of something.
 void Runs::AfterFailing(std::function<void()> then) {
-  failing_.push_back({RunHandle(), Error(), std::move(then)});
+  failing_.push_back({RunHandle(), nullptr, Error(), std::move(then)});
 }
 
 void Runs::End(RunState* run) {
@@ -692,7 +716,7 @@ void Runs::FailAll(const Error& why, absl::Time now) {
   for (RunHandle handle : handles) {
     if (RunState* run = table_->Find(handle)) Fail(run, why, now);
   }
-  while (!failing_.empty() || !next_.empty()) failing_.empty() ? FollowNext(now) : FailNext(now);
+  while (!failing_.empty() || !next_.empty()) Continue(now);
 }
 
 }  // namespace chorus::node

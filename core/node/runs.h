@@ -124,7 +124,6 @@ class Runs final : public AgreementListener {
   void ReleaseConsumers(RunState* run, absl::Time now);
   void Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const Error> failed,
               absl::Time now);
-  void FollowNext(absl::Time now);
   void FinishGang(int32_t index, absl::Time now);
   // All its runs have their outcome, or will have had it when those that fail by now have.
   void EndGang(int32_t index);
@@ -164,13 +163,15 @@ class Runs final : public AgreementListener {
   NodeStats* const stats_;
   const std::function<void(const std::shared_ptr<Session>&)> go_on_;
   bool stopped_ = false;
-  // Runs whose turn it is because of what became of another: one behind the other, however long the
-  // chain; tenants in turns.
+  // Runs that what they waited for lets go of, tenants in turns: it is launched, or has come. Those
+  // for which it has failed do not wait for a turn, but are looked at one behind the other, however
+  // long the chain.
+  TurnQueue<RunHandle> next_;
   struct Next {
     RunHandle run;
-    std::shared_ptr<const Error> failed;  // null: what it waits for is launched, or has come
+    std::shared_ptr<const Error> failed;
   };
-  TurnQueue<Next> next_;
+  std::deque<Next> failed_next_;
   bool following_ = false;  // a call further up goes through them
   // The runs that fail with an epoch of a world. Until it is their turn they are in Phase::kVoted,
   // with a vote of that epoch.
@@ -188,6 +189,7 @@ class Runs final : public AgreementListener {
   // their memory.
   struct Failing {
     RunHandle run;
+    std::shared_ptr<Session> session;  // its own, which was held back
     Error error;
     std::function<void()> then;  // null: it is a run's
   };
