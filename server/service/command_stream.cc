@@ -7,16 +7,15 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "chorus/v1/log.pb.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
-#include "grpcpp/alarm.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 #include "server/service/call.h"
 #include "server/service/submit.h"
+#include "server/service/unread_alarm.h"
 
 namespace chorus::server {
 namespace {
@@ -210,15 +209,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (std::exchange(ended_, true)) return;
     Finish(status);
-    unread_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->download_timeout),
-                      [weak = weak_from_this()](bool fired) {
-                        const auto unread = weak.lock();
-                        if (fired && unread != nullptr) unread->GiveUp();
-                      });
-  }
-  void GiveUp() {
-    MutexLock lock(&mutex_);
-    if (!done_) context_->TryCancel();
+    unread_.Start(service_->download_timeout, [this] { context_->TryCancel(); });
   }
 
   // The same when the outcomes that are there have been written. Nothing more is read: a client
@@ -246,7 +237,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
       MutexLock lock(&mutex_);
       done_ = true;
       unread.swap(outcomes_);
-      unread_alarm_.Cancel();
+      unread_.Stop();
       if (held_.value() != 0) service_->worker->Drop(held_);
     }
     // The node may hold the stream for as long as a command of it takes.
@@ -276,7 +267,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   absl::Status farewell_
       ABSL_GUARDED_BY(mutex_);              // why it ends once all is written; OK: it does not
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
-  grpc::Alarm unread_alarm_ ABSL_GUARDED_BY(mutex_);
+  UnreadAlarm unread_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<CommandStream> self_;  // gRPC's reference, until OnDone
 };
 

@@ -2,17 +2,13 @@
 
 #include <memory>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "core/base/error.h"
-#include "core/base/mutex.h"
-#include "grpcpp/alarm.h"
 #include "proto/convert/api_version.h"
 #include "proto/convert/errors_convert.h"
 #include "server/peers.h"
+#include "server/service/unread_alarm.h"
 
 namespace chorus::server {
 namespace {
@@ -37,34 +33,21 @@ class Refusal : public grpc::ServerGenericBidiReactor,
 
   void Start(const absl::Status& why) {
     self_ = shared_from_this();
-    unread_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->download_timeout),
-                      [weak = weak_from_this()](bool fired) {
-                        const auto unread = weak.lock();
-                        if (fired && unread != nullptr) unread->GiveUp();
-                      });
+    unread_.Start(service_->download_timeout, [this] {
+      if (connection_.has_value()) service_->peers->End(*connection_);
+    });
     Finish(ToGrpc(why));
   }
 
   void OnDone() override {
-    {
-      MutexLock lock(&mutex_);
-      done_ = true;
-    }
-    unread_alarm_.Cancel();
+    unread_.Stop();  // the number may be another's then
     self_.reset();
   }
 
  private:
-  void GiveUp() {
-    MutexLock lock(&mutex_);
-    if (!done_ && connection_.has_value()) service_->peers->End(*connection_);
-  }
-
   const ServiceContext* const service_;
   const absl::optional<int> connection_;
-  Mutex mutex_;
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;  // then the number may be another's
-  grpc::Alarm unread_alarm_;
+  UnreadAlarm unread_;
   std::shared_ptr<Refusal> self_;  // gRPC's reference, until OnDone
 };
 

@@ -64,11 +64,7 @@ void RequestCall::DeadlineHasCome() {
   EndLate();
   MutexLock lock(&mutex_);
   if (done_) return;
-  unread_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->download_timeout),
-                    [weak = weak_from_this()](bool fired) {
-                      const auto unread = weak.lock();
-                      if (fired && unread != nullptr) unread->GiveUp();
-                    });
+  unread_.Start(service_->download_timeout, [this] { context_->TryCancel(); });
 }
 
 void RequestCall::CanBeSpared() {
@@ -82,11 +78,6 @@ void RequestCall::CanBeSpared() {
         "a later call of the same user has this one's place, for there are no more; what this one "
         "asked for goes on (Log.Wait tells the outcome of a command)"));
   });
-}
-
-void RequestCall::GiveUp() {
-  MutexLock lock(&mutex_);
-  if (!done_) context_->TryCancel();
 }
 
 void RequestCall::OnReadDone(bool ok) {
@@ -172,7 +163,7 @@ void RequestCall::OnDone() {
     MutexLock lock(&mutex_);
     done_ = true;
     wait_over = wait_over_;
-    unread_alarm_.Cancel();
+    unread_.Stop();
     if (held_.value() != 0) service_->worker->Drop(held_);
     place = std::move(place_);
     turn = std::move(turn_);

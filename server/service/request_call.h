@@ -34,6 +34,7 @@
 #include "grpcpp/support/server_callback.h"
 #include "server/service/call_turns.h"
 #include "server/service/context.h"
+#include "server/service/unread_alarm.h"
 
 namespace chorus::server {
 
@@ -111,7 +112,6 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   }
   void ReadLate();
   void DeadlineHasCome();
-  void GiveUp();
 
   const absl::Time deadline_;
   Caller caller_;                                   // constant once it reads
@@ -125,7 +125,7 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;  // or never will be
   grpc::Alarm read_alarm_;
   grpc::Alarm deadline_alarm_;
-  grpc::Alarm unread_alarm_ ABSL_GUARDED_BY(mutex_);
+  UnreadAlarm unread_ ABSL_GUARDED_BY(mutex_);
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
   node::WaitRef wait_;                      // null: none
   bool wait_over_ ABSL_GUARDED_BY(mutex_) = false;
