@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -72,6 +74,8 @@ std::string Field(const std::string& name, const std::string& value) {
          static_cast<char>(value.size()) + value;
 }
 
+const char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 void AddTcp(DaemonOptions* options) {
   ListenAddress tcp;
   tcp.host = "127.0.0.1";
@@ -85,7 +89,7 @@ TEST(ConnectionsTest, OneThatSaysNothingOrHalfOfItIsClosed) {
     options->attach_open_timeout = absl::Milliseconds(200);
   });
   const int port = daemon.daemon().addresses()[1].port;
-  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  const std::string preface = kPreface;
   const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
   const std::string half_a_call("\0\1\0\1\4\0\0\0\1half", 13);
   for (const bool tcp : {false, true}) {
@@ -114,19 +118,27 @@ TEST(ConnectionsTest, OneThatIsHalfOpenIsClosed) {
   }
 }
 
-// So many calls of a method which there is not, after so many before; nobody reads the answers.
-void CallNobody(const UniqueFd& client, uint32_t before, uint32_t calls) {
-  const std::string call = Field(":method", "POST") + Field(":scheme", "http") +
-                           Field(":path", "/chorus.v1.Nobody/Has" + std::string(100, 'x')) +
-                           Field(":authority", "localhost") +
-                           Field("content-type", "application/grpc") + Field("te", "trailers");
-  std::string words = before == 0 ? "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "") : "";
-  for (uint32_t i = before; i < before + calls; ++i) words += Frame(1, 5, 2 * i + 1, call);
+// Of a call of `method`.
+std::string Headers(const std::string& method) {
+  return Field(":method", "POST") + Field(":scheme", "http") + Field(":path", method) +
+         Field(":authority", "localhost") + Field("content-type", "application/grpc") +
+         Field("te", "trailers");
+}
+
+void Send(const UniqueFd& client, const std::string& words) {
   for (size_t sent = 0; sent < words.size();) {
     const ssize_t size = send(client.get(), words.data() + sent, words.size() - sent, MSG_NOSIGNAL);
     ASSERT_GT(size, 0) << strerror(errno);
     sent += static_cast<size_t>(size);
   }
+}
+
+// So many calls of a method which there is not, after so many before; nobody reads the answers.
+void CallNobody(const UniqueFd& client, uint32_t before, uint32_t calls) {
+  const std::string call = Headers("/chorus.v1.Nobody/Has" + std::string(100, 'x'));
+  std::string words = before == 0 ? kPreface + Frame(4, 0, 0, "") : "";
+  for (uint32_t i = before; i < before + calls; ++i) words += Frame(1, 5, 2 * i + 1, call);
+  Send(client, words);
 }
 
 // A client of `daemon` that has made so many that their answers are more than its socket holds, and
@@ -165,8 +177,87 @@ TEST(ConnectionsTest, RefusalsThatNobodyReadsAreGivenUp) {
   EXPECT_TRUE(comes_to(grpc::StatusCode::UNIMPLEMENTED));
 }
 
-// The same while answers wait that the client does not read. gRPC alone would keep the connection
-// with its client, and the daemon would not end.
+const std::string kEmptyMessage(5, '\0');
+
+// So many calls of `method` that their ends are more than a socket holds; their flow is no limit.
+std::string ManyCalls(const std::string& method) {
+  std::string words = kPreface + Frame(4, 0, 0, std::string("\0\4\x40\0\0\0", 6)) +
+                      Frame(8, 0, 0, std::string("\x40\0\0\0", 4));
+  for (uint32_t i = 0; i < 200; ++i) {
+    words += Frame(1, 4, 2 * i + 1, Headers(method)) + Frame(0, 1, 2 * i + 1, kEmptyMessage);
+  }
+  return words;
+}
+
+void GiveUpSoon(DaemonOptions* options) {
+  options->max_wait = absl::Milliseconds(200);
+  options->download_timeout = absl::Milliseconds(200);
+}
+
+// gRPC has done with none that stands in a write that does not come to its end.
+TEST(ConnectionsTest, OneWhoseAnswersNobodyReadsIsClosed) {
+  TestDaemon daemon(GiveUpSoon);
+  for (const char* const method :
+       {"/chorus.v1.Capabilities/Get", "/chorus.v1.Log/Commands", "/chorus.v1.Nobody/Has"}) {
+    SCOPED_TRACE(method);
+    const UniqueFd client = ConnectUnix(daemon.path());
+    Send(client, ManyCalls(method));
+    EXPECT_TRUE(AwaitHangup(client.get()));
+  }
+}
+
+// Another process, which connects, says something and stops.
+class Stopped {
+ public:
+  Stopped(const std::string& path, const std::string& words)
+      : socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    memcpy(address.sun_path, path.data(), path.size());
+    pid_ = fork();
+    if (pid_ == 0) {
+      // Nothing but calls of the system: the other threads are not here.
+      if (connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+          write(socket_.get(), words.data(), words.size()) < 0) {
+        _exit(1);
+      }
+      raise(SIGSTOP);
+      for (;;) pause();
+    }
+    int how = 0;
+    EXPECT_EQ(waitpid(pid_, &how, WUNTRACED), pid_);
+    EXPECT_TRUE(WIFSTOPPED(how));
+  }
+  ~Stopped() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  void GoOn() { kill(pid_, SIGCONT); }
+  int fd() const { return socket_.get(); }
+
+ private:
+  const UniqueFd socket_;
+  pid_t pid_ = 0;
+};
+
+// It stands in a debugger, say.
+TEST(ConnectionsTest, AStoppedProcessKeepsItsConnectionUntilItGoesOn) {
+  TestDaemon daemon(GiveUpSoon);
+  Stopped stopped(daemon.path(), ManyCalls("/chorus.v1.Capabilities/Get"));
+  // Those of others come to their ends, begun later.
+  for (int i = 0; i < 3; ++i) {
+    const UniqueFd client = ConnectUnix(daemon.path());
+    Send(client, ManyCalls("/chorus.v1.Capabilities/Get"));
+    EXPECT_TRUE(AwaitHangup(client.get()));
+  }
+  pollfd entry = {stopped.fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&entry, 1, 0), 0);
+  stopped.GoOn();
+  EXPECT_TRUE(AwaitHangup(stopped.fd()));
+}
+
+// One that is half open while answers wait that the client does not read. gRPC alone would keep the
+// connection with its client, and the daemon would not end.
 TEST(ConnectionsTest, OneThatIsHalfOpenAndDoesNotReadIsClosed) {
   TestDaemon daemon;
   const UniqueFd client = CallAndDoNotRead(daemon);

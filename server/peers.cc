@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -323,6 +324,24 @@ void PeerTable::End(int number) {
   MutexLock lock(&mutex_);
   const auto it = peers_.find(number);
   if (it != peers_.end() && it->second.watch.valid()) shutdown(it->second.watch.get(), SHUT_RDWR);
+}
+
+bool PeerTable::IsStopped(int number) const {
+  pid_t pid = 0;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = peers_.find(number);
+    if (it == peers_.end() || !it->second.peer.has_value()) return false;
+    pid = it->second.peer->pid;
+  }
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  std::string line;
+  std::getline(file, line);
+  // proc_pid_stat(5): the state stands behind the name, in which there may be anything.
+  const size_t name = line.rfind(") ");
+  if (name == std::string::npos || name + 2 >= line.size()) return false;
+  const char state = line[name + 2];
+  return state == 'T' || state == 't';
 }
 
 void PeerTable::EndAll() {

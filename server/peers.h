@@ -154,6 +154,9 @@ class PeerTable {
   void EndIdle(const Idle& idle);
   // Ends connection `number`, unless it has ended.
   void End(int number);
+  // Whether the process that made connection `number` is stopped, by a signal or in a debugger, as
+  // far as the system tells. It reads a file.
+  bool IsStopped(int number) const;
   // Ends all.
   void EndAll();
 

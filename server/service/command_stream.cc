@@ -209,7 +209,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (std::exchange(ended_, true)) return;
     Finish(status);
-    unread_.Start(service_->download_timeout, [this] { context_->TryCancel(); });
+    unread_.Start(service_, context_);
   }
 
   // The same when the outcomes that are there have been written. Nothing more is read: a client

@@ -3,11 +3,9 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
 #include "core/base/error.h"
 #include "proto/convert/api_version.h"
 #include "proto/convert/errors_convert.h"
-#include "server/peers.h"
 #include "server/service/unread_alarm.h"
 
 namespace chorus::server {
@@ -28,25 +26,19 @@ constexpr Moved kMoved[] = {
 class Refusal : public grpc::ServerGenericBidiReactor,
                 public std::enable_shared_from_this<Refusal> {
  public:
-  Refusal(const ServiceContext* service, absl::optional<int> connection)
-      : service_(service), connection_(connection) {}
-
-  void Start(const absl::Status& why) {
+  void Start(const ServiceContext* service, grpc::GenericCallbackServerContext* context,
+             const absl::Status& why) {
     self_ = shared_from_this();
-    unread_.Start(service_->download_timeout, [this] {
-      if (connection_.has_value()) service_->peers->End(*connection_);
-    });
+    unread_.Start(service, context);
     Finish(ToGrpc(why));
   }
 
   void OnDone() override {
-    unread_.Stop();  // the number may be another's then
+    unread_.Stop();
     self_.reset();
   }
 
  private:
-  const ServiceContext* const service_;
-  const absl::optional<int> connection_;
   UnreadAlarm unread_;
   std::shared_ptr<Refusal> self_;  // gRPC's reference, until OnDone
 };
@@ -66,8 +58,8 @@ absl::Status NoSuchMethod(absl::string_view method) {
 
 grpc::ServerGenericBidiReactor* MovedMethods::CreateReactor(
     grpc::GenericCallbackServerContext* context) {
-  const auto refusal = std::make_shared<Refusal>(service_, PeerTable::NumberOf(context->peer()));
-  refusal->Start(NoSuchMethod(context->method()));
+  const auto refusal = std::make_shared<Refusal>();
+  refusal->Start(service_, context, NoSuchMethod(context->method()));
   return refusal.get();
 }
 

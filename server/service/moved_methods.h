@@ -1,9 +1,8 @@
 // Methods that have another name since an older version of the API: a client that calls the old one
 // is told the new one, instead of gRPC's empty UNIMPLEMENTED.
 //
-// Threads: gRPC's. Ownership: a call that is refused owns itself. A connection on which that is not
-// read for ServiceContext::download_timeout is ended: gRPC has done with no call whose answer
-// stands in a write under way, not even with one that is cancelled. Errors: said at NoSuchMethod().
+// Threads: gRPC's. Ownership: a call that is refused owns itself; a refusal that is not read is
+// given up (unread_alarm.h). Errors: said at NoSuchMethod().
 #ifndef CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
 #define CHORUS_SERVER_SERVICE_MOVED_METHODS_H_
 

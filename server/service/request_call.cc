@@ -64,7 +64,7 @@ void RequestCall::DeadlineHasCome() {
   EndLate();
   MutexLock lock(&mutex_);
   if (done_) return;
-  unread_.Start(service_->download_timeout, [this] { context_->TryCancel(); });
+  unread_.Start(service_, context_);
 }
 
 void RequestCall::CanBeSpared() {

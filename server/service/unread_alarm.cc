@@ -1,40 +1,61 @@
 #include "server/service/unread_alarm.h"
 
-#include <utility>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "core/base/mutex.h"
 #include "grpcpp/alarm.h"
+#include "server/peers.h"
 
 namespace chorus::server {
 
-struct UnreadAlarm::Call {
+struct UnreadAlarm::Call : std::enable_shared_from_this<Call> {
+  Call(const ServiceContext* service, grpc::CallbackServerContext* context)
+      : service(service), context(context), connection(PeerTable::NumberOf(context->peer())) {}
+
+  void Set() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    // One that has fired is not set again.
+    alarm = std::make_unique<grpc::Alarm>();
+    alarm->Set(absl::ToChronoTime(absl::Now() + service->download_timeout),
+               [weak = weak_from_this()](bool fired) {
+                 const auto call = weak.lock();
+                 if (fired && call != nullptr) call->GiveUp();
+               });
+  }
+
+  void GiveUp() {
+    MutexLock lock(&mutex);
+    // The number of its connection may be another's then.
+    if (done) return;
+    context->TryCancel();
+    if (!connection.has_value()) return;
+    const bool runs = !service->peers->IsStopped(*connection);
+    if (ran && runs) return service->peers->End(*connection);
+    ran = runs;
+    Set();
+  }
+
+  const ServiceContext* const service;
+  grpc::CallbackServerContext* const context;
+  const absl::optional<int> connection;
   Mutex mutex;
   bool done ABSL_GUARDED_BY(mutex) = false;
-  std::function<void()> give_up;
-  grpc::Alarm alarm;
+  bool ran ABSL_GUARDED_BY(mutex) = false;  // its process, when it was last looked at
+  std::unique_ptr<grpc::Alarm> alarm ABSL_GUARDED_BY(mutex);
 };
 
-void UnreadAlarm::Start(absl::Duration time, std::function<void()> give_up) {
-  call_ = std::make_shared<Call>();
-  call_->give_up = std::move(give_up);
-  call_->alarm.Set(absl::ToChronoTime(absl::Now() + time),
-                   [weak = std::weak_ptr<Call>(call_)](bool fired) {
-                     const auto call = weak.lock();
-                     if (!fired || call == nullptr) return;
-                     MutexLock lock(&call->mutex);
-                     if (!call->done) call->give_up();
-                   });
+void UnreadAlarm::Start(const ServiceContext* service, grpc::CallbackServerContext* context) {
+  call_ = std::make_shared<Call>(service, context);
+  MutexLock lock(&call_->mutex);
+  call_->Set();
 }
 
 void UnreadAlarm::Stop() {
   if (call_ == nullptr) return;
-  {
-    MutexLock lock(&call_->mutex);
-    call_->done = true;
-  }
-  call_->alarm.Cancel();
+  MutexLock lock(&call_->mutex);
+  call_->done = true;
+  call_->alarm->Cancel();
 }
 
 }  // namespace chorus::server
