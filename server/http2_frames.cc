@@ -108,17 +108,25 @@ void Http2Frames::TakeData(absl::string_view bytes, Counts* counts) {
       bytes.remove_prefix(taken);
     }
     CountPiece(&stream, counts);
-    if (stream.came >= kPrefixBytes && stream.missing == 0) stream.came = stream.pieces = 0;
+    if (stream.came >= kPrefixBytes && stream.missing == 0) EndMessage(&stream);
   }
 }
 
 void Http2Frames::TakePrefix(Stream* stream, unsigned char byte, Counts* counts) const {
+  if (stream->came == 0 && stream->is_later) ++counts->later;
   // The first one says how the message is compressed.
   stream->missing = stream->came == 0 ? 0 : stream->missing << 8 | byte;
   if (++stream->came == kPrefixBytes && stream->missing > limits_.message_bytes) {
     Break(counts, absl::StrCat("it declares a message of ", stream->missing,
                                " bytes; expected at most ", limits_.message_bytes));
   }
+}
+
+void Http2Frames::EndMessage(Stream* stream) const {
+  const uint32_t usual = limits_.pieces_a_message + stream->came / limits_.bytes_a_piece;
+  stream->pieces -= std::min(stream->pieces, usual);
+  stream->came = 0;
+  stream->is_later = true;
 }
 
 void Http2Frames::CountPiece(Stream* stream, Counts* counts) const {

@@ -2,7 +2,7 @@
 // the messages that it sends in its streams are such as gRPC has room for: five bytes stand before
 // each, of which the last four say how long it is.
 //
-// Threads: one at a time. Ownership: it keeps no bytes but of a frame's head, and a row of 24 bytes
+// Threads: one at a time. Ownership: it keeps no bytes but of a frame's head, and a row of 32 bytes
 // for each stream that is open. Errors: said in Counts.
 #ifndef CHORUS_SERVER_HTTP2_FRAMES_H_
 #define CHORUS_SERVER_HTTP2_FRAMES_H_
@@ -23,19 +23,23 @@ class Http2Frames {
     uint32_t message_bytes = 0;
     // In which a message may come: so many, and one more for each so many bytes of it. A piece is
     // what one frame brings of it and one Take has, for each of which gRPC keeps a slice; and an
-    // empty frame.
+    // empty frame. Those that messages before it came in, beyond `pieces_a_message` and what their
+    // bytes allow, count for the next ones of the stream.
     uint32_t pieces = 0;
     uint32_t bytes_a_piece = 0;  // at least 1
+    uint32_t pieces_a_message = 0;
   };
   struct Counts {
     int calls = 0;  // streams that it has opened
     int asked = 0;  // what is answered: these, PING and SETTINGS
+    int later = 0;  // messages that have begun behind the first one of their stream
     // Why the connection may not go on, in words; empty: it may.
     std::string broken;
     // What comes behind.
     Counts& operator+=(const Counts& next) {
       calls += next.calls;
       asked += next.asked;
+      later += next.later;
       if (broken.empty()) broken = next.broken;
       return *this;
     }
@@ -64,6 +68,7 @@ class Http2Frames {
     uint32_t missing = 0;
     uint32_t came = 0;
     uint32_t pieces = 0;
+    bool is_later = false;  // behind another one
   };
 
   void TakeHead(Counts* counts);
@@ -71,6 +76,7 @@ class Http2Frames {
   // What stands in a DATA frame, without what fills it up.
   void TakeData(absl::string_view bytes, Counts* counts);
   void TakePrefix(Stream* stream, unsigned char byte, Counts* counts) const;
+  void EndMessage(Stream* stream) const;
   void CountPiece(Stream* stream, Counts* counts) const;
   void Open(uint32_t number);
   void Close(uint32_t number);

@@ -22,9 +22,9 @@ constexpr unsigned char kAck = 1;
 constexpr unsigned char kEndStream = 1;
 constexpr unsigned char kPadded = 8;
 
-constexpr Http2Frames::Limits kLimits = {4, 1000, 8, 50};
+constexpr Http2Frames::Limits kLimits = {4, 1000, 8, 50, 2};
 // In any pieces.
-constexpr Http2Frames::Limits kPatient = {4, 1000, 1 << 20, 50};
+constexpr Http2Frames::Limits kPatient = {4, 1000, 1 << 20, 50, 2};
 
 const char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -198,14 +198,34 @@ TEST(Http2FramesTest, AMessageMayComeInSoManyPieces) {
   frames += Frame(kData, 0, 1, message.substr(8, 42)) + Frame(kData, 0, 1, message.substr(50, 50));
   EXPECT_EQ(BrokenAtOnce(frames), "");
   EXPECT_NE(BrokenAtOnce(frames + Frame(kData, 0, 1, message.substr(100, 1))), "");
-  // Each message has its own.
+  // Each message has its own: two, and one for each 50 bytes.
   std::string whole = open;
   for (int i = 0; i < 100; ++i) {
-    for (size_t at = 0; at < message.size(); at += 15) {
-      whole += Frame(kData, 0, 1, message.substr(at, 15));
+    for (size_t at = 0; at < message.size(); at += 30) {
+      whole += Frame(kData, 0, 1, message.substr(at, 30));
     }
   }
   EXPECT_EQ(BrokenAtOnce(whole), "");
+}
+
+// Two each, and eight more in all.
+TEST(Http2FramesTest, SmallMessagesMayComeInSoManyPieces) {
+  for (const size_t pieces : {1, 2, 3}) {
+    Http2Frames frames(kLimits);
+    frames.Take(kPreface + Frame(kHeaders, 0, 1, 5));
+    const std::string message = Message(pieces - 1);
+    Http2Frames::Counts sum;
+    for (int i = 0; i < 100; ++i) {
+      sum += frames.Take(Frame(kData, 0, 1, message.substr(0, 5)));
+      for (size_t at = 5; at < message.size(); ++at) {
+        sum += frames.Take(Frame(kData, 0, 1, message.substr(at, 1)));
+      }
+    }
+    EXPECT_EQ(sum.later, 99);
+    EXPECT_EQ(sum.broken, pieces < 3 ? ""
+                                     : "it has sent 7 bytes of a message in 9 pieces; expected at "
+                                       "most 8");
+  }
 }
 
 TEST(Http2FramesTest, WhatIsReadInPiecesCountsAsThat) {

@@ -37,12 +37,21 @@ static_assert(kMaxCommandMessageBytes <= kMaxMessageBytes);
 // each 8 KiB, or where a client has written no more yet.
 inline constexpr int kMessagePieces = 32;
 inline constexpr int kMessageBytesAPiece = 512;
+// The same of small ones, of which many come behind each other: so many on average. A library may
+// send the bytes before a message for themselves, and reads end anywhere.
+inline constexpr int kPiecesAMessage = 3;
+// Messages of calls, behind the first of each, that nobody has taken: only streams of commands (and
+// reflection) may have some. A window of 64 KiB has up to 5,957 commands, 11 bytes each. gRPC
+// keeps three slices for one, and the frames that they came in: of five bytes that is 3 * (32 + 9)
+// + 5.
+inline constexpr int kMaxLaterMessages = 32 << 10;
+inline constexpr int64_t kLaterMessageBytes = 128;
 
 // Parsed, a message takes up to so many times its bytes: two of them are an empty message in a
 // list, or a field that this build does not know.
 inline constexpr int64_t kParsedFactor = 96;
 // Of all messages that are being parsed, in memory.
-inline constexpr int64_t kMaxParsedBytes = int64_t{28} << 20;
+inline constexpr int64_t kMaxParsedBytes = int64_t{25} << 20;
 static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
 // Requests that are being read, each of which may become the largest, or wait for the node, as a
 // command's frame does.
@@ -96,7 +105,8 @@ static_assert(kBaseBytes + kErrorBytes + ReadBytes(0, kDefaultMaxCalls, kDefault
                   (kDefaultMaxCalls + kMaxOtherCalls + kMaxEndingCalls) * kCallBytes +
                   kDefaultMaxConnections * kConnectionBytes + kMaxParsedBytes + kMaxUploadBytes +
                   kMaxAnswerBytes + kMaxReads * kMaxFrameBytes +
-                  kDefaultMaxStreams * (kMaxPostedBytes + kMaxFrameBytes) <=
+                  kDefaultMaxStreams * (kMaxPostedBytes + kMaxFrameBytes) +
+                  kMaxLaterMessages * kLaterMessageBytes <=
               kOwnBytes);
 
 }  // namespace chorus::server

@@ -90,7 +90,7 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
           number,
           // gRPC lets a connection have as many streams as calls may be admitted.
           Http2Frames::Limits{static_cast<size_t>(max_calls_.admitted), kMaxMessageBytes,
-                              kMessagePieces, kMessageBytesAPiece},
+                              kMessagePieces, kMessageBytesAPiece, kPiecesAMessage},
           [this, number](const Http2Frames::Counts& counts) { return MayAsk(number, counts); });
       added.asked = 0;
       added.watch = std::move(connection);
@@ -145,24 +145,51 @@ std::string PeerTable::WhyNotAskLocked(int number, Connection* connection,
   if (!counts.broken.empty()) return counts.broken;
   const Clock::time_point now = Clock::now();
   ForgetLostLocked(connection, now);
-  connection->asked_last = now;
+  if (counts.asked > 0) connection->asked_last = now;
   connection->asked += counts.asked;
   if (connection->asked > kLookAfter && Writable(number)) connection->asked = 0;
   if (connection->asked > kMaxAsked) {
     return absl::StrCat("it has asked for ", connection->asked,
                         " answers, and was not seen to read; expected at most ", kMaxAsked);
   }
-  if (counts.calls == 0) return "";
-  const int most = max_calls_.all();
-  const int64_t share =
-      all_calls_.came + counts.calls > most ? most - ShareOf(most) : ShareOf(most);
+  const std::string why = WhyNotCallsLocked(connection, counts.calls);
+  return why.empty() ? WhyNotLaterLocked(connection, counts.later) : why;
+}
+
+std::string PeerTable::WhyNotCallsLocked(Connection* connection, int calls) {
+  if (calls == 0) return "";
+  const int64_t share = ShareWhere(all_calls_.came + calls, max_calls_.all());
   const int came = CallsOfLocked(*connection).came;
-  if (came + counts.calls > share) {
-    return absl::StrCat("its user has ", came, " calls that have not ended, and makes ",
-                        counts.calls, " more; expected at most ", share);
+  if (came + calls > share) {
+    return absl::StrCat("its user has ", came, " calls that have not ended, and makes ", calls,
+                        " more; expected at most ", share);
   }
-  AddCallsLocked(connection, {counts.calls, 0, 0, 0});
+  AddCallsLocked(connection, {calls, 0, 0, 0, 0});
   return "";
+}
+
+std::string PeerTable::WhyNotLaterLocked(Connection* connection, int later) {
+  // What comes for calls that have ended gRPC drops.
+  if (later == 0 || connection->calls.came == 0) return "";
+  const int64_t share = ShareWhere(all_calls_.later + later, kMaxLaterMessages);
+  const int own = CallsOfLocked(*connection).later;
+  if (own + later > share) {
+    return absl::StrCat("its user has ", own, " messages that nobody has taken, and sends ", later,
+                        " more; expected at most ", share);
+  }
+  AddCallsLocked(connection, {0, 0, 0, 0, later});
+  return "";
+}
+
+int64_t PeerTable::ShareWhere(int64_t taken, int64_t most) {
+  return taken > most ? most - ShareOf(most) : ShareOf(most);
+}
+
+void PeerTable::TookMessages(int number, int messages) {
+  MutexLock lock(&mutex_);
+  Connection& connection = peers_[number];
+  // 0: as for CallEnded.
+  if (connection.calls.came > 0) AddCallsLocked(&connection, {0, 0, 0, 0, -messages});
 }
 
 void PeerTable::ForgetLostLocked(Connection* connection, Clock::time_point now) {
@@ -172,7 +199,7 @@ void PeerTable::ForgetLostLocked(Connection* connection, Clock::time_point now) 
   // Those of them that are under way may be counted twice: then as many lost ones stay.
   const int open = connection->watch.valid() ? connection->gate->open() : 0;
   const int lost = calls.came - calls.under_way - open;
-  if (lost > 0) AddCallsLocked(connection, {-lost, 0, 0, 0});
+  if (lost > 0) AddCallsLocked(connection, {-lost, 0, 0, 0, 0});
 }
 
 absl::Status PeerTable::CallBegan(int number) {
@@ -183,7 +210,7 @@ absl::Status PeerTable::CallBegan(int number) {
   CHORUS_RETURN_IF_ERROR(CheckPlaces("calls that are refused or gRPC's own",
                                      CallsOfLocked(it->second).others(), all_calls_.others(),
                                      max_calls_.others));
-  AddCallsLocked(&it->second, {0, 1, 0, 0});
+  AddCallsLocked(&it->second, {0, 1, 0, 0, 0});
   return absl::OkStatus();
 }
 
@@ -194,7 +221,7 @@ void PeerTable::CallEnded(int number, bool began) {
   // 0: of a connection before this one of the same number, or forgotten.
   const Calls& calls = it->second.calls;
   AddCallsLocked(&it->second,
-                 {calls.came > 0 ? -1 : 0, began && calls.under_way > 0 ? -1 : 0, 0, 0});
+                 {calls.came > 0 ? -1 : 0, began && calls.under_way > 0 ? -1 : 0, 0, 0, 0});
   it->second.since = Clock::now();
 }
 
@@ -210,9 +237,15 @@ void PeerTable::AddCallsLocked(Connection* connection, const Calls& calls) {
     sum->under_way += calls.under_way;
     sum->admitted += calls.admitted;
     sum->ending += calls.ending;
+    sum->later += calls.later;
+  }
+  if (connection->calls.came == 0 && connection->calls.later != 0) {
+    const int gone = connection->calls.later;
+    for (Calls* const sum : {&connection->calls, &all_calls_, &count->second}) sum->later -= gone;
   }
   const Calls& left = count->second;
-  if (left.came == 0 && left.under_way == 0 && left.admitted == 0 && left.ending == 0) {
+  if (left.came == 0 && left.under_way == 0 && left.admitted == 0 && left.ending == 0 &&
+      left.later == 0) {
     calls_of_.erase(count);
   }
 }
@@ -231,7 +264,7 @@ absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
       taken = TakeSpareLocked(connection);
       if (taken == nullptr) return room;
     }
-    AddCallsLocked(&connection, {0, 0, 1, 0});
+    AddCallsLocked(&connection, {0, 0, 1, 0, 0});
     admitted.place = Place(this, number);
   }
   if (taken != nullptr) taken();
@@ -261,7 +294,7 @@ std::function<void()> PeerTable::TakeSpareLocked(const Connection& connection) {
 void PeerTable::EndsLocked(int number) {
   Connection& connection = peers_[number];
   // 0: as for CallEnded.
-  if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, 0, -1, 1});
+  if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, 0, -1, 1, 0});
 }
 
 void PeerTable::Ends(int number, int64_t spare) {
@@ -276,9 +309,9 @@ void PeerTable::Leave(int number, int64_t spare, bool ends) {
   const Calls& calls = connection.calls;
   ends = ends || (spare != 0 && spare_places_.erase(spare) == 0);
   if (ends) {
-    if (calls.ending > 0) AddCallsLocked(&connection, {0, 0, 0, -1});
+    if (calls.ending > 0) AddCallsLocked(&connection, {0, 0, 0, -1, 0});
   } else if (calls.admitted > 0) {
-    AddCallsLocked(&connection, {0, 0, -1, 0});
+    AddCallsLocked(&connection, {0, 0, -1, 0, 0});
   }
 }
 

@@ -80,10 +80,10 @@ class PeerTable {
   // The number of a connection.
   static absl::optional<int> NumberOf(absl::string_view peer);
   // Connection `number` asks for `counts`. False: it may not, and has to be ended: its user has too
-  // many calls that have not ended, or it asks and asks and does not read what it is sent, or what
-  // it sends is broken (a message of more than kMaxMessageBytes). Too many are ShareOf
-  // MaxCalls::all(); where all users have that many, the rest: nobody's connection is ended for
-  // what others do.
+  // many calls that have not ended, or messages that nobody has taken (kMaxLaterMessages), or it
+  // asks and asks and does not read what it is sent, or what it sends is broken (a message of more
+  // than kMaxMessageBytes). Too many calls are ShareOf MaxCalls::all(); where all users have that
+  // many, the rest: nobody's connection is ended for what others do. So it is with messages.
   bool MayAsk(int number, const Http2Frames::Counts& counts);
   // A call of connection `number` is under way, until it has ended. RESOURCE_EXHAUSTED kQuota: it
   // is not counted, and has to end at once, for there are too many that are not admitted. That
@@ -121,6 +121,10 @@ class PeerTable {
     // place has ended, and `taken` has to end the call. It is called by Admit, without its lock.
     void Spare(std::function<void()> taken) {
       if (table_ != nullptr && !ends_) spare_ = table_->AddSpare(number_, std::move(taken));
+    }
+    // So many messages of the call have been taken, not counting its first. Before the call ends.
+    void Took(int messages) {
+      if (table_ != nullptr) table_->TookMessages(number_, messages);
     }
 
    private:
@@ -171,8 +175,11 @@ class PeerTable {
     int under_way = 0;  // of these, by CallBegan
     int admitted = 0;   // of these, by Admit
     int ending = 0;     // of these, no more
+    // Messages that have come for them, behind the first of each, and that nobody has taken. Of
+    // calls that end before that it is not known; they go with the last call of their connection.
+    int later = 0;
     int others() const { return under_way - admitted - ending; }
-    Calls operator-() const { return {-came, -under_way, -admitted, -ending}; }
+    Calls operator-() const { return {-came, -under_way, -admitted, -ending, -later}; }
   };
   struct Connection {
     absl::optional<PeerCredentials> peer;  // stays when it has ended: see above. None: by TCP
@@ -193,6 +200,12 @@ class PeerTable {
   // Empty: it may.
   std::string WhyNotAskLocked(int number, Connection* connection, const Http2Frames::Counts& counts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string WhyNotLaterLocked(Connection* connection, int later)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string WhyNotCallsLocked(Connection* connection, int calls)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What one user may have of `most`, of which all have `taken`.
+  static int64_t ShareWhere(int64_t taken, int64_t most);
   // Of calls that gRPC has ended before anybody could count them as begun nobody hears. Of one of a
   // service of its own gRPC does not tell before its message has come: that stays for as long as
   // its client keeps its stream open.
@@ -209,6 +222,7 @@ class PeerTable {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndsLocked(int number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Ends(int number, int64_t spare);
+  void TookMessages(int number, int messages);
   void Leave(int number, int64_t spare, bool ends);
   static bool IsIdle(const Connection& connection, const Idle& idle, Clock::time_point now);
   void EndedLocked(Connection* connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/own_memory.h"
 
 namespace chorus::server {
 namespace {
@@ -237,6 +238,35 @@ TEST(PeerTableTest, AConnectionThatMakesMoreCallsThanThereMayBeHasToEnd) {
   for (int i = 0; i < 5; ++i) table.CallEnded(one.number(), /*began=*/false);
   EXPECT_FALSE(table.MayAsk(one.number(), CallsOf(3)));
   EXPECT_TRUE(table.MayAsk(one.number(), CallsOf(2)));
+}
+
+// Messages behind the first of a call.
+TEST(PeerTableTest, AUserHasSoManyMessagesThatNobodyHasTaken) {
+  std::string told;
+  PeerTable table(0, 8, {16, 16, 16},
+                  [&told](absl::string_view, absl::string_view why) { told = std::string(why); });
+  const Pair one(&table, 1000);
+  const Pair two(&table, 1000);
+  const Pair other(&table, 1001);
+  Http2Frames::Counts call = CallsOf(1);
+  call.later = kMaxLaterMessages / 8 * 7 - 10;
+  EXPECT_TRUE(table.MayAsk(one.number(), call));
+  AdmittedCall stream(&table, one);
+  ASSERT_TRUE(stream.status.ok()) << stream.status;
+  call.later = 11;
+  EXPECT_FALSE(table.MayAsk(two.number(), call));
+  EXPECT_EQ(told, absl::StrCat("its user has ", kMaxLaterMessages / 8 * 7 - 10,
+                               " messages that nobody has taken, and sends 11 more; expected at "
+                               "most ",
+                               kMaxLaterMessages / 8 * 7));
+  EXPECT_TRUE(table.MayAsk(other.number(), call));
+  // Taken ones make room, and the end of a connection's last call.
+  stream.place.Took(1);
+  EXPECT_TRUE(table.MayAsk(two.number(), call));
+  EXPECT_FALSE(table.MayAsk(one.number(), call));
+  table.CallEnded(two.number(), /*began=*/false);
+  table.CallEnded(two.number(), /*began=*/false);
+  EXPECT_TRUE(table.MayAsk(one.number(), call));
 }
 
 TEST(PeerTableTest, AConnectionThatAsksAndDoesNotReadHasToEnd) {

@@ -13,6 +13,11 @@
 #include "absl/strings/string_view.h"
 
 namespace chorus::server {
+namespace {
+
+constexpr int kLaterAtATime = 64;
+
+}  // namespace
 
 // By descriptor: reading must not take a lock that all connections share.
 struct ReadGates {
@@ -31,7 +36,10 @@ struct ReadGates {
       size -= bytes;
     }
     gate->open_.store(static_cast<int>(gate->frames_.open()), std::memory_order_relaxed);
-    return (sum.asked == 0 && sum.broken.empty()) || gate->may_ask_(sum);
+    gate->later_ += sum.later;
+    if (sum.asked == 0 && sum.broken.empty() && gate->later_ < kLaterAtATime) return true;
+    sum.later = std::exchange(gate->later_, 0);
+    return gate->may_ask_(sum);
   }
 };
 

@@ -26,6 +26,7 @@
 #include "gtest/gtest.h"
 #include "proto/convert/api_version.h"
 #include "proto/convert/errors_convert.h"
+#include "server/own_memory.h"
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
 
@@ -1007,6 +1008,24 @@ struct OpenStream {
   grpc::ClientContext context;
   std::unique_ptr<Stream> stream;
 };
+
+// More than may wait that nobody has taken.
+TEST(CommandStreamTest, AnyNumberOfCommandsMayCome) {
+  TestDaemon daemon;
+  RpcRank client(daemon.Connect());
+  OpenStream open(client);
+  constexpr int kCommands = kMaxLaterMessages + 1000;
+  std::thread sends([&] {
+    for (int i = 0; i < kCommands; ++i) ASSERT_TRUE(open.Send(0, v1::Command())) << i;
+    open.stream->WritesDone();
+  });
+  v1::CommandsResponse outcome;
+  int outcomes = 0;
+  while (open.stream->Read(&outcome)) ++outcomes;
+  sends.join();
+  EXPECT_EQ(outcomes, kCommands);
+  EXPECT_OK(FromGrpc(open.stream->Finish()));
+}
 
 // Calls whose request does not come have an end, and those behind them their turn.
 TEST(RequestTest, ItComesInTimeOrItsCallEnds) {

@@ -27,6 +27,9 @@ int64_t BytesOf(const grpc::ByteBuffer& outcome) {
 }
 int64_t BytesOf(const std::string& frame) { return kOverhead + static_cast<int64_t>(frame.size()); }
 
+// Messages after which the table of connections is told that they have been taken.
+constexpr int kTakenAtATime = 64;
+
 // An outcome that is to be written.
 struct Outcome {
   grpc::ByteBuffer bytes;
@@ -71,12 +74,18 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     {
       // Commands that come behind the farewell are not taken: the stream's end tells why.
       MutexLock lock(&mutex_);
+      CountMessage();
       if (!farewell_.ok()) return;
     }
     if (!TakeCommand()) return;
     MutexLock lock(&mutex_);
     ReadMore();
   }
+
+  void CountMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (std::exchange(has_message_, true) && !ended_ && ++taken_ == kTakenAtATime) TellTaken();
+  }
+  void TellTaken() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { place_.Took(std::exchange(taken_, 0)); }
 
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ended_ || !farewell_.ok()) return;
@@ -208,6 +217,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   // An end that the client does not take is given up, and all that the stream holds.
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (std::exchange(ended_, true)) return;
+    TellTaken();
     Finish(status);
     unread_.Start(service_, context_);
   }
@@ -260,6 +270,8 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   int64_t unwritten_bytes_ ABSL_GUARDED_BY(mutex_) = 0;   // of these
   int64_t posted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;      // that the node has not come to
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool has_message_ ABSL_GUARDED_BY(mutex_) = false;  // its first
+  int taken_ ABSL_GUARDED_BY(mutex_) = 0;  // messages behind it that nobody has been told of
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool read_paused_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;

@@ -743,6 +743,12 @@ absl::StatusOr<Report> Halves(Attacker* attacker) {
   return SendHalfMessages(impl.SocketPath(), frame, &impl.kept.emplace_back());
 }
 
+template <size_t messages, size_t frame>
+absl::StatusOr<Report> Empties(Attacker* attacker) {
+  Attacker::Impl& impl = attacker->impl();
+  return SendEmptyMessages(impl.SocketPath(), messages, frame, &impl.kept.emplace_back());
+}
+
 absl::StatusOr<Report> Declared(Attacker* attacker) {
   return SendDeclared(attacker->impl().SocketPath(), &attacker->impl().kept.emplace_back());
 }
@@ -816,6 +822,11 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"halves_in_bytes", &Halves<1>},
       {"declared", &Declared},
       {"unread_halves", &UnreadHalves},
+      {"empties", &Empties<13000, kMaxFrame>},
+      {"empties_of_a_frame", &Empties<13000, 5>},
+      {"empties_in_bytes", &Empties<13000, 1>},
+      // In about as many pieces as a user's may come in, and as many of them.
+      {"few_empties", &Empties<50, 2>},
       {"half_headers", &HalfHeaders},
       {"calls", &Floods<FloodKind::kCalls>},
       {"unknown_calls", &Floods<FloodKind::kUnknownCalls>},

@@ -199,18 +199,14 @@ absl::Status SendUnread(const UniqueFd& connection, absl::string_view frames) {
 
 uint32_t StreamOf(size_t call) { return static_cast<uint32_t>(2 * call + 1); }
 
-}  // namespace
-
-absl::StatusOr<Report> SendHalfMessages(const std::string& path, size_t frame,
-                                        UniqueFd* connection) {
+// Many calls, streams of commands first, each with as much of `content` as it takes, in frames of
+// `frame` bytes; but of `silent` calls behind the streams nothing more than their headers.
+absl::StatusOr<Report> SendEverywhere(const std::string& path, const std::string& content,
+                                      size_t frame, size_t silent, UniqueFd* connection) {
   constexpr size_t kStreams = 56;
   constexpr size_t kCalls = 600;
-  constexpr size_t kMessage = 256 << 10;
   CHORUS_ASSIGN_OR_RETURN(*connection, Connect(path));
   Connection http(connection->get());
-  // Not compressed, and as long.
-  const std::string message =
-      BigEndian(0, 1) + BigEndian(kMessage, 4) + std::string(kMessage - 1, '\0');
   bool open = http.SendBytes(kPreface) && http.Send(kSettings, 0, 0, "");
   for (size_t i = 0; open && i < kCalls; ++i) {
     open = http.Send(
@@ -221,8 +217,9 @@ absl::StatusOr<Report> SendHalfMessages(const std::string& path, size_t frame,
   // What it grants comes when it likes.
   for (int idle = 0; open && idle < 20; ++idle) {
     for (size_t i = 0; open && i < kCalls; ++i) {
+      if (i >= kStreams && i < kStreams + silent) continue;
       size_t now = 0;
-      open = http.SendData(StreamOf(i), absl::string_view(message).substr(sent[i], kMaxFrame),
+      open = http.SendData(StreamOf(i), absl::string_view(content).substr(sent[i], kMaxFrame),
                            frame, &now);
       sent[i] += now;
       if (now > 0) idle = 0;
@@ -232,6 +229,24 @@ absl::StatusOr<Report> SendHalfMessages(const std::string& path, size_t frame,
   Report report;
   report.done = open ? kCalls : 0;
   return report;
+}
+
+}  // namespace
+
+absl::StatusOr<Report> SendHalfMessages(const std::string& path, size_t frame,
+                                        UniqueFd* connection) {
+  constexpr size_t kMessage = 256 << 10;
+  // Not compressed, and as long.
+  return SendEverywhere(path,
+                        BigEndian(0, 1) + BigEndian(kMessage, 4) + std::string(kMessage - 1, '\0'),
+                        frame, 0, connection);
+}
+
+absl::StatusOr<Report> SendEmptyMessages(const std::string& path, size_t messages, size_t frame,
+                                         UniqueFd* connection) {
+  // Four of a connection are read at a time, each for ten seconds.
+  constexpr size_t kSilent = 40;
+  return SendEverywhere(path, std::string(5 * messages, '\0'), frame, kSilent, connection);
 }
 
 absl::StatusOr<Report> SendDeclared(const std::string& path, UniqueFd* connection) {

@@ -27,6 +27,11 @@ inline constexpr size_t kMaxFrame = 16384;
 absl::StatusOr<Report> SendHalfMessages(const std::string& path, size_t frame,
                                         UniqueFd* connection);
 
+// The same with so many messages of no bytes, five with their prefix, each: those of calls that
+// wait behind others of which nothing comes.
+absl::StatusOr<Report> SendEmptyMessages(const std::string& path, size_t messages, size_t frame,
+                                         UniqueFd* connection);
+
 // One stream of commands with a message that is declared to be of 1 GiB: as much of it as is
 // granted, until the connection is ended. Reports of how many MiB were taken.
 absl::StatusOr<Report> SendDeclared(const std::string& path, UniqueFd* connection);

@@ -85,6 +85,10 @@ constexpr Case kCases[] = {
     {"halves", "OK", 600, 600},
     {"halves_in_pieces", "OK", 600, 600},
     {"halves_in_bytes", "OK", 0, 0},
+    {"empties", "OK", 0, 0},
+    {"empties_of_a_frame", "OK", 0, 0},
+    {"empties_in_bytes", "OK", 0, 0},
+    {"few_empties", "OK", 600, 600},
     {"declared", "OK", 0, 0},
     {"answers", "RESOURCE_EXHAUSTED", 200, 200},
     // By gRPC alone.
