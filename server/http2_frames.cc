@@ -80,10 +80,16 @@ void Http2Frames::TakeHead(Counts* counts) {
 }
 
 void Http2Frames::BeginData(uint32_t number, size_t size, unsigned char flags, Counts* counts) {
-  const auto stream = Find(number);
+  auto stream = Find(number);
   if (stream == streams_.end()) {
-    skip_ = size;
-    return Break(counts, absl::StrCat("it sends data in stream ", number, ", which is not open"));
+    if (number % 2 == 0 || number > last_stream_ || number <= given_up_) {
+      skip_ = size;
+      return Break(counts, absl::StrCat("it sends data in stream ", number, ", which is not open"));
+    }
+    // It had no message that was not whole when it was given up: so one begins.
+    Open(number);
+    stream = Find(number);
+    stream->is_later = true;
   }
   stream->last_used = ++used_;
   current_ = number;
@@ -139,13 +145,22 @@ void Http2Frames::CountPiece(Stream* stream, Counts* counts) const {
 
 void Http2Frames::Open(uint32_t number) {
   if (streams_.size() >= limits_.streams) {
-    streams_.erase(std::min_element(
-        streams_.begin(), streams_.end(),
-        [](const Stream& a, const Stream& b) { return a.last_used < b.last_used; }));
+    // Of one whose message is not whole nobody could tell where the next one begins.
+    const auto given_up =
+        std::min_element(streams_.begin(), streams_.end(), [](const Stream& a, const Stream& b) {
+          if ((a.came == 0) != (b.came == 0)) return a.came == 0;
+          return a.last_used < b.last_used;
+        });
+    if (given_up->came > 0) given_up_ = std::max(given_up_, given_up->number);
+    streams_.erase(given_up);
   }
-  Stream& stream = streams_.emplace_back();
+  Stream stream;
   stream.number = number;
   stream.last_used = ++used_;
+  streams_.insert(
+      std::lower_bound(streams_.begin(), streams_.end(), number,
+                       [](const Stream& other, uint32_t added) { return other.number < added; }),
+      stream);
 }
 
 void Http2Frames::Close(uint32_t number) {

@@ -58,8 +58,9 @@ class Http2Frames {
   static constexpr uint32_t kPrefixBytes = 5;
 
   // A stream that its client has opened and not ended. That the daemon has ended one is not seen
-  // here: such a one stays until there are more than may be open, and then it is the one for which
-  // nothing has come for longest.
+  // here: such a one stays until there are more than may be open. Then the one is given up for
+  // which nothing has come for longest, of those whose messages are whole where there is one: if it
+  // lives after all it is followed again when something comes.
   struct Stream {
     uint64_t last_used = 0;
     uint32_t number = 0;
@@ -92,6 +93,7 @@ class Http2Frames {
   uint32_t current_ = 0;
   uint32_t ends_ = 0;  // a stream that is not open behind this frame; 0: none
   uint32_t last_stream_ = 0;
+  uint32_t given_up_ = 0;  // the last stream that was with a message that was not whole
   uint64_t used_ = 0;
   std::vector<Stream> streams_;  // by number
 };

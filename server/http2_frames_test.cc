@@ -170,10 +170,15 @@ TEST(Http2FramesTest, DataOfAStreamThatIsNotOpenBreaksTheConnection) {
   const std::string said = "it sends data in stream 1, which is not open";
   EXPECT_EQ(Broken(data), said);
   EXPECT_EQ(Broken(open + data + data), "");
-  EXPECT_EQ(Broken(open + data + Frame(kReset, 0, 1, 4) + data), said);
-  EXPECT_EQ(Broken(open + Frame(kData, kEndStream, 1, Message(8)) + data), said);
-  EXPECT_EQ(Broken(open + Frame(kHeaders, 4 | kEndStream, 1, 10) + data), said);
-  EXPECT_EQ(Broken(Frame(kHeaders, 4 | kEndStream, 1, 10) + data), said);
+  EXPECT_EQ(Broken(open + Frame(kData, 0, 2, Message(8))),
+            "it sends data in stream 2, which is not open");
+  // What comes in one that has ended is as if it had just begun: gRPC passes it by.
+  for (const std::string& ended :
+       {data + Frame(kReset, 0, 1, 4), Frame(kData, kEndStream, 1, Message(8)),
+        Frame(kHeaders, 4 | kEndStream, 1, 10)}) {
+    EXPECT_EQ(Broken(open + ended + data), "");
+    EXPECT_NE(Broken(open + ended + Frame(kData, 0, 1, Message(2000, 0))), "");
+  }
 }
 
 // What is said of `frames`, which come at once.
@@ -273,6 +278,24 @@ TEST(Http2FramesTest, OfStreamsThatAreNotUsedOnlySoManyAreKept) {
   EXPECT_EQ(Broken(frames + Frame(kData, 0, 93, 6)), "");
   EXPECT_EQ(Broken(frames + Frame(kData, 0, 91, 6)),
             "it sends data in stream 91, which is not open");
+}
+
+// One that lives and has been quiet for long must not end its connection.
+TEST(Http2FramesTest, AQuietStreamIsFollowedAgain) {
+  for (const bool whole : {true, false}) {
+    SCOPED_TRACE(whole);
+    std::string frames = Frame(kHeaders, 4, 1, 10) + Frame(kData, 0, 1, Message(8));
+    for (uint32_t stream = 3; stream < 99; stream += 2) {
+      frames += Frame(kHeaders, 4, stream, 10) +
+                Frame(kData, 0, stream, whole ? Message(9) : Message(9, 3));
+    }
+    EXPECT_EQ(Broken(frames), "");
+    // Where there are others whose messages are not whole it is given up before them.
+    EXPECT_EQ(Broken(frames + Frame(kData, 0, 1, Message(8))),
+              whole ? "" : "it sends data in stream 1, which is not open");
+    EXPECT_NE(Broken(frames + Frame(kData, 0, 1, Message(2000, 0))), "");
+    EXPECT_EQ(Broken(frames + Frame(kData, 0, 97, Message(8).substr(0, 6))), "");
+  }
 }
 
 }  // namespace
