@@ -87,8 +87,7 @@ void Http2Frames::BeginData(uint32_t number, size_t size, unsigned char flags, C
       return Break(counts, absl::StrCat("it sends data in stream ", number, ", which is not open"));
     }
     // It had no message that was not whole when it was given up: so one begins.
-    Open(number);
-    stream = Find(number);
+    stream = Open(number);
     stream->is_later = true;
   }
   stream->last_used = ++used_;
@@ -143,7 +142,7 @@ void Http2Frames::CountPiece(Stream* stream, Counts* counts) const {
   }
 }
 
-void Http2Frames::Open(uint32_t number) {
+std::vector<Http2Frames::Stream>::iterator Http2Frames::Open(uint32_t number) {
   if (streams_.size() >= limits_.streams) {
     // Of one whose message is not whole nobody could tell where the next one begins.
     const auto given_up =
@@ -157,10 +156,7 @@ void Http2Frames::Open(uint32_t number) {
   Stream stream;
   stream.number = number;
   stream.last_used = ++used_;
-  streams_.insert(
-      std::lower_bound(streams_.begin(), streams_.end(), number,
-                       [](const Stream& other, uint32_t added) { return other.number < added; }),
-      stream);
+  return streams_.insert(PlaceOf(number), stream);
 }
 
 void Http2Frames::Close(uint32_t number) {
@@ -169,10 +165,14 @@ void Http2Frames::Close(uint32_t number) {
 }
 
 std::vector<Http2Frames::Stream>::iterator Http2Frames::Find(uint32_t number) {
-  const auto stream = std::lower_bound(
+  const auto stream = PlaceOf(number);
+  return stream != streams_.end() && stream->number == number ? stream : streams_.end();
+}
+
+std::vector<Http2Frames::Stream>::iterator Http2Frames::PlaceOf(uint32_t number) {
+  return std::lower_bound(
       streams_.begin(), streams_.end(), number,
       [](const Stream& stream, uint32_t wanted) { return stream.number < wanted; });
-  return stream != streams_.end() && stream->number == number ? stream : streams_.end();
 }
 
 }  // namespace chorus::server

@@ -79,9 +79,11 @@ class Http2Frames {
   void TakePrefix(Stream* stream, unsigned char byte, Counts* counts) const;
   void EndMessage(Stream* stream) const;
   void CountPiece(Stream* stream, Counts* counts) const;
-  void Open(uint32_t number);
+  std::vector<Stream>::iterator Open(uint32_t number);
   void Close(uint32_t number);
   std::vector<Stream>::iterator Find(uint32_t number);
+  // The first of this number, or a higher one.
+  std::vector<Stream>::iterator PlaceOf(uint32_t number);
 
   const Limits limits_;
   unsigned char head_[kHeadBytes] = {};
