@@ -106,10 +106,21 @@ TensorType F32(std::vector<int64_t> sizes) {
   return type;
 }
 
-void AddOutput(RankBuilder* b, ValueIndex v) {
+// `may_alias`: the input that it may take the memory of; -1: none.
+void AddOutput(RankBuilder* b, ValueIndex v, int32_t may_alias = -1) {
   GraphOutput output;
   output.value = v;
+  output.may_alias = may_alias;
   b->graph().AddOutput(output);
+}
+
+// An input that may be given away.
+ValueIndex AddState(RankBuilder* b, const TensorType& type) {
+  GraphInput input;
+  input.type = type;
+  input.role = InputRole::kState;
+  input.donatable = true;
+  return b->graph().AddInput(input);
 }
 
 class ExecutorTest : public ::testing::TestWithParam<Param> {
@@ -742,23 +753,12 @@ TEST_P(ExecutorTest, OutputsTakeOverDonatedInputs) {
   RankBuilder b(0, 1);
   const TensorType type = F32({300});
   std::vector<ValueIndex> state;
-  for (int i = 0; i < 2; ++i) {
-    GraphInput input;
-    input.type = type;
-    input.role = InputRole::kState;
-    input.donatable = true;
-    state.push_back(b.graph().AddInput(input));
-  }
+  for (int i = 0; i < 2; ++i) state.push_back(AddState(&b, type));
   const ValueIndex gradient = b.Input(type);
   const ValueIndex momentum = b.Op("add", {state[1], gradient});
   const ValueIndex parameter = b.Op("add", {state[0], b.Op("neg", {momentum})});
-  GraphOutput output;
-  output.value = parameter;
-  output.may_alias = 0;
-  b.graph().AddOutput(output);
-  output.value = momentum;
-  output.may_alias = 1;
-  b.graph().AddOutput(output);
+  AddOutput(&b, parameter, /*may_alias=*/0);
+  AddOutput(&b, momentum, /*may_alias=*/1);
   const std::vector<Session> sessions = {MakeSession(&b)};
   rig_.set_donate(true);
   const auto result = rig_.Launch(sessions);
@@ -802,16 +802,9 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
   const auto launch = [&](const std::string& op, size_t operands, const GangRig::Source& x,
                           CompletionMessage* completion) {
     RankBuilder b(0, 1);
-    GraphInput input;
-    input.type = type;
-    input.role = InputRole::kState;
-    input.donatable = true;
-    const ValueIndex p = b.graph().AddInput(input);
+    const ValueIndex p = AddState(&b, type);
     const std::vector<ValueIndex> all(operands, b.Input(type));
-    GraphOutput output;
-    output.value = b.Op("add", {p, b.Op(op, all)});
-    output.may_alias = 0;
-    b.graph().AddOutput(output);
+    AddOutput(&b, b.Op("add", {p, b.Op(op, all)}), /*may_alias=*/0);
     Session session;
     session.graph = b.graph().Build();
     session.devices = {0};
@@ -887,16 +880,9 @@ TEST(HoldBackTest, OnAGpuAFailureIsKnownBeforeWhoeverReadsTheResultAsks) {
   const auto failed = rig.Prepare({session(&divides, {values(2), values(0)})});
   ASSERT_TRUE(failed->status.ok()) << failed->status;
   RankBuilder overwrites(0, 1);
-  GraphInput input;
-  input.type = type;
-  input.role = InputRole::kState;
-  input.donatable = true;
-  const ValueIndex state = overwrites.graph().AddInput(input);
+  const ValueIndex state = AddState(&overwrites, type);
   const ValueIndex sum = overwrites.Input(type);
-  GraphOutput output;
-  output.value = overwrites.Op("add", {state, sum});
-  output.may_alias = 0;
-  overwrites.graph().AddOutput(output);
+  AddOutput(&overwrites, overwrites.Op("add", {state, sum}), /*may_alias=*/0);
   const auto behind = rig.Prepare({session(&overwrites, {values(5), {failed.get(), 0, 1}})});
   ASSERT_TRUE(behind->status.ok()) << behind->status;
   ASSERT_EQ(behind->sessions[0].plan.outputs[0].donor, 0);
