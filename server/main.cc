@@ -234,6 +234,8 @@ ABSL_FLAG(int64_t, max_node_graphs, chorus::server::Defaults().node.max_node_gra
           "Registered graphs of all sessions together.");
 ABSL_FLAG(int32_t, max_graph_nodes, chorus::server::Defaults().node.max_graph_nodes,
           "Nodes of one graph.");
+ABSL_FLAG(int64_t, max_gang_size, chorus::server::Defaults().node.sequencer.max_gang_size,
+          "Collectives and results, of all ranks, of runs that can only be launched together.");
 ABSL_FLAG(int32_t, max_graph_collectives, chorus::server::Defaults().node.max_graph_collectives,
           "Collectives of one graph.");
 ABSL_FLAG(chorus::server::BytesFlag, max_graph_bytes,
@@ -348,6 +350,7 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(max_graphs, max_graphs);
   CHORUS_NODE_FLAG(max_graph_nodes, max_graph_nodes);
   CHORUS_NODE_FLAG(max_graph_collectives, max_graph_collectives);
+  CHORUS_NODE_FLAG(max_gang_size, sequencer.max_gang_size);
   CHORUS_NODE_FLAG(max_node_graphs, max_node_graphs);
   CHORUS_NODE_FLAG(max_graph_bytes, max_graph_bytes);
   CHORUS_NODE_FLAG(max_plan_bytes, plan.max_bytes);

@@ -43,6 +43,11 @@ int64_t OverUntil(const sequencer_tables::Member& member) {
   return member.step + (member.left_rest ? 1 : 0);
 }
 
+// What a run adds to its gang's.
+int64_t SizeOf(const Vote& vote) {
+  return static_cast<int64_t>(vote.what->participations.size()) + vote.results;
+}
+
 }  // namespace
 
 Sequencer::Sequencer(int world_size, SequencerOptions options) : options_(options) {
@@ -229,6 +234,30 @@ absl::Status Sequencer::CheckRoom(const Vote& vote) const {
                                 tapes, " more; at most ", options_.max_tapes,
                                 " may be kept: drop results that have a history, or make calls "
                                 "under NoGrad"));
+}
+
+// A gang is launched in one piece: what the vote would bring together must not be too much for
+// that.
+absl::Status Sequencer::CheckGang(const Vote& vote) {
+  int64_t size = SizeOf(vote);
+  if (pending_size_ + size <= options_.max_gang_size) return absl::OkStatus();
+  ++search_;
+  for (const InstanceKey& key : keys_) {
+    const int32_t* const instance = instance_by_key_.Find(key);
+    if (instance == nullptr) continue;
+    Component& gang = components_[instances_[*instance].component];
+    if (std::exchange(gang.mark, search_) != search_) size += gang.size;
+  }
+  return size <= options_.max_gang_size ? absl::OkStatus() : ToStatus(GangTooLarge(size));
+}
+
+Error Sequencer::GangTooLarge(int64_t size) const {
+  Error error(Reason::kQuota);
+  error.message = absl::StrCat(
+      "runs that can only be launched together, for they share collectives, have ", size,
+      " collectives and results over all ranks; at most ", options_.max_gang_size,
+      " may be launched at once (--max_gang_size): compile less into one function");
+  return error;
 }
 
 // The move that this call belongs to, with `next` the call's own position. `held`: which member of
@@ -917,6 +946,7 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.submitted = clock_;
   run.externally_blocked = vote.externally_blocked;
   run.donates = vote.donates;
+  run.size = SizeOf(vote);
   run.launch_work = vote.launch_work;
   run.has_dependents = false;
   run.reserve = PendingRun::Reserve::kNotAsked;
@@ -941,8 +971,16 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   }
   run_by_handle_.Emplace(vote.run, r);
   runs_.Append(&pending_, r);
+  pending_size_ += run.size;
   if (run.externally_blocked) externally_blocked_.emplace(run.order, r);
   return r;
+}
+
+void Sequencer::ForgetRun(int32_t r) {
+  pending_size_ -= runs_[r].size;
+  runs_[r].what.reset();
+  runs_.Remove(&pending_, r);
+  runs_.Free(r);
 }
 
 absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* actions) {
@@ -967,6 +1005,7 @@ absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* action
     return absl::OkStatus();
   }
   if (!resolved) CHORUS_RETURN_IF_ERROR(ResolveKeys(vote, /*late=*/false));
+  CHORUS_RETURN_IF_ERROR(CheckGang(vote));
   const bool skipped = BeginMoves();
   const int32_t run = AddRun(vote);
   absl::optional<Error> fault = FindRefusal(vote);
@@ -1054,6 +1093,7 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
   if (component == kNone) component = components_.New();  // a local run
   run.component = component;
   components_[component].runs.push_back(r);
+  components_[component].size += run.size;
   ready_.push_back(component);
   // Only now is it known which gradients this run asks for itself. Those use their entries up.
   for (const Participation& part : parts) {
@@ -1179,6 +1219,7 @@ void Sequencer::Merge(int32_t* into, int32_t other) {
   a.runs.insert(a.runs.end(), b.runs.begin(), b.runs.end());
   a.instances.insert(a.instances.end(), b.instances.begin(), b.instances.end());
   a.missing += b.missing;
+  a.size += b.size;
   // What the one waited for may be in the other.
   a.counted = false;
   ForgetComponent(other);
@@ -1190,6 +1231,7 @@ void Sequencer::ForgetComponent(int32_t component) {
   row.runs.clear();
   row.instances.clear();
   row.missing = 0;
+  row.size = 0;
   row.counted = false;
   components_.Free(component);
 }
@@ -1635,9 +1677,14 @@ void Sequencer::LaunchReady(Actions* actions) {
       if (components_[component].runs.empty() || components_[component].missing > 0) continue;
       CountAwaited(component);
       if (components_[component].awaited > 0) continue;
-      const absl::optional<Error> circle = OrderComponent(component, &gang_runs_, &gang_instances_);
-      if (circle.has_value()) {
-        EndEpoch(*circle, actions);
+      absl::optional<Error> why;
+      if (components_[component].size > options_.max_gang_size) {
+        why = GangTooLarge(components_[component].size);  // a circle has made it so
+      } else {
+        why = OrderComponent(component, &gang_runs_, &gang_instances_);
+      }
+      if (why.has_value()) {
+        EndEpoch(*why, actions);
         return;
       }
       if (AwaitReserves(component, actions)) continue;
@@ -1978,9 +2025,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     if (run.donates) action.donating.push_back(run.handle);
     gang.runs.push_back(run.handle);
     run_by_handle_.Erase(run.handle);
-    run.what.reset();
-    runs_.Remove(&pending_, r);
-    runs_.Free(r);
+    ForgetRun(r);
   }
   for (const int32_t id : instances) {
     LeaveParent(id);
@@ -2589,9 +2634,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
       auto& consumers = runs_[*row].consumers;
       consumers.erase(std::remove(consumers.begin(), consumers.end(), r), consumers.end());
     }
-    run.what.reset();
-    runs_.Remove(&pending_, r);
-    runs_.Free(r);
+    ForgetRun(r);
   }
   for (const int32_t id : instances) {
     Instance& instance = instances_[id];
@@ -2659,6 +2702,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   action.remaining_rows = static_cast<int64_t>(remains->instances.size());
   action.remains = std::move(remains);
   pending_ = {};
+  pending_size_ = 0;
   run_by_handle_.Clear();
   timed_ = {};
   first_unplaced_ = kNone;

@@ -84,9 +84,10 @@ class Sequencer {
   //   past: a position or a gradient's request that it has used before, a gradient of what it holds
   //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
   //   entry; RESOURCE_EXHAUSTED kQuota: it brings more instances than may be pending or may still
-  //   be differentiated; one for what others have brought is never refused so. Others may wait for
-  //   that part: Refuse() tells them. Where nobody can, for what it is to be a gradient of has
-  //   failed, the error is `alone`, and Refuse() ends no epoch.
+  //   be differentiated (one for what others have brought is never refused so), or a gang would
+  //   become larger than it may be. Others may wait for that part: Refuse() tells them. Where
+  //   nobody can, for what it is to be a gradient of has failed, the error is `alone`, and Refuse()
+  //   ends no epoch.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
   // gets kFail with that epoch's cause (its calls count), one for a position that somebody has
   // passed kFail with MISMATCH; for an epoch that is not open yet, INVALID_ARGUMENT.
@@ -225,9 +226,12 @@ class Sequencer {
   absl::Status ResolveOne(const Vote& vote, size_t i, bool late);
   // Whether the world may have what the vote of keys_ makes.
   absl::Status CheckRoom(const Vote& vote) const;
+  absl::Status CheckGang(const Vote& vote);
+  Error GangTooLarge(int64_t size) const;
   absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** result);
   absl::optional<Error> FindRefusal(const Vote& vote) const;
   int32_t AddRun(const Vote& vote);
+  void ForgetRun(int32_t run);
   void RecordVote(int32_t run, const Vote& vote, absl::optional<Error>* fault,
                   absl::optional<Error>* passed, Actions* actions);
   int32_t NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
@@ -399,6 +403,7 @@ class Sequencer {
 
   Pool<PendingRun> runs_;
   Pool<PendingRun>::Chain pending_;
+  int64_t pending_size_ = 0;  // of all of them
   SplitHashMap<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;

@@ -200,6 +200,7 @@ struct PendingRun {
   absl::Time submitted;
   bool externally_blocked = false;
   bool donates = false;
+  int64_t size = 0;  // its collectives and results
   int64_t launch_work = 1;
   bool has_dependents = false;  // a pending run, or a gradient, waits for its launch
   // Whether it can follow its gang's order where that is not its program's.
@@ -220,6 +221,7 @@ struct Component {
   absl::InlinedVector<int32_t, 4> runs;  // empty: the row is free
   absl::InlinedVector<int32_t, 4> instances;
   int64_t missing = 0;  // votes, over all instances
+  int64_t size = 0;     // of its runs together
   // Once it is closed, and `counted`: what it still waits for, which is results and forward
   // instances of other components, worlds of others, and runs that get ready for its order.
   bool counted = false;

@@ -285,7 +285,8 @@ BENCHMARK(BM_LongestGangTurn)
     ->Args({1, 2048})
     ->Args({2, 2048})
     ->Args({4, 2048})
-    ->Args({8, 2048});
+    ->Args({8, 2048})
+    ->Args({16, 2048});  // as many as a gang may have
 
 // The longest turn of the node for a run of so many results and collectives, and for the release of
 // the results.

@@ -190,6 +190,31 @@ TEST_F(NodeTest, AGangWhoseOrderTakesTooMuchMemoryIsRefusedBeforeItsLaunch) {
   }
 }
 
+// Each rank's run has one collective and one result; then one of them has a result more.
+TEST_F(NodeTest, WhatIsLaunchedTogetherHasSoManyCollectivesAndResults) {
+  NodeOptions options;
+  options.sequencer.max_gang_size = 4;
+  Start(2, options);
+  const TensorType type(DType::kF32, {2});
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, type, "a.cc:1"));
+    ranks_[r]->RunInline(0, {1, 2}, {0, 1});
+  }
+  for (auto& rank : ranks_) EXPECT_TRUE(rank->LastOutcome().ok()) << rank->LastOutcome();
+  GraphBuilder builder(1, {SlotOf(1, 2)});
+  const ValueIndex sum = AddAllReduce(&builder, AddInput(&builder, type), 1, "a.cc:1");
+  AddOutput(&builder, sum);
+  AddOutput(&builder, AddOp(&builder, "neg", {sum}));
+  ranks_[1]->Register(1, builder.Build());
+  ranks_[0]->RunInline(0, {1, 2}, {1, 1});
+  ranks_[1]->Submit(ranks_[1]->WorldRun(1, {DirectRank::Inline({1, 2})}, {{1, 1}, {2, 1}}));
+  const absl::Status second = ranks_[1]->LastOutcome();
+  EXPECT_EQ(ErrorOf(second).reason, Reason::kQuota) << second;
+  const absl::Status first = ranks_[0]->LastOutcome();
+  EXPECT_EQ(ErrorOf(first).reason, Reason::kPeerRefused) << first;
+  EXPECT_EQ(ErrorOf(first).culprit.rank, 1);
+}
+
 TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
   Start(2);
   for (int r = 0; r < 2; ++r) {

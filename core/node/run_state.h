@@ -157,6 +157,7 @@ struct RunState {
     vote.call_goes_on = false;
     vote.producers.clear();
     vote.donates = false;
+    vote.results = 0;
     vote.launch_work = 1;
     instance_of.clear();
     one_domain.reset();

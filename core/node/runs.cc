@@ -134,6 +134,7 @@ void Runs::CastVote(RunState* run, absl::Time now) {
     }
   }
   vote.externally_blocked = run->blockers > 0;
+  vote.results = static_cast<int64_t>(run->outputs.size());
   vote.launch_work =
       WorkOf(*run) + std::min<int64_t>(Executor::kSliceSteps,
                                        static_cast<int64_t>(run->graph->graph.nodes.size()));
