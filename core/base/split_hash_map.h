@@ -50,6 +50,11 @@ class SplitHashMap {
     part_of_ = {};
     bits_ = 0;
   }
+  // Lets go of what one part has. After that there are only this and size(), until nothing is left.
+  void ForgetPart() {
+    if (parts_.size() <= 1) return Clear();
+    parts_.pop_back();
+  }
   // By no order that means anything.
   template <typename Fn>
   void ForEach(Fn fn) const {

@@ -530,6 +530,15 @@ CallPosition Sequencer::NextOf(Rank rank, const Counter& counter) const {
   return counter.next.step < step ? CallPosition{step, 0, 0} : counter.next;
 }
 
+// They may be many: those go a part at a time (ForgetSome).
+void Sequencer::LetGoOfPairs(Member* member) {
+  if (member->pairs.size() > options_.rows_per_event) {
+    gone_pairs_.push_back(std::exchange(member->pairs, {}));
+  } else {
+    member->pairs.Clear();
+  }
+}
+
 bool Sequencer::BeginMoves() {
   bool skipped = false;
   for (Stepped& stepped : steps_) {
@@ -540,7 +549,7 @@ bool Sequencer::BeginMoves() {
     member.left_rest = false;
     member.left_rest_text.clear();
     // What is sent in a step is received in it.
-    member.pairs.Clear();
+    LetGoOfPairs(&member);
     skipped |= member.lacking > 0;
   }
   for (Move& move : moves_) {
@@ -1460,6 +1469,13 @@ void Sequencer::ForgetGone(int32_t t) {
 }
 
 void Sequencer::ForgetSome() {
+  while (!gone_pairs_.empty() && SliceHasTime()) {
+    auto& pairs = gone_pairs_.back();
+    const size_t before = pairs.size();
+    pairs.ForgetPart();
+    CountWork(static_cast<int64_t>(before - pairs.size()));
+    if (pairs.size() == 0) gone_pairs_.pop_back();
+  }
   if (ended_tapes_.empty() && !somebody_gone_ && refused_members_ == 0) return;
   size_t left = options_.rows_per_event;
   for (; left > 0 && !ended_tapes_.empty(); --left) {
@@ -2523,7 +2539,7 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 }
 
 absl::Time Sequencer::NextDeadline() const {
-  if (passing() || searching() || !ready_.empty()) return clock_;
+  if (passing() || searching() || !ready_.empty() || !gone_pairs_.empty()) return clock_;
   absl::Time next = absl::InfiniteFuture();
   for (const int32_t id : differing_) next = std::min(next, instances_[id].differs_until);
   if (timed_.head != kNone) {
@@ -2548,6 +2564,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   std::vector<int32_t> new_rank(members_.size(), -1);
   std::vector<Member> survivors;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
+    LetGoOfPairs(&members_[rank]);
     if (members_[rank].state != Member::State::kHere) continue;
     new_rank[rank] = static_cast<int32_t>(survivors.size());
     survivors.emplace_back();
@@ -2845,6 +2862,7 @@ absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
 size_t Sequencer::HeldRows() const {
   size_t rows = tapes_.size();
   for (const Member& member : members_) rows += member.pairs.size();
+  for (const auto& pairs : gone_pairs_) rows += pairs.size();
   return rows;
 }
 
@@ -2870,6 +2888,7 @@ int64_t Sequencer::HeldBytes() const {
   int64_t bytes = tapes_.end() * TapeBytes() + instances_.end() * InstanceBytes();
   bytes += static_cast<int64_t>(tapes_.size()) * SeatBytes(sizeof(TapeEntry));
   for (const Member& member : members_) bytes += static_cast<int64_t>(member.pairs.size()) * kPair;
+  for (const auto& pairs : gone_pairs_) bytes += static_cast<int64_t>(pairs.size()) * kPair;
   const auto list = [](const auto& rows) {
     return static_cast<int64_t>(rows.capacity() * sizeof(rows[0]));
   };

@@ -282,6 +282,7 @@ class Sequencer {
   // Begins the steps of steps_, and counts the calls that were left out before moves_. True: a
   // vote that waits for a call, or for a gradient, may have been passed.
   bool BeginMoves();
+  void LetGoOfPairs(Member* member);
   // Counts the calls of moves_.
   void EndMoves();
   // Whether the member of that seat has passed `key`, given that it has no vote pending for it.
@@ -430,6 +431,8 @@ class Sequencer {
   SplitHashMap<Ticket, int32_t> gang_by_ticket_;
   std::map<int64_t, int32_t> externally_blocked_;  // runs, by submission
   KnownOrders known_orders_;  // of instances by first use in the gang's runs, and of runs
+  // Of steps that are over, and of former members.
+  std::vector<SplitHashMap<PairEnd, Counter>> gone_pairs_;
   // All together they take kMostCauseBytes at most; of longer ones the texts are cut.
   std::deque<std::pair<Epoch, std::shared_ptr<const Error>>> causes_;
   int64_t cause_bytes_ = 0;

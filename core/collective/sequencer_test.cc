@@ -2916,6 +2916,55 @@ TEST(SequencerGangSizeTest, ACircleThatMakesAGangTooLargeEndsTheEpoch) {
   }
 }
 
+// They are what an event frees beside its own: it counts them, and frees few bytes.
+TEST(SequencerMemoryTest, ManyPairsOfAStepThatIsOverGoInSlices) {
+  constexpr int64_t kRuns = 40;
+  constexpr int64_t kTags = 1000;
+  for (const bool reforms : {false, true}) {
+    SCOPED_TRACE(reforms);
+    Sequencer sequencer = World(1);
+    Actions actions;
+    for (int64_t i = 0; i < kRuns; ++i) {
+      TestRun run(i, Epoch(1));
+      const int32_t slot = run.Slot(kWorld, 1, {0}, {0});
+      for (int64_t tag = i * kTags; tag < (i + 1) * kTags; ++tag) {
+        run.SendTo(slot, 0, 0, tag);
+        run.RecvFrom(slot, 0, 0, tag);
+      }
+      ASSERT_THAT(Launched(Cast(&sequencer, std::move(run))), SizeIs(1));
+      sequencer.Finished(Ticket(i + 1), absl::OkStatus(), At(0), &actions);
+    }
+    const size_t rows = sequencer.HeldRows();
+    ASSERT_EQ(rows, 2 * kRuns * kTags);
+    const int64_t bytes = sequencer.HeldBytes();
+    Slices slices;
+    const HeapUse heap;
+    int64_t most_freed = 0;
+    const auto event = [&](const std::function<void(Actions*)>& what) {
+      const int64_t before = heap.bytes();
+      slices.InOne(what);
+      most_freed = std::max(most_freed, before - heap.bytes());
+    };
+    event([&](Actions* out) {
+      if (reforms) {
+        sequencer.Shrink(At(0), out);
+        return;
+      }
+      TestRun next = OneAllReduce(kRuns, Epoch(1), kWorld, 1, 0, 0, /*step=*/1);
+      EXPECT_TRUE(sequencer.Submit(next.Build(), At(0), out).ok());
+    });
+    EXPECT_GT(sequencer.HeldRows(), rows / 2);
+    EXPECT_GT(sequencer.HeldBytes(), bytes / 2) << "what is there is charged";
+    while (sequencer.NextDeadline() <= At(0)) {
+      event([&](Actions* out) { sequencer.Advance(At(0), out); });
+    }
+    EXPECT_EQ(sequencer.HeldRows(), 0);
+    EXPECT_LE(slices.largest, kMaxSliceWork / 4);
+    EXPECT_GT(slices.count, 10);
+    EXPECT_LE(most_freed, int64_t{2} << 20);
+  }
+}
+
 TEST(SequencerMemoryTest, SoManyCollectivesMayStillBeDifferentiated) {
   SequencerOptions options;
   options.max_tapes = 2;
