@@ -1,10 +1,11 @@
 // A table of hashes that grows a part at a time: however much is in it, one more entry moves no
-// more than a part's. A table in one piece that is full moves all that it has, a quarter of a
-// million entries in tens of milliseconds.
+// more than a part's, and many more move about as many as they are. A table in one piece that is
+// full moves all that it has, a quarter of a million entries in tens of milliseconds.
 //
 // It has one part as long as that has room for all, and costs no more than absl::flat_hash_map
-// then. A part that is full becomes two, by the next bit of the hashes; those before, from the
-// highest on, say which part an entry is in.
+// then. After that parts become two one after the other, as entries come (linear hashing), and not
+// when they are full: all are at about the same time. An entry keeps its hash, so that to move it
+// is cheap.
 //
 // Threads: as absl::flat_hash_map. Ownership: it has its entries; a copy has its own. Pointers to
 // values end at the next Emplace() or Erase(). Errors: none.
@@ -16,116 +17,213 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "core/base/work.h"
 
 namespace chorus {
 
-template <typename Key, typename Value>
-class SplitHashMap {
-  using Map = absl::flat_hash_map<Key, Value>;
-
+// What the maps below are made of. An Entry has its `hash`, and is equal to itself alone.
+template <typename Entry>
+class SplitHashTable {
  public:
-  using value_type = typename Map::value_type;
-
   // As many as 1,023 places have room for.
   static constexpr size_t kMostOfPart = 895;
+  // On average, if there are several: those whose turn to be split comes last have twice as many.
+  static constexpr size_t kUsualOfPart = 400;
 
-  // Null: there is none.
-  Value* Find(const Key& key) { return ValueIn(&MapOf(key), key); }
-  const Value* Find(const Key& key) const { return const_cast<SplitHashMap*>(this)->Find(key); }
-  bool Contains(const Key& key) const { return Find(key) != nullptr; }
-  // The value that there is now, and whether it is the new one.
-  std::pair<Value*, bool> Emplace(const Key& key, Value value) {
-    Map* map = &MapOf(key);
-    while (map->size() >= kMostOfPart && !map->contains(key) && SplitPartOf(key)) {
-      map = &MapOf(key);
-    }
-    const auto emplaced = map->emplace(key, std::move(value));
-    return {&emplaced.first->second, emplaced.second};
+  // Null: there is none with that hash that `is_it`.
+  template <typename IsIt>
+  Entry* Find(uint64_t hash, const IsIt& is_it) {
+    Part& part = PartOf(hash);
+    const auto it = part.find(Sought<IsIt>{hash, is_it});
+    return it == part.end() ? nullptr : const_cast<Entry*>(&*it);
   }
-  void Erase(const Key& key) { MapOf(key).erase(key); }
+  template <typename IsIt>
+  const Entry* Find(uint64_t hash, const IsIt& is_it) const {
+    return const_cast<SplitHashTable*>(this)->Find(hash, is_it);
+  }
+  // The one that there is now, and whether it is the one that `make` has just made.
+  template <typename IsIt, typename Make>
+  std::pair<Entry*, bool> Emplace(uint64_t hash, const IsIt& is_it, const Make& make) {
+    if (size_ >= (others_.empty() ? kMostOfPart : kUsualOfPart * (others_.size() + 1))) SplitNext();
+    bool is_new = false;
+    const auto it =
+        PartOf(hash).lazy_emplace(Sought<IsIt>{hash, is_it}, [&](const auto& construct) {
+          is_new = true;
+          construct(make());
+        });
+    size_ += is_new ? 1 : 0;
+    return {const_cast<Entry*>(&*it), is_new};
+  }
+  template <typename IsIt>
+  void Erase(uint64_t hash, const IsIt& is_it) {
+    size_ -= PartOf(hash).erase(Sought<IsIt>{hash, is_it});
+  }
   void Clear() {
-    whole_.clear();
-    parts_ = {};
-    part_of_ = {};
-    bits_ = 0;
+    first_.clear();
+    others_ = {};
+    round_ = 1;
+    size_ = 0;
   }
   // Lets go of what one part has. After that there are only this and size(), until nothing is left.
   void ForgetPart() {
-    if (parts_.size() <= 1) return Clear();
-    parts_.pop_back();
+    if (others_.empty()) return Clear();
+    size_ -= others_.back().size();
+    others_.pop_back();
   }
   // By no order that means anything.
   template <typename Fn>
   void ForEach(Fn fn) const {
-    for (const value_type& entry : whole_) fn(entry.first, entry.second);
-    for (const Part& part : parts_) {
-      for (const value_type& entry : part.map) fn(entry.first, entry.second);
+    for (const Entry& entry : first_) fn(entry);
+    for (const Part& part : others_) {
+      for (const Entry& entry : part) fn(entry);
     }
   }
-  size_t size() const {
-    size_t size = whole_.size();
-    for (const Part& part : parts_) size += part.map.size();
-    return size;
-  }
+  size_t size() const { return size_; }
 
  private:
-  // Whatever the hashes are: a part of so many bits is not split any more.
-  static constexpr int kMostBits = 20;
+  // So many entries are moved in the time of a piece of work.
+  static constexpr size_t kMovedOfWork = 2;
 
-  struct Part {
-    Map map;
-    int bits = 0;  // of the hash that its entries have in common
+  template <typename IsIt>
+  struct Sought {
+    uint64_t hash;
+    const IsIt& is_it;
+  };
+  struct HashOf {
+    using is_transparent = void;
+    template <typename T>
+    size_t operator()(const T& of) const {
+      return static_cast<size_t>(of.hash);
+    }
+  };
+  struct IsEqual {
+    using is_transparent = void;
+    bool operator()(const Entry& a, const Entry& b) const { return a.hash == b.hash && a == b; }
+    template <typename IsIt>
+    bool operator()(const Entry& entry, const Sought<IsIt>& sought) const {
+      return entry.hash == sought.hash && sought.is_it(entry);
+    }
+  };
+  using Part = absl::flat_hash_set<Entry, HashOf, IsEqual>;
+
+  Part& PartAt(size_t part) { return part == 0 ? first_ : others_[part - 1]; }
+  // By other bits than those by which a part finds its places.
+  Part& PartOf(uint64_t hash) {
+    if (others_.empty()) return first_;
+    const size_t part = static_cast<size_t>(hash >> 32) & (2 * round_ - 1);
+    return PartAt(part <= others_.size() ? part : part - round_);
+  }
+  void SplitNext() {
+    if (others_.size() + 1 == 2 * round_) round_ *= 2;
+    const size_t part = others_.size() + 1 - round_;
+    others_.emplace_back();  // from here on it may be the part of an entry
+    Part all = std::exchange(PartAt(part), {});
+    PartAt(part).reserve(kMostOfPart);
+    others_.back().reserve(kMostOfPart);
+    CountWork(static_cast<int64_t>(all.size() / kMovedOfWork));
+    for (const Entry& entry : all) PartOf(entry.hash).insert(std::move(const_cast<Entry&>(entry)));
+  }
+
+  Part first_;
+  std::vector<Part> others_;
+  size_t round_ = 1;  // a power of two; of so many parts those before the next one have been split
+  size_t size_ = 0;
+};
+
+template <typename Key, typename Value>
+class SplitHashMap {
+  struct Entry {
+    uint64_t hash;
+    Key key;
+    Value value;
+    friend bool operator==(const Entry& a, const Entry& b) { return a.key == b.key; }
   };
 
-  static Value* ValueIn(Map* map, const Key& key) {
-    const auto it = map->find(key);
-    return it == map->end() ? nullptr : &it->second;
+ public:
+  using value_type = Entry;
+
+  // Null: there is none.
+  Value* Find(const Key& key) {
+    Entry* const found = entries_.Find(HashOf(key), Is(key));
+    return found == nullptr ? nullptr : &found->value;
   }
-  static uint64_t FirstBits(uint64_t hash, int bits) { return bits == 0 ? 0 : hash >> (64 - bits); }
-  static uint64_t HashOf(const Key& key) { return typename Map::hasher()(key); }
-  Map& MapOf(const Key& key) {
-    return bits_ == 0 ? whole_ : parts_[part_of_[HashOf(key) >> (64 - bits_)]].map;
-  }
-  // False: it stays one.
-  bool SplitPartOf(const Key& key) {
-    if (parts_.empty()) {
-      parts_.push_back({std::exchange(whole_, {}), 0});
-      part_of_ = {0};
-    }
+  const Value* Find(const Key& key) const { return const_cast<SplitHashMap*>(this)->Find(key); }
+  bool Contains(const Key& key) const { return Find(key) != nullptr; }
+  // The value that there is now, and whether it is the new one.
+  std::pair<Value*, bool> Emplace(const Key& key, Value value) {
     const uint64_t hash = HashOf(key);
-    const uint32_t index = part_of_[FirstBits(hash, bits_)];
-    const int bits = parts_[index].bits + 1;
-    if (bits > kMostBits) return false;
-    if (bits > bits_) {
-      std::vector<uint32_t> twice;
-      twice.reserve(2 * part_of_.size());
-      for (const uint32_t part : part_of_) twice.insert(twice.end(), 2, part);
-      part_of_ = std::move(twice);
-      ++bits_;
-    }
-    const auto other = static_cast<uint32_t>(parts_.size());
-    parts_.push_back({Map(), bits});
-    Part& part = parts_[index];
-    part.bits = bits;
-    Map all = std::exchange(part.map, {});
-    part.map.reserve(kMostOfPart);
-    parts_[other].map.reserve(kMostOfPart);
-    for (value_type& entry : all) {
-      const bool is_other = (FirstBits(HashOf(entry.first), bits) & 1) != 0;
-      parts_[is_other ? other : index].map.insert(std::move(entry));
-    }
-    // The second half of the places that the part had.
-    const uint64_t places = uint64_t{1} << (bits_ - bits);
-    const uint64_t begin = (FirstBits(hash, bits) | 1) * places;
-    for (uint64_t place = begin; place < begin + places; ++place) part_of_[place] = other;
-    return true;
+    const auto emplaced = entries_.Emplace(hash, Is(key), [&] {
+      return Entry{hash, key, std::move(value)};
+    });
+    return {&emplaced.first->value, emplaced.second};
+  }
+  void Erase(const Key& key) { entries_.Erase(HashOf(key), Is(key)); }
+  void Clear() { entries_.Clear(); }
+  void ForgetPart() { entries_.ForgetPart(); }
+  // By no order that means anything.
+  template <typename Fn>
+  void ForEach(Fn fn) const {
+    entries_.ForEach([&fn](const Entry& entry) { fn(entry.key, entry.value); });
+  }
+  size_t size() const { return entries_.size(); }
+
+ private:
+  static uint64_t HashOf(const Key& key) { return absl::Hash<Key>()(key); }
+  static auto Is(const Key& key) {
+    return [&key](const Entry& entry) { return entry.key == key; };
   }
 
-  Map whole_;  // as long as there are no parts
-  std::vector<Part> parts_;
-  std::vector<uint32_t> part_of_;  // by the hash's first bits
-  int bits_ = 0;                   // 0: there are no parts
+  SplitHashTable<Entry> entries_;
+};
+
+// Of rows that are numbered and have their keys themselves, `rows[row].key`: an entry is small. The
+// rows of all entries are there, in whatever table is given.
+template <typename Key>
+class SplitHashIndex {
+  struct Entry {
+    uint64_t hash;
+    int32_t row;
+    friend bool operator==(const Entry& a, const Entry& b) { return a.row == b.row; }
+  };
+
+ public:
+  using value_type = Entry;
+
+  static uint64_t HashOf(const Key& key) { return absl::Hash<Key>()(key); }
+  // Null: there is none. The hash is the key's.
+  template <typename Rows>
+  const int32_t* Find(uint64_t hash, const Key& key, const Rows& rows) const {
+    const Entry* const found =
+        entries_.Find(hash, [&](const Entry& entry) { return rows[entry.row].key == key; });
+    return found == nullptr ? nullptr : &found->row;
+  }
+  template <typename Rows>
+  const int32_t* Find(const Key& key, const Rows& rows) const {
+    return Find(HashOf(key), key, rows);
+  }
+  // A row whose key is that of none that is there.
+  void Add(uint64_t hash, int32_t row) {
+    entries_.Emplace(hash, Is(row), [&] { return Entry{hash, row}; });
+  }
+  template <typename Rows>
+  void Erase(int32_t row, const Rows& rows) {
+    entries_.Erase(HashOf(rows[row].key), Is(row));
+  }
+  // The rows, by no order that means anything.
+  template <typename Fn>
+  void ForEach(Fn fn) const {
+    entries_.ForEach([&fn](const Entry& entry) { fn(entry.row); });
+  }
+  size_t size() const { return entries_.size(); }
+
+ private:
+  static auto Is(int32_t row) {
+    return [row](const Entry& entry) { return entry.row == row; };
+  }
+
+  SplitHashTable<Entry> entries_;
 };
 
 }  // namespace chorus

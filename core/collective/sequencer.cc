@@ -217,8 +217,9 @@ absl::Status Sequencer::CheckRoom(const Vote& vote) const {
   size_t instances = 0;
   size_t tapes = 0;
   for (size_t i = 0; i < keys_.size(); ++i) {
-    instances += instance_by_key_.Contains(keys_[i]) ? 0 : 1;
-    tapes += vote.what->participations[i].wants_grad && !tape_by_key_.Contains(keys_[i]) ? 1 : 0;
+    instances += FindInstance(keys_[i]) == kNone ? 1 : 0;
+    const bool wants_grad = vote.what->participations[i].wants_grad;
+    tapes += wants_grad && tape_by_key_.Find(keys_[i], tapes_) == nullptr ? 1 : 0;
   }
   if (fits(instances, tapes)) return absl::OkStatus();
   if (instances_.size() + instances > options_.max_pending) {
@@ -243,9 +244,9 @@ absl::Status Sequencer::CheckGang(const Vote& vote) {
   if (pending_size_ + size <= options_.max_gang_size) return absl::OkStatus();
   ++search_;
   for (const InstanceKey& key : keys_) {
-    const int32_t* const instance = instance_by_key_.Find(key);
-    if (instance == nullptr) continue;
-    Component& gang = components_[instances_[*instance].component];
+    const int32_t instance = FindInstance(key);
+    if (instance == kNone) continue;
+    Component& gang = components_[instances_[instance].component];
     if (std::exchange(gang.mark, search_) != search_) size += gang.size;
   }
   return size <= options_.max_gang_size ? absl::OkStatus() : ToStatus(GangTooLarge(size));
@@ -617,12 +618,12 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat, int32_t tape) co
 
 bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
   // Where somebody waits, nobody has passed, but for what is about to fail for it.
-  const int32_t* const row = instance_by_key_.Find(key);
-  if (row != nullptr && !passing()) return false;
+  const int32_t row = FindInstance(key);
+  if (row != kNone && !passing()) return false;
   bool passed = false;
   for (int32_t other = 0; other < SeatCount(key); ++other) {
     if (other == seat) continue;
-    passed |= row == nullptr ? HasPassed(key, other) : IsPassed(instances_[*row], other);
+    passed |= row == kNone ? HasPassed(key, other) : IsPassed(instances_[row], other);
   }
   return passed;
 }
@@ -849,10 +850,10 @@ void Sequencer::FailSomePassed(Actions* actions) {
     const std::pair<InstanceKey, int32_t> passed = std::move(passed_.back());
     passed_.pop_back();
     CountWork(1);
-    const int32_t* const row = instance_by_key_.Find(passed.first);
+    const int32_t row = FindInstance(passed.first);
     // Failed with another one, or it got zeros since.
-    if (row == nullptr || !IsPassed(instances_[*row], passed.second)) continue;
-    const Instance& instance = instances_[*row];
+    if (row == kNone || !IsPassed(instances_[row], passed.second)) continue;
+    const Instance& instance = instances_[row];
     CountWork(kWorkPerError);
     FailAlone(
         instance.component,
@@ -1044,15 +1045,16 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
     const InstanceKey& key = keys_[i];
     const int32_t seat = seats_[i];
     const Participation& part = parts[i];
-    const auto inserted = instance_by_key_.Emplace(key, kNone);
-    if (inserted.second) {
-      const int32_t created = NewInstance(key, SeatCount(key), r, fault);
-      *inserted.first = created;
+    const uint64_t hash = instance_by_key_.HashOf(key);
+    const int32_t* const there = instance_by_key_.Find(hash, key, instances_);
+    const int32_t id = there == nullptr ? NewInstance(key, SeatCount(key), r, fault) : *there;
+    if (there == nullptr) {
+      instance_by_key_.Add(hash, id);
       if (component == kNone) component = components_.New();
-      Instance& instance = instances_[created];
+      Instance& instance = instances_[id];
       instance.component = component;
       Component& gang = components_[component];
-      gang.instances.push_back(created);
+      gang.instances.push_back(id);
       gang.missing += instance.missing;
       // Only here: where somebody waits already, nobody has passed.
       const int32_t count = static_cast<int32_t>(instance.seats.size());
@@ -1063,9 +1065,8 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
         }
       }
     } else {
-      Merge(&component, instances_[*inserted.first].component);
+      Merge(&component, instances_[id].component);
     }
-    const int32_t id = *inserted.first;
     run.instances.push_back(id);
     Instance& instance = instances_[id];
     instance.seats[seat].run = r;
@@ -1128,7 +1129,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     const InstanceKey forward = key.Parent();
     parent = FindTape(forward);
     // Without a tape the forward instance is of this very vote: Resolve has seen to that.
-    if (parent == kNone) parent = EnsureTape(*instance_by_key_.Find(forward));
+    if (parent == kNone) parent = EnsureTape(FindInstance(forward));
   }
   const int32_t id = instances_.New();
   Instance& instance = instances_[id];
@@ -1276,13 +1277,15 @@ void Sequencer::CountAbsent(int32_t id, int32_t seat) {
 int32_t Sequencer::EnsureTape(int32_t id) {
   if (instances_[id].tape != kNone) return instances_[id].tape;
   const InstanceKey& key = instances_[id].key;
-  const int32_t* const forgotten = tape_by_key_.Find(key);  // of a member that is behind
+  const uint64_t hash = tape_by_key_.HashOf(key);
+  const int32_t* const forgotten =
+      tape_by_key_.Find(hash, key, tapes_);  // of a member that is behind
   if (forgotten != nullptr) ForgetGone(*forgotten);
   const int32_t t = tapes_.New();
-  tape_by_key_.Emplace(key, t);
   instances_[id].tape = t;
   Tape& tape = tapes_[t];
   tape.key = key;
+  tape_by_key_.Add(hash, t);
   tape.instance = id;
   tape.live = 0;
   tape.children.clear();
@@ -1425,14 +1428,19 @@ void Sequencer::LeaveParent(int32_t id) {
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
   Tape& tape = tapes_[t];
   if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
-  tape_by_key_.Erase(tape.key);
+  tape_by_key_.Erase(t, tapes_);
   for (TapeEntry& entry : tape.entries) SetLabel(&entry, nullptr);
   tape.entries.clear();
   tapes_.Free(t);
 }
 
+int32_t Sequencer::FindInstance(const InstanceKey& key) const {
+  const int32_t* const row = instance_by_key_.Find(key, instances_);
+  return row == nullptr ? kNone : *row;
+}
+
 int32_t Sequencer::FindTape(const InstanceKey& forward) const {
-  const int32_t* const row = tape_by_key_.Find(forward);
+  const int32_t* const row = tape_by_key_.Find(forward, tapes_);
   if (row == nullptr || tapes_[*row].instance == kGone) return kNone;
   const Tape& tape = tapes_[*row];
   if (!somebody_gone_ && refused_members_ == 0) return *row;
@@ -2052,7 +2060,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     }
     Unlist(id);
     if (instance.key.at.part > 0) --further_parts_;
-    instance_by_key_.Erase(instance.key);
+    instance_by_key_.Erase(id, instances_);
     instance.seats.clear();
     instances_.Free(id);
   }
@@ -2580,7 +2588,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   struct Remains {
     std::shared_ptr<void> of_epoch;
     Pool<Tape> tapes;
-    SplitHashMap<InstanceKey, int32_t> tape_by_key;
+    SplitHashIndex<InstanceKey> tape_by_key;
   };
   ended->remaining_rows += static_cast<int64_t>(tapes_.size());
   ended->remains = std::make_shared<Remains>(Remains{
@@ -2673,7 +2681,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
       differing_.erase(std::find(differing_.begin(), differing_.end(), id));
     }
     if (instance.key.at.part > 0) --further_parts_;
-    instance_by_key_.Erase(instance.key);
+    instance_by_key_.Erase(id, instances_);
     instance.seats.clear();
     instances_.Free(id);
   }
@@ -2706,7 +2714,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   struct Remains {
     Pool<PendingRun> runs;
     Pool<Instance> instances;
-    SplitHashMap<InstanceKey, int32_t> instance_by_key;
+    SplitHashIndex<InstanceKey> instance_by_key;
     absl::btree_map<Place, int32_t> instance_by_place;
     Pool<Component> components;
   };
@@ -3031,7 +3039,8 @@ std::string Sequencer::CanonicalState() const {
     }
   }
   std::map<InstanceKey, int32_t> tapes;
-  tape_by_key_.ForEach([&](const InstanceKey& key, int32_t tape) {
+  tape_by_key_.ForEach([&](int32_t tape) {
+    const InstanceKey& key = tapes_[tape].key;
     if (FindTape(key) != kNone) tapes.emplace(key, tape);
   });
   out.PutVarint(tapes.size());

@@ -257,6 +257,8 @@ class Sequencer {
   const TapeEntry& EntryAt(EntryRef at) const { return tapes_[at.tape].entries[at.seat]; }
   void LeaveParent(int32_t instance);
   void ForgetTapeIfUnused(int32_t tape);
+  // kNone: none is pending.
+  int32_t FindInstance(const InstanceKey& key) const;
   // kNone: nobody can ask for a gradient of it, or it is not recorded.
   int32_t FindTape(const InstanceKey& forward) const;
   // As it is for everybody, where the row does not say so yet.
@@ -416,7 +418,7 @@ class Sequencer {
   std::vector<int32_t> differing_;              // instances
   absl::flat_hash_set<uint64_t> warned_sites_;  // hashes of pairs of lines
   int64_t further_parts_ = 0;                   // pending instances with a part that is not 0
-  SplitHashMap<InstanceKey, int32_t> instance_by_key_;
+  SplitHashIndex<InstanceKey> instance_by_key_;
   Pool<Component> components_;
   // Tapes that nobody can ask anything of any more go a few an event (ForgetSome): those of an
   // ended epoch, whose instance is kGone, and those whose holders have left, are dead or were
@@ -425,7 +427,7 @@ class Sequencer {
   std::vector<int32_t> ended_tapes_;  // rows that were kGone once, and may be of something else now
   size_t gone_tapes_ = 0;             // rows that are
   int32_t refused_members_ = 0;       // that have a newest_refused
-  SplitHashMap<InstanceKey, int32_t> tape_by_key_;
+  SplitHashIndex<InstanceKey> tape_by_key_;
   Pool<OpenGang> gangs_;
   Pool<OpenGang>::Chain launched_;  // by ticket
   SplitHashMap<Ticket, int32_t> gang_by_ticket_;

@@ -2376,6 +2376,27 @@ TEST(SequencerPositionTest, EachRequestOfAVoteIsLookedAtOnce) {
   }
 }
 
+// The tables of what is pending grow as it comes. Their parts are full at about the same time: none
+// of the votes makes way for all.
+TEST(SequencerPositionTest, AVoteAmongVeryManyMovesAboutAsMuchAsItBrings) {
+  constexpr int64_t kCalls = 1000;  // of a run
+  const auto pending = static_cast<int64_t>(SequencerOptions().max_pending);
+  Sequencer sequencer = World(2);
+  int64_t largest = 0;
+  for (int64_t call = 0; call + kCalls <= pending; call += kCalls) {
+    TestRun ahead(1 + call, Epoch(1));
+    const int32_t slot = ahead.Slot(kWorld, 2, {0}, {call});
+    for (int64_t i = 0; i < kCalls; ++i) ahead.AllReduce(slot, 0);
+    const Vote vote = ahead.Build();
+    const WorkSlice slice;
+    Actions actions;
+    ASSERT_TRUE(sequencer.Submit(vote, At(0), &actions).ok());
+    largest = std::max(largest, SliceWork());
+  }
+  // To place one is three, where it belongs; half a row is moved for each, or a whole part for one.
+  EXPECT_LE(largest, 5 * kCalls);
+}
+
 // All that may wait for a rank fails when that leaves it behind: in slices, one after the other.
 TEST(SequencerPositionTest, VeryMuchThatIsPassedFailsInSlices) {
   constexpr int64_t kCalls = 16;  // of a run
