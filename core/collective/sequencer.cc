@@ -1056,6 +1056,8 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
       Component& gang = components_[component];
       gang.instances.push_back(id);
       gang.missing += instance.missing;
+      const int32_t parent = instance.parent;
+      gang.awaited += parent != kNone && tapes_[parent].instance != kNone ? 1 : 0;
       // Only here: where somebody waits already, nobody has passed.
       const int32_t count = static_cast<int32_t>(instance.seats.size());
       for (int32_t other = 0; other < count && !passed->has_value(); ++other) {
@@ -1102,8 +1104,10 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
   }
   if (component == kNone) component = components_.New();  // a local run
   run.component = component;
-  components_[component].runs.push_back(r);
-  components_[component].size += run.size;
+  Component& gang = components_[component];
+  gang.runs.push_back(r);
+  gang.size += run.size;
+  gang.awaited += static_cast<int64_t>(run.producers.size()) + (run.externally_blocked ? 1 : 0);
   ready_.push_back(component);
   // Only now is it known which gradients this run asks for itself. Those use their entries up.
   for (const Participation& part : parts) {
@@ -1230,7 +1234,10 @@ void Sequencer::Merge(int32_t* into, int32_t other) {
   a.instances.insert(a.instances.end(), b.instances.begin(), b.instances.end());
   a.missing += b.missing;
   a.size += b.size;
+  a.awaited += b.awaited;
   // What the one waited for may be in the other.
+  a.inner = 0;
+  a.counted_to = a.searched_to = Way();
   a.counted = false;
   ForgetComponent(other);
   *into = keep;
@@ -1240,9 +1247,10 @@ void Sequencer::ForgetComponent(int32_t component) {
   Component& row = components_[component];
   row.runs.clear();
   row.instances.clear();
-  row.missing = 0;
-  row.size = 0;
+  row.missing = row.size = row.awaited = row.inner = 0;
+  row.counted_to = Way();
   row.counted = false;
+  row.mark = 0;
   components_.Free(component);
 }
 
@@ -1697,13 +1705,14 @@ void Sequencer::LaunchReady(Actions* actions) {
   do {
     while (!ready_.empty() && SliceHasTime()) {
       const int32_t component = ready_.back();
+      const Component& gang = components_[component];
+      const bool closed = !gang.runs.empty() && gang.missing == 0;
+      if (closed && !CountInner(component)) break;  // there it stays
       ready_.pop_back();
-      if (components_[component].runs.empty() || components_[component].missing > 0) continue;
-      CountAwaited(component);
-      if (components_[component].awaited > 0) continue;
+      if (!closed || gang.awaited > gang.inner) continue;
       absl::optional<Error> why;
-      if (components_[component].size > options_.max_gang_size) {
-        why = GangTooLarge(components_[component].size);  // a circle has made it so
+      if (gang.size > options_.max_gang_size) {
+        why = GangTooLarge(gang.size);  // a circle has made it so
       } else {
         why = OrderComponent(component, &gang_runs_, &gang_instances_);
       }
@@ -1717,45 +1726,58 @@ void Sequencer::LaunchReady(Actions* actions) {
   } while (MergeCircle());
 }
 
-// What the component's runs and gradients wait for: the other components with results that they
-// consume, and with the forward instances that they are gradients of. kNone: there is no more.
-int32_t Sequencer::NextAwaited(Awaiting* at) const {
-  const Component& component = components_[at->component];
+// One piece further through what the component's runs and gradients wait for: the components, it
+// may be itself, with results that they consume, and with the forward instances that they are
+// gradients of. kNone: this piece has come to none that is pending. False: there is no more.
+bool Sequencer::NextAwaited(int32_t c, Way* way, int32_t* awaited) const {
+  const Component& component = components_[c];
   CountWork(1);
-  for (; at->run < component.runs.size(); ++at->run, at->producer = 0) {
-    const PendingRun& run = runs_[component.runs[at->run]];
-    while (at->producer < run.producers.size()) {
-      const int32_t* const row = run_by_handle_.Find(run.producers[at->producer++]);
-      if (row != nullptr && runs_[*row].component != at->component) return runs_[*row].component;
+  *awaited = kNone;
+  for (int64_t looks = 0; *awaited == kNone && looks < kLooksOfWork; ++looks) {
+    if (way->run < component.runs.size()) {
+      const PendingRun& run = runs_[component.runs[way->run]];
+      if (way->index == run.producers.size()) {
+        *way = {way->run + 1, 0};
+        continue;
+      }
+      const int32_t* const row = run_by_handle_.Find(run.producers[way->index++]);
+      if (row != nullptr) *awaited = runs_[*row].component;
+    } else {
+      if (way->index == component.instances.size()) return false;
+      const int32_t parent = instances_[component.instances[way->index++]].parent;
+      if (parent == kNone || tapes_[parent].instance == kNone) continue;
+      *awaited = instances_[tapes_[parent].instance].component;
     }
   }
-  while (at->instance < component.instances.size()) {
-    const int32_t parent = instances_[component.instances[at->instance++]].parent;
-    if (parent == kNone || tapes_[parent].instance == kNone) continue;
-    const int32_t forward = instances_[tapes_[parent].instance].component;
-    if (forward != at->component) return forward;
-  }
-  return kNone;
+  return true;
 }
 
 // A closed component is held up by other worlds and by what is not launched: what that is does not
-// get more, so it is counted once, and tried again when all of it has let go.
-void Sequencer::CountAwaited(int32_t c) {
+// get more, so it is tried again when all of it has let go. What is its own stays, whatever is
+// launched meanwhile, and is counted once. False: the slice has no time for the rest of that.
+bool Sequencer::CountInner(int32_t c) {
   Component& component = components_[c];
-  if (component.counted) return;
+  if (component.counted) return true;
+  if (component.awaited > 0) {
+    int32_t awaited = kNone;
+    while (NextAwaited(c, &component.counted_to, &awaited)) {
+      component.inner += awaited == c ? 1 : 0;
+      if (!SliceHasTime()) return false;
+    }
+  }
   component.counted = true;
-  component.awaited = 0;
-  Awaiting at{c};
-  while (NextAwaited(&at) != kNone) ++component.awaited;
   // Only now, and only by what waits itself, a circle may be closed.
-  if (component.awaited > 0) unsearched_.push_back(runs_[component.runs[0]].handle);
-  for (const int32_t r : component.runs) component.awaited += runs_[r].externally_blocked ? 1 : 0;
+  if (component.awaited > component.inner) {
+    unsearched_.push_back(runs_[component.runs[0]].handle);
+  }
+  return true;
 }
 
 // One of those that the component waits for has let go of it.
 void Sequencer::LetGoOn(int32_t c) {
   Component& component = components_[c];
-  if (component.counted && --component.awaited == 0) ready_.push_back(c);
+  --component.awaited;
+  if (component.counted && component.awaited == component.inner) ready_.push_back(c);
 }
 
 // Components that wait for each other in a circle can only be launched together: one of them may be
@@ -1770,7 +1792,7 @@ void Sequencer::LetGoOn(int32_t c) {
 bool Sequencer::MergeCircle() {
   const auto enter = [this](int32_t component) {
     components_[component].circle = circle_;
-    path_.push_back({component});
+    path_.push_back({component, Way()});
   };
   while (searching() && SliceHasTime()) {
     if (path_.empty()) {
@@ -1787,9 +1809,12 @@ bool Sequencer::MergeCircle() {
       ++circle_;
       enter(component);
     }
-    const int32_t awaited = NextAwaited(&path_.back());
-    if (awaited == kNone) {
+    Awaiting& last = path_.back();
+    int32_t awaited = kNone;
+    if (!NextAwaited(last.component, &last.way, &awaited)) {
       path_.pop_back();
+    } else if (awaited == kNone || awaited == last.component) {
+      continue;
     } else if (awaited == path_.front().component) {
       int32_t merged = awaited;
       for (const Awaiting& at : path_) Merge(&merged, at.component);
@@ -1979,7 +2004,7 @@ bool Sequencer::AwaitReserves(int32_t component, Actions* actions) {
     action.order = *wanted.second;
     action.epoch = epoch_;
   }
-  return components_[component].awaited > 0;
+  return components_[component].awaited > components_[component].inner;
 }
 
 void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
@@ -2427,33 +2452,7 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
     EndEpoch(MismatchError(id), actions);
     break;
   }
-  // One search for all that is late: what it has come to lacks nothing.
-  ++search_;
-  for (bool first = true; timed_.head != kNone &&
-                          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_ &&
-                          (first || SliceHasTime());
-       first = false) {
-    const int32_t late = timed_.head;
-    const std::vector<int32_t> awaited = AwaitedBy(instances_[late].component);
-    const int32_t lacking = FindLacking(awaited);
-    const int32_t unready = FindUnready(awaited);
-    if (lacking == kNone && unready != kNone) {
-      Error error = MakeInstanceError(Reason::kAgreeTimeout, runs_[unready].instances[0]);
-      error.culprit = CulpritOf(runs_[unready].ranks[0]);
-      error.message =
-          absl::StrCat(RunText(unready), " has not got ready for its gang's order within ",
-                       absl::FormatDuration(options_.agree_timeout), "; nothing was launched");
-      EndEpoch(error, actions);
-      continue;
-    }
-    if (lacking == kNone) {
-      // Everybody has asked, and another world is what holds it up: that run's deadline counts. Or
-      // it is in ready_.
-      Unlist(late);
-      continue;
-    }
-    EndEpoch(AgreeTimeout(late, lacking), actions);
-  }
+  FailLate(actions);
   if (!externally_blocked_.empty()) {
     const int32_t r = externally_blocked_.begin()->second;
     if (runs_[r].submitted + options_.agree_timeout + options_.exec_timeout <= clock_) {
@@ -2470,46 +2469,109 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   }
 }
 
-// The component and those that it waits for, up to the first that lacks votes, but for those that
-// this search has come to before.
-std::vector<int32_t> Sequencer::AwaitedBy(int32_t component) {
-  if (components_[component].mark == search_) return {};
-  std::vector<int32_t> awaited = {component};
-  components_[component].mark = search_;
-  for (size_t i = 0; i < awaited.size() && components_[awaited[i]].missing == 0; ++i) {
-    Awaiting at{awaited[i]};
-    int32_t next;
-    while ((next = NextAwaited(&at)) != kNone) {
-      if (components_[next].mark == search_) continue;
-      components_[next].mark = search_;
-      awaited.push_back(next);
-    }
-  }
-  return awaited;
+bool Sequencer::IsLate() const {
+  return timed_.head != kNone &&
+         instances_[timed_.head].first_vote + options_.agree_timeout <= clock_;
 }
 
-// The oldest instance that lacks votes, of the first component that has one. kNone when every vote
-// is there.
-int32_t Sequencer::FindLacking(const std::vector<int32_t>& components) const {
-  for (const int32_t component : components) {
-    int32_t oldest = kNone;
-    for (const int32_t id : components_[component].instances) {
-      if (instances_[id].missing > 0 &&
-          (oldest == kNone || instances_[id].first_vote < instances_[oldest].first_vote)) {
-        oldest = id;
-      }
+// Ends the epoch if what is late, or what it waits for, lacks a vote or has not got ready. What the
+// slice has no time for is done by the next Advance(): what is late stays in timed_, and so is due.
+void Sequencer::FailLate(Actions* actions) {
+  while (IsLate()) {
+    const int32_t late = timed_.head;
+    // What was late has been launched or has failed: what is now may wait for something else.
+    if (!awaited_.empty() && !run_by_handle_.Contains(awaited_.front())) EndLateSearch();
+    if (awaited_.empty()) {
+      // One search for all that is late: what it has come to lacks nothing.
+      if (late_search_ == 0) late_search_ = ++search_;
+      ComeTo(instances_[late].component);
     }
-    if (oldest != kNone) return oldest;
+    int32_t lacking = kNone;
+    if (!SearchLate(&lacking)) return;
+    const int32_t* const unready = unready_.has_value() ? run_by_handle_.Find(*unready_) : nullptr;
+    if (lacking != kNone) {
+      EndEpoch(AgreeTimeout(late, lacking), actions);
+    } else if (unready != nullptr && runs_[*unready].reserve == PendingRun::Reserve::kAsked) {
+      Error error = MakeInstanceError(Reason::kAgreeTimeout, runs_[*unready].instances[0]);
+      error.culprit = CulpritOf(runs_[*unready].ranks[0]);
+      error.message =
+          absl::StrCat(RunText(*unready), " has not got ready for its gang's order within ",
+                       absl::FormatDuration(options_.agree_timeout), "; nothing was launched");
+      EndEpoch(error, actions);
+    } else if (unready_.has_value()) {
+      EndLateSearch();  // that one has got ready meanwhile: another may not have
+    } else {
+      // Everybody has asked, and another world is what holds it up: that run's deadline counts. Or
+      // it is in ready_.
+      CountWork(kWorkPerPlace);
+      Unlist(late);
+      awaited_.clear();
+      searched_ = 0;
+    }
+    if (!SliceHasTime()) return;
   }
-  return kNone;
+  EndLateSearch();
+}
+
+// The search for what is late has come to this component.
+void Sequencer::ComeTo(int32_t c) {
+  Component& component = components_[c];
+  if (component.mark == late_search_) return;
+  component.mark = late_search_;
+  component.searched_to = Way();
+  awaited_.push_back(runs_[component.runs[0]].handle);
+}
+
+// Goes through what is in awaited_ and what that waits for, up to the first that lacks votes: then
+// `lacking` is the oldest of its instances that do. False: the slice has no time for the rest.
+bool Sequencer::SearchLate(int32_t* lacking) {
+  while (searched_ < awaited_.size()) {
+    const int32_t* const row = run_by_handle_.Find(awaited_[searched_]);
+    const int32_t c = row == nullptr ? kNone : runs_[*row].component;
+    CountWork(1);
+    if (c != kNone) ComeTo(c);  // it may have become part of another one
+    int32_t awaited = kNone;
+    if (c == kNone) {
+      ++searched_;  // it has been launched meanwhile
+    } else if (components_[c].missing > 0) {
+      *lacking = FindLacking(c);
+      return true;
+    } else if (NextAwaited(c, &components_[c].searched_to, &awaited)) {
+      if (awaited != kNone) ComeTo(awaited);
+    } else {
+      const int32_t unready = unready_.has_value() ? kNone : FindUnready(c);
+      if (unready != kNone) unready_ = runs_[unready].handle;
+      ++searched_;
+    }
+    if (!SliceHasTime()) return false;
+  }
+  return true;
+}
+
+void Sequencer::EndLateSearch() {
+  awaited_.clear();
+  searched_ = 0;
+  unready_.reset();
+  late_search_ = 0;
+}
+
+// The oldest instance that lacks votes, of a component that has one.
+int32_t Sequencer::FindLacking(int32_t component) const {
+  int32_t oldest = kNone;
+  for (const int32_t id : components_[component].instances) {
+    if (instances_[id].missing > 0 &&
+        (oldest == kNone || instances_[id].first_vote < instances_[oldest].first_vote)) {
+      oldest = id;
+    }
+  }
+  return oldest;
 }
 
 // A run that was asked to get ready for its gang's order and has not answered.
-int32_t Sequencer::FindUnready(const std::vector<int32_t>& components) const {
-  for (const int32_t component : components) {
-    for (const int32_t r : components_[component].runs) {
-      if (runs_[r].reserve == PendingRun::Reserve::kAsked) return r;
-    }
+int32_t Sequencer::FindUnready(int32_t component) const {
+  CountWork(static_cast<int64_t>(components_[component].runs.size()) / kHandlesOfWork);
+  for (const int32_t r : components_[component].runs) {
+    if (runs_[r].reserve == PendingRun::Reserve::kAsked) return r;
   }
   return kNone;
 }
@@ -2736,6 +2798,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   ready_.clear();
   unsearched_.clear();
   path_.clear();
+  EndLateSearch();
   differing_.clear();
   stretches_.clear();
   passed_.clear();
@@ -2902,7 +2965,8 @@ int64_t Sequencer::HeldBytes() const {
   };
   bytes += list(keys_) + list(seats_) + list(moves_) + list(moves_of_) + list(stretches_) +
            list(passed_) + list(asked_) + list(requests_) + list(ready_) + list(unsearched_) +
-           list(path_) + list(gang_runs_) + list(gang_instances_) + list(reordered_);
+           list(path_) + list(awaited_) + list(gang_runs_) + list(gang_instances_) +
+           list(reordered_);
   bytes +=
       label_bytes_ + static_cast<int64_t>(label_uses_.size()) * kInTable<decltype(label_uses_)>;
   bytes +=

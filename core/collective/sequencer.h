@@ -203,6 +203,7 @@ class Sequencer {
   using Seat = sequencer_tables::Seat;
   using Tape = sequencer_tables::Tape;
   using TapeEntry = sequencer_tables::TapeEntry;
+  using Way = sequencer_tables::Way;
 
   // What a vote's calls, or refused ones, do to one counter.
   struct Move {
@@ -324,15 +325,12 @@ class Sequencer {
 
   // Launching.
   void LaunchReady(Actions* actions);
-  // How far one has gone through what a component waits for.
   struct Awaiting {
     int32_t component;
-    size_t run = 0;
-    size_t producer = 0;
-    size_t instance = 0;
+    Way way;
   };
-  int32_t NextAwaited(Awaiting* at) const;
-  void CountAwaited(int32_t component);
+  bool NextAwaited(int32_t component, Way* way, int32_t* awaited) const;
+  bool CountInner(int32_t component);
   void LetGoOn(int32_t component);
   void LetGoOfWaiting(int32_t component);
   bool MergeCircle();
@@ -349,9 +347,13 @@ class Sequencer {
               Actions* actions);
 
   // Ending.
-  std::vector<int32_t> AwaitedBy(int32_t component);
-  int32_t FindLacking(const std::vector<int32_t>& components) const;
-  int32_t FindUnready(const std::vector<int32_t>& components) const;
+  bool IsLate() const;
+  void FailLate(Actions* actions);
+  void ComeTo(int32_t component);
+  bool SearchLate(int32_t* lacking);
+  void EndLateSearch();
+  int32_t FindLacking(int32_t component) const;
+  int32_t FindUnready(int32_t component) const;
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
   int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
   bool RefuseTapes(Rank rank);
@@ -460,6 +462,13 @@ class Sequencer {
   std::vector<Awaiting> path_;
   int32_t circle_ = 0;  // number of that search
 
+  // The search for what the oldest instance that is late waits for, as far as no slice has had the
+  // time for it: a run of each component that it has come to, the first for the instance's own.
+  std::vector<RunHandle> awaited_;
+  size_t searched_ = 0;                // of these it is through with so many
+  absl::optional<RunHandle> unready_;  // the first of their runs that has not got ready
+  int32_t late_search_ = 0;            // its number; 0: nothing is late
+
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
   RunHandle resolved_;             // whose keys_ ... requests_ hold until the next event; 0: none
@@ -489,7 +498,7 @@ class Sequencer {
   ByteWriter signature_;                                  // the same
   // The same: runs that must follow another order than their own.
   std::vector<std::pair<int32_t, const std::vector<int32_t>*>> reordered_;
-  int32_t search_ = 0;  // number of the last search for what waits for each other
+  int32_t search_ = 0;  // number of the last search for what fails alone, or for what is late
 };
 
 }  // namespace chorus

@@ -216,18 +216,28 @@ struct PendingRun {
   int32_t next = kNone;
 };
 
+// How far one has gone through what a component waits for.
+struct Way {
+  size_t run = 0;    // of the component
+  size_t index = 0;  // of that run's producers; behind the last run, of the component's instances
+};
+
 // A gang in the making: runs that share instances, directly or through others.
 struct Component {
   absl::InlinedVector<int32_t, 4> runs;  // empty: the row is free
   absl::InlinedVector<int32_t, 4> instances;
   int64_t missing = 0;  // votes, over all instances
   int64_t size = 0;     // of its runs together
-  // Once it is closed, and `counted`: what it still waits for, which is results and forward
-  // instances of other components, worlds of others, and runs that get ready for its order.
-  bool counted = false;
+  // What it still waits for: results and forward instances that are pending, worlds of others, and
+  // runs that get ready for its order. It may be launched when that is all its own (`inner`), which
+  // is known once it is closed and `counted`: that nothing but a Merge changes.
   int64_t awaited = 0;
+  int64_t inner = 0;
+  Way counted_to;
+  bool counted = false;
   int32_t mark = 0;    // number of the last search that has come to it (search_)
-  int32_t circle = 0;  // the same, of those for circles
+  Way searched_to;     // by that one, where it is for what is late
+  int32_t circle = 0;  // as `mark`, of the searches for circles
 };
 
 struct TapeEntry {

@@ -25,6 +25,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
 using Actions = Sequencer::Actions;
@@ -112,11 +113,12 @@ struct Slices {
     return actions;
   }
   // What earlier ones had no time for.
-  Actions GoOn(Sequencer* sequencer) {
+  Actions GoOn(Sequencer* sequencer, absl::Time now = At(0),
+               int most = std::numeric_limits<int>::max()) {
     Actions all;
-    while (sequencer->NextDeadline() <= At(0)) {
+    while (sequencer->NextDeadline() <= now && most-- > 0) {
       for (SequencerAction& action :
-           InOne([&](Actions* actions) { sequencer->Advance(At(0), actions); })) {
+           InOne([&](Actions* actions) { sequencer->Advance(now, actions); })) {
         all.push_back(std::move(action));
       }
     }
@@ -500,6 +502,62 @@ TEST(SequencerLaunchTest, ManyThatWaitForAllBeforeThemAreLaunchedInSlices) {
     for (int64_t call = 0; call < kRuns; ++call) {
       EXPECT_THAT(absl::MakeSpan(launched).subspan(2 * call, 2),
                   UnorderedElementsAre(1 + call, 1 + kRuns + call));
+    }
+  }
+}
+
+// Runs that one of rank 1 makes one gang each read as many results, all together 90,000: of others,
+// or each other's. What they wait for is counted in slices, and goes on meanwhile or afterwards.
+TEST(SequencerLaunchTest, WhatManyRunsOfAGangWaitForIsCountedInSlices) {
+  constexpr int64_t kRuns = 300;
+  for (const bool of_others : {false, true}) {
+    // After so many slices of the count the first result is there.
+    for (const int meanwhile : {0, 1, 7, 1000}) {
+      SCOPED_TRACE(absl::StrCat(of_others, " ", meanwhile));
+      Sequencer sequencer = World(2);
+      TestRun first(1, Epoch(1));
+      first.BlockExternally();
+      EXPECT_THAT(Cast(&sequencer, first), IsEmpty());
+      for (int64_t i = 0; i < kRuns && of_others; ++i) {
+        TestRun local(1000 + i, Epoch(1));
+        local.producers() = {RunHandle(1)};
+        EXPECT_THAT(Cast(&sequencer, local), IsEmpty());
+      }
+      TestRun all(5000, Epoch(1));
+      const int32_t slot = all.Slot(kWorld, 2, {1}, {0});
+      for (int64_t i = 0; i < kRuns; ++i) {
+        all.AllReduce(slot, 1);
+        TestRun run = OneAllReduce(2000 + i, Epoch(1), kWorld, 2, 0, i);
+        if (!of_others) run.producers() = {RunHandle(1)};
+        for (int64_t read = 0; read < (of_others ? kRuns : i); ++read) {
+          run.producers().push_back(RunHandle(of_others ? 1000 + read : 2000 + read));
+          if (!of_others) run.producers().push_back(RunHandle(2000 + read));
+        }
+        EXPECT_THAT(Cast(&sequencer, run), IsEmpty());
+      }
+
+      Slices slices;
+      Actions actions = slices.InOne(
+          [&](Actions* closed) { ASSERT_TRUE(sequencer.Submit(all.Build(), At(0), closed).ok()); });
+      for (SequencerAction& action : slices.GoOn(&sequencer, At(0), meanwhile)) {
+        actions.push_back(std::move(action));
+      }
+      EXPECT_THAT(actions, IsEmpty());
+      EXPECT_LE(slices.largest, kMaxSliceWork);
+      if (meanwhile == 1000) {
+        EXPECT_GT(slices.count, 30);
+      } else {
+        EXPECT_EQ(slices.count, 1 + meanwhile);
+        EXPECT_LE(sequencer.NextDeadline(), At(0));
+      }
+      actions = slices.InOne(
+          [&](Actions* unblocked) { sequencer.Unblock(RunHandle(1), At(0), unblocked); });
+      for (SequencerAction& action : slices.GoOn(&sequencer)) actions.push_back(std::move(action));
+      ASSERT_THAT(actions, SizeIs(of_others ? 2 + kRuns : 2));
+      EXPECT_THAT(actions.front().runs, ElementsAre(RunHandle(1)));
+      EXPECT_THAT(actions.back().runs, SizeIs(1 + kRuns));
+      EXPECT_THAT(Launched(actions), SizeIs(of_others ? 2 + 2 * kRuns : 2 + kRuns));
+      EXPECT_EQ(sequencer.LiveRows() - 2 * actions.size(), World(2).LiveRows());
     }
   }
 }
@@ -1360,6 +1418,185 @@ TEST(SequencerFailureTest, WhatWaitsForALateGangIsDueAtItsOwnTime) {
   sequencer.Advance(At(60), &actions);
   EXPECT_EQ(EndedBy(actions).culprit.rank, 1);
   EXPECT_EQ(EndedBy(actions).instance, "group 0 call 0");
+}
+
+// Rank 1 has made a call that rank 0 makes last (Close); before it come runs that each wait for all
+// before them, and the first for a call of rank 0 alone, if it `lacks`, or for another world.
+struct LateChain {
+  static constexpr int64_t kRuns = 600;  // 180,000 dependences
+  explicit LateChain(bool lacks) : sequencer(World(2)), pair(AddGroup(&sequencer, {0, 1})) {
+    EXPECT_THAT(Cast(&sequencer, OneAllReduce(1, Epoch(1), pair, 2, 1, 0), At(0)), IsEmpty());
+    TestRun first = Simple(sequencer, 2, 0, 0);
+    TestRun blocked(2, Epoch(1));
+    blocked.BlockExternally();
+    EXPECT_THAT(Cast(&sequencer, lacks ? first : blocked, At(30)), IsEmpty());
+    for (int64_t i = 0; i < kRuns; ++i) {
+      TestRun local(1000 + i, Epoch(1));
+      if (i == 0) local.producers() = {RunHandle(2)};
+      for (int64_t before = 0; before < i; ++before) {
+        local.producers().push_back(RunHandle(1000 + before));
+      }
+      EXPECT_THAT(Cast(&sequencer, local, At(30)), IsEmpty());
+    }
+  }
+  void Close(const std::vector<RunHandle>& others = {}) {
+    TestRun last = OneAllReduce(3, Epoch(1), pair, 2, 0, 0);
+    last.producers() = {RunHandle(999 + kRuns)};
+    last.producers().insert(last.producers().end(), others.begin(), others.end());
+    EXPECT_THAT(Cast(&sequencer, last, At(30)), IsEmpty());
+    EXPECT_EQ(sequencer.NextDeadline(), At(60));
+  }
+
+  Sequencer sequencer;
+  GroupId pair;
+  Slices slices;
+};
+
+TEST(SequencerFailureTest, WhatIsLateIsSearchedForWhatItLacksInSlices) {
+  LateChain chain(/*lacks=*/true);
+  chain.Close();
+  const Actions actions = chain.slices.GoOn(&chain.sequencer, At(60));
+  EXPECT_LE(chain.slices.largest, kMaxSliceWork);
+  EXPECT_GT(chain.slices.count, 30);
+  ASSERT_THAT(actions, SizeIs(1));
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+  EXPECT_EQ(error.culprit.rank, 1);
+  EXPECT_EQ(error.instance, "group 0 call 0");
+  EXPECT_THAT(error.message, AllOf(HasSubstr("missing after 30s: rank 1 (pid 101)"),
+                                   HasSubstr("group 1 call 0"), HasSubstr("for 1m")));
+}
+
+TEST(SequencerFailureTest, WhatIsLateForAnotherWorldIsSearchedOnceAndInSlices) {
+  LateChain chain(/*lacks=*/false);
+  chain.Close();
+  // Others that are late at the same time wait for the same.
+  for (int64_t i = 0; i < 500; ++i) {
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      TestRun run = Simple(chain.sequencer, 5000 + 2 * i + rank, rank, i);
+      run.producers() = {RunHandle(999 + LateChain::kRuns)};
+      EXPECT_THAT(Cast(&chain.sequencer, run, At(30)), IsEmpty());
+    }
+  }
+  EXPECT_THAT(chain.slices.GoOn(&chain.sequencer, At(100)), IsEmpty());
+  EXPECT_LE(chain.slices.largest, kMaxSliceWork);
+  EXPECT_GT(chain.slices.count, 30);
+  EXPECT_LT(chain.slices.count, 300);
+  EXPECT_EQ(chain.sequencer.NextDeadline(), At(30 + 60 + 300));
+  Actions actions;
+  chain.sequencer.Unblock(RunHandle(2), At(100), &actions);
+  EXPECT_THAT(Launched(actions), SizeIs(LateChain::kRuns + 3 + 1000));
+}
+
+// Between the slices of a search for what is late anything may happen.
+TEST(SequencerFailureTest, WhatHappensWhileWhatIsLateIsSearchedForCounts) {
+  enum class Meanwhile { kLaunch, kFailure, kEnd, kAnother };
+  for (const Meanwhile meanwhile :
+       {Meanwhile::kLaunch, Meanwhile::kFailure, Meanwhile::kEnd, Meanwhile::kAnother}) {
+    SCOPED_TRACE(static_cast<int>(meanwhile));
+    LateChain chain(/*lacks=*/meanwhile != Meanwhile::kAnother);
+    chain.Close();
+    Sequencer& sequencer = chain.sequencer;
+    if (meanwhile == Meanwhile::kAnother) {
+      // It waits for nothing of that, and its own gang lacks a vote of rank 0, since later.
+      TestRun both(4, Epoch(1));
+      const int32_t slot = both.Slot(chain.pair, 2, {1}, {1});
+      both.AllReduce(slot, 1);
+      both.AllReduce(slot, 1);
+      EXPECT_THAT(Cast(&sequencer, both, At(31)), IsEmpty());
+      EXPECT_THAT(Cast(&sequencer, OneAllReduce(5, Epoch(1), chain.pair, 2, 0, 1), At(31)),
+                  IsEmpty());
+    }
+    const absl::Time late = meanwhile == Meanwhile::kAnother ? At(95) : At(60);
+    EXPECT_THAT(chain.slices.GoOn(&sequencer, late, 10), IsEmpty());
+    ASSERT_LE(sequencer.NextDeadline(), late);
+    Actions actions = chain.slices.InOne([&](Actions* event) {
+      switch (meanwhile) {
+        case Meanwhile::kLaunch:
+          ASSERT_TRUE(sequencer.Submit(Simple(sequencer, 6, 1, 0).Build(), late, event).ok());
+          break;
+        case Meanwhile::kFailure:
+          sequencer.Withdraw(RunHandle(2), Error(Reason::kBadType), late, event);
+          break;
+        case Meanwhile::kEnd:
+          sequencer.Cancel(RunHandle(2), Rank(0), late, event);
+          break;
+        case Meanwhile::kAnother:
+          sequencer.Unblock(RunHandle(2), late, event);
+          break;
+      }
+    });
+    for (SequencerAction& action : chain.slices.GoOn(&sequencer, late)) {
+      actions.push_back(std::move(action));
+    }
+    switch (meanwhile) {
+      case Meanwhile::kLaunch:
+        EXPECT_THAT(Launched(actions), SizeIs(LateChain::kRuns + 4));
+        EXPECT_THAT(Failed(actions), IsEmpty());
+        break;
+      case Meanwhile::kFailure:
+        EXPECT_THAT(Failed(actions), SizeIs(LateChain::kRuns + 3));
+        break;
+      case Meanwhile::kEnd:
+        ASSERT_THAT(actions, SizeIs(1));
+        EXPECT_EQ(EndedBy(actions).reason, Reason::kCancelled);
+        break;
+      case Meanwhile::kAnother: {
+        EXPECT_THAT(Launched(actions), SizeIs(LateChain::kRuns + 3));
+        ASSERT_EQ(actions.back().kind, Kind::kEpochEnded);
+        const Error& error = *actions.back().error;
+        EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+        EXPECT_EQ(error.instance, "group 1 call 2");
+        EXPECT_EQ(error.culprit.rank, 0);
+        EXPECT_THAT(error.message,
+                    AllOf(HasSubstr("group 1 call 1"), Not(HasSubstr("group 1 call 0"))));
+        break;
+      }
+    }
+    EXPECT_GT(sequencer.NextDeadline(), late);
+  }
+}
+
+// What the search has gone through becomes one gang with what it has not come to yet, and lacks
+// what that lacks.
+TEST(SequencerFailureTest, ACircleThatIsFoundWhileWhatIsLateIsSearchedForCounts) {
+  LateChain chain(/*lacks=*/false);
+  Sequencer& sequencer = chain.sequencer;
+  const GroupId large = AddGroup(&sequencer, {0, 1});
+  const GroupId lacking = AddGroup(&sequencer, {0, 1});
+  // Rank 0 makes calls 0 and 1 in one run, and between them comes a gang of eight calls that reads
+  // the one and is read for the other; so does, for the second, what lacks a vote.
+  EXPECT_THAT(Cast(&sequencer, Simple(sequencer, 10, 1, 0), At(30)), IsEmpty());
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    TestRun run(12 + rank, Epoch(1));
+    const int32_t slot = run.Slot(large, 2, {rank}, {0});
+    for (int call = 0; call < 8; ++call) run.AllReduce(slot, rank);
+    run.producers() = {RunHandle(10)};
+    EXPECT_THAT(Cast(&sequencer, run, At(30)), IsEmpty());
+  }
+  EXPECT_THAT(Cast(&sequencer, OneAllReduce(20, Epoch(1), lacking, 2, 1, 0), At(30)), IsEmpty());
+  TestRun second = Simple(sequencer, 11, 1, 1);
+  second.producers() = {RunHandle(20), RunHandle(13)};
+  EXPECT_THAT(Cast(&sequencer, second, At(30)), IsEmpty());
+  chain.Close({RunHandle(13)});
+  EXPECT_THAT(chain.slices.GoOn(&sequencer, At(60), 10), IsEmpty());
+
+  TestRun both(30, Epoch(1));
+  const int32_t slot = both.Slot(kWorld, 2, {0}, {0});
+  both.AllReduce(slot, 0);
+  both.AllReduce(slot, 0);
+  EXPECT_THAT(chain.slices.InOne([&](Actions* actions) {
+    ASSERT_TRUE(sequencer.Submit(both.Build(), At(60), actions).ok());
+  }),
+              IsEmpty());
+  const Actions actions = chain.slices.GoOn(&sequencer, At(60));
+  ASSERT_THAT(actions, SizeIs(1));
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+  EXPECT_EQ(error.culprit.rank, 0);
+  EXPECT_EQ(error.instance, absl::StrCat("group ", lacking.value(), " call 0"));
+  EXPECT_THAT(error.message, HasSubstr("group 1 call 0"));
+  EXPECT_GT(chain.slices.count, 30);
 }
 
 TEST(SequencerFailureTest, CancelBeforeTheLaunchEndsTheEpochAndAfterItDoesNothing) {
