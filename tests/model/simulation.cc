@@ -26,6 +26,7 @@ constexpr int64_t kSteps = 32;
 constexpr int64_t kFaultySteps = 10;
 constexpr double kAgreeTimeout = 60;
 constexpr double kExecTimeout = 300;
+constexpr double kSlice = 0.001;
 // A busy world needs no more of them for what one deadline asks for.
 constexpr int kMostSlices = 1000;
 
@@ -73,7 +74,9 @@ class Simulation {
       // The sequencer's own deadlines come in between.
       const absl::Time deadline = sequencer_.NextDeadline();
       if (queue_.empty() && deadline == absl::InfiniteFuture()) break;
-      const bool waits = postponed_ && !queue_.empty() && Chance(0.5);
+      // What is due at once may come behind other events, but not behind a pause.
+      const bool waits =
+          postponed_ && !queue_.empty() && queue_.top().time < now_ + kSlice && Chance(0.5);
       if (queue_.empty() || (deadline < At(queue_.top().time) && !waits)) {
         now_ = std::max(now_, absl::ToDoubleSeconds(deadline - absl::UnixEpoch()));
         Sequencer::Actions actions;
