@@ -583,6 +583,8 @@ class Enumerator {
         state->clock = absl::ToUnixMicros(due);
         allowed = {Reason::kAgreeTimeout, Reason::kExecTimeout};
         if (config_.may_mismatch) allowed.insert(Reason::kMismatch);
+        // Where slices had no time for it, only now.
+        if (config_.busy && config_.may_circle) allowed.insert(Reason::kOrderCycle);
         if (sequencer.NextDeadline() <= due) return "a deadline passed and nothing came of it";
         break;
       }
