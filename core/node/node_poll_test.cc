@@ -339,6 +339,26 @@ TEST_F(NodeTurnsTest, WhoAsksForLittleIsHeardSoonHoweverManyProcessesAskForMuch)
   EXPECT_LE(MostBeforeItIsHeard(&clients_[0]), kFewFrames);
 }
 
+// Where only one asks for much nobody is left waiting by it: it has had a turn, and a small frame
+// has come meanwhile, beside its next one. That is not first because its session was there first.
+TEST_F(NodeTurnsTest, WhoAsksForLittleIsHeardBeforeTheOnlyOneThatAsksForMuch) {
+  AddHeavy("uid:0", 7);
+  Flood();
+  for (int polls = 0; polls < 2; ++polls) Poll();
+  Client& little = clients_[0];
+  for (int i = 0; i < 20; ++i) {
+    little.Submit();
+    while (!little.Heard()) Poll();
+  }
+  for (int i = 0; i < 100; ++i) {
+    Flood();
+    Poll();
+    little.Submit();
+    Poll();
+    EXPECT_TRUE(little.Heard()) << i;
+  }
+}
+
 TEST_F(NodeTurnsTest, AProcessHasNotMoreTurnsForHavingMoreSessions) {
   for (int i = 0; i < 30; ++i) AddHeavy("uid:0", 7);
   AddHeavy("uid:0", 8);

@@ -126,15 +126,15 @@ bool Rings::Poll(absl::Time now) {
   }
   FindWaiting(now);
   ++round_;
-  if (some_wait_) PutInOrder();
-  some_wait_ = false;
+  if (now < in_order_until_) PutInOrder();
   int64_t work = 0;
   // A turn may end sessions, others' as well.
   for (size_t i = 0; i < waiting_.size(); ++i) {
     if (waiting_[i] == nullptr) continue;
-    some_wait_ = work > kTurnWork;
-    if (some_wait_) break;
     work += TakeTurn(waiting_[i]->shared_from_this(), now);
+    if (work <= kTurnWork) continue;
+    in_order_until_ = now + kInOrderFor;
+    break;
   }
   return !waiting_.empty();
 }

@@ -58,6 +58,8 @@ class Rings {
   // been silent are not looked at: their clients ring, which is seen within kLookForRungEvery.
   static constexpr absl::Duration kLookForRungEvery = absl::Microseconds(20);
   static constexpr absl::Duration kQuietAfter = absl::Milliseconds(20);
+  // After a turn that was a whole one, whose turn it is is asked for so long.
+  static constexpr absl::Duration kInOrderFor = absl::Milliseconds(20);
   bool Poll(absl::Time now);
   // Calls `sleep` unless a ring has a frame or `busy` says so; while it runs, clients ring their
   // wake descriptors. Whether it was called.
@@ -85,8 +87,9 @@ class Rings {
   UniqueFd wake_epoll_;
   std::vector<std::shared_ptr<Session>> active_;  // every Poll looks at them
   std::vector<Session*> waiting_;                 // of these, for a turn; null: it has ended
-  bool some_wait_ = false;                        // who had no turn in the last Poll
-  Turns turns_;                                   // of tenants
+  // What one asks for has lately been so much that others have to wait for it.
+  absl::Time in_order_until_ = absl::InfinitePast();
+  Turns turns_;  // of tenants
   int64_t last_turn_ = 0;
   int64_t round_ = 0;  // of turns
   // Those that have been silent: their clients ring.
