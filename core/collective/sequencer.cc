@@ -239,16 +239,19 @@ absl::Status Sequencer::CheckRoom(const Vote& vote) const {
 
 // A gang is launched in one piece: what the vote would bring together must not be too much for
 // that.
-absl::Status Sequencer::CheckGang(const Vote& vote) {
+absl::Status Sequencer::CheckGang(const Vote& vote) const {
   int64_t size = SizeOf(vote);
   if (pending_size_ + size <= options_.max_gang_size) return absl::OkStatus();
-  ++search_;
+  std::vector<int32_t> gangs;
   for (const InstanceKey& key : keys_) {
     const int32_t instance = FindInstance(key);
     if (instance == kNone) continue;
-    Component& gang = components_[instances_[instance].component];
-    if (std::exchange(gang.mark, search_) != search_) size += gang.size;
+    const int32_t gang = instances_[instance].component;
+    if (gangs.empty() || gangs.back() != gang) gangs.push_back(gang);
   }
+  std::sort(gangs.begin(), gangs.end());
+  gangs.erase(std::unique(gangs.begin(), gangs.end()), gangs.end());
+  for (const int32_t gang : gangs) size += components_[gang].size;
   return size <= options_.max_gang_size ? absl::OkStatus() : ToStatus(GangTooLarge(size));
 }
 

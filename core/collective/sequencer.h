@@ -227,7 +227,7 @@ class Sequencer {
   absl::Status ResolveOne(const Vote& vote, size_t i, bool late);
   // Whether the world may have what the vote of keys_ makes.
   absl::Status CheckRoom(const Vote& vote) const;
-  absl::Status CheckGang(const Vote& vote);
+  absl::Status CheckGang(const Vote& vote) const;
   Error GangTooLarge(int64_t size) const;
   absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** result);
   absl::optional<Error> FindRefusal(const Vote& vote) const;
