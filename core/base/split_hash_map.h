@@ -46,7 +46,7 @@ class SplitHashTable {
   // The one that there is now, and whether it is the one that `make` has just made.
   template <typename IsIt, typename Make>
   std::pair<Entry*, bool> Emplace(uint64_t hash, const IsIt& is_it, const Make& make) {
-    if (size_ >= (others_.empty() ? kMostOfPart : kUsualOfPart * (others_.size() + 1))) SplitNext();
+    if (size_ >= (others_.empty() ? kMostOfPart : kUsualOfPart * (others_.size() + 2))) SplitNext();
     bool is_new = false;
     const auto it =
         PartOf(hash).lazy_emplace(Sought<IsIt>{hash, is_it}, [&](const auto& construct) {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/counting_heap.h"
 #include "core/base/work.h"
 #include "gtest/gtest.h"
 
@@ -67,6 +68,19 @@ TEST(SplitHashMapTest, WhatIsMovedIsCountedAsWork) {
   // whole.
   EXPECT_LE(SliceWork(), moved / 2);
   EXPECT_GE(SliceWork(), moved / 2 - kMostOfPart);
+}
+
+// What tables are charged for goes by that (sequencer.cc).
+TEST(SplitHashMapTest, ATableThatHasGrownIsAtLeastAThirdFull) {
+  using Map = SplitHashMap<int64_t, int64_t>;
+  const HeapUse heap;
+  Map map;
+  for (int64_t i = 0; i < kEntries; ++i) {
+    map.Emplace(i, i);
+    if (i < kMostOfPart) continue;
+    const auto size = static_cast<int64_t>(map.size());
+    ASSERT_LE(heap.bytes(), 3 * size * static_cast<int64_t>(sizeof(Map::value_type) + 1)) << size;
+  }
 }
 
 TEST(SplitHashMapTest, FindsWhatIsThereAndNothingElse) {

@@ -242,6 +242,7 @@ absl::Status Sequencer::CheckRoom(const Vote& vote) const {
 absl::Status Sequencer::CheckGang(const Vote& vote) const {
   int64_t size = SizeOf(vote);
   if (pending_size_ + size <= options_.max_gang_size) return absl::OkStatus();
+  CountWork(static_cast<int64_t>(keys_.size()));
   std::vector<int32_t> gangs;
   for (const InstanceKey& key : keys_) {
     const int32_t instance = FindInstance(key);
@@ -252,14 +253,17 @@ absl::Status Sequencer::CheckGang(const Vote& vote) const {
   std::sort(gangs.begin(), gangs.end());
   gangs.erase(std::unique(gangs.begin(), gangs.end()), gangs.end());
   for (const int32_t gang : gangs) size += components_[gang].size;
-  return size <= options_.max_gang_size ? absl::OkStatus() : ToStatus(GangTooLarge(size));
+  return size <= options_.max_gang_size ? absl::OkStatus() : ToStatus(GangTooLarge(size, kNone));
 }
 
-Error Sequencer::GangTooLarge(int64_t size) const {
+// `instance`: one of the gang's; kNone: none is known.
+Error Sequencer::GangTooLarge(int64_t size, int32_t instance) const {
   Error error(Reason::kQuota);
+  if (instance != kNone) error = MakeInstanceError(error.reason, instance);
   error.message = absl::StrCat(
-      "runs that can only be launched together, for they share collectives, have ", size,
-      " collectives and results over all ranks; at most ", options_.max_gang_size,
+      "a run, with those that it can only be launched together with, for they share collectives or "
+      "wait for each other, has ",
+      size, " collectives and results over all ranks; at most ", options_.max_gang_size,
       " may be launched at once (--max_gang_size): compile less into one function");
   return error;
 }
@@ -1715,7 +1719,8 @@ void Sequencer::LaunchReady(Actions* actions) {
       if (!closed || gang.awaited > gang.inner) continue;
       absl::optional<Error> why;
       if (gang.size > options_.max_gang_size) {
-        why = GangTooLarge(gang.size);  // a circle has made it so
+        // A circle has made it so.
+        why = GangTooLarge(gang.size, gang.instances.empty() ? kNone : gang.instances[0]);
       } else {
         why = OrderComponent(component, &gang_runs_, &gang_instances_);
       }
@@ -2511,7 +2516,7 @@ void Sequencer::FailLate(Actions* actions) {
       awaited_.clear();
       searched_ = 0;
     }
-    if (!SliceHasTime()) return;
+    if (IsLate() && !SliceHasTime()) return;
   }
   EndLateSearch();
 }
@@ -2625,7 +2630,8 @@ absl::Time Sequencer::NextDeadline() const {
     next = std::min(next, runs_[externally_blocked_.begin()->second].submitted +
                               options_.agree_timeout + options_.exec_timeout);
   }
-  return next;
+  // What a slice had no time for is not due before what other worlds have left over.
+  return std::max(next, clock_);
 }
 
 std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {

@@ -140,8 +140,8 @@ class Sequencer {
   // the ranks that it, or what it has to wait for, lacks; a run that waits for another world for
   // agree_timeout + exec_timeout; a gang that is not finished exec_timeout after its launch (its
   // runs fail, and a later Finished is ignored). And goes on with what the slices of other events
-  // (core/base/work.h) had no time for: launches, searches, what members have passed. Then it is
-  // due at once.
+  // (core/base/work.h) had no time for: launches, searches, what members have passed, what is
+  // late, pairs of steps that are over. Then it is due at once.
   void Advance(absl::Time now, Actions* actions);
   // InfiniteFuture when nothing is due.
   absl::Time NextDeadline() const;
@@ -176,8 +176,8 @@ class Sequencer {
   // Of these the rows of what is pending, under way or may still be asked for, and of groups: what
   // is kept without need is left out.
   size_t LiveRows() const;
-  // Of these what stays when no run is pending or under way: entries of tapes, and counters of
-  // pairs.
+  // What stays when no run is pending or under way: entries of tapes, and counters of pairs, with
+  // those of steps that are over until they have gone.
   size_t HeldRows() const;
   // Of what is pending, of tapes, their labels and pairs, and of what stays for the next ones, from
   // above. Not of members and groups, of runs that are pending or under way, and of causes.
@@ -228,7 +228,7 @@ class Sequencer {
   // Whether the world may have what the vote of keys_ makes.
   absl::Status CheckRoom(const Vote& vote) const;
   absl::Status CheckGang(const Vote& vote) const;
-  Error GangTooLarge(int64_t size) const;
+  Error GangTooLarge(int64_t size, int32_t instance) const;
   absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** result);
   absl::optional<Error> FindRefusal(const Vote& vote) const;
   int32_t AddRun(const Vote& vote);

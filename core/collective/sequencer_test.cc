@@ -1478,6 +1478,8 @@ TEST(SequencerFailureTest, WhatIsLateForAnotherWorldIsSearchedOnceAndInSlices) {
       EXPECT_THAT(Cast(&chain.sequencer, run, At(30)), IsEmpty());
     }
   }
+  EXPECT_THAT(chain.slices.GoOn(&chain.sequencer, At(100), 1), IsEmpty());
+  EXPECT_EQ(chain.sequencer.NextDeadline(), At(100)) << "behind what others have left over";
   EXPECT_THAT(chain.slices.GoOn(&chain.sequencer, At(100)), IsEmpty());
   EXPECT_LE(chain.slices.largest, kMaxSliceWork);
   EXPECT_GT(chain.slices.count, 30);
@@ -1555,6 +1557,43 @@ TEST(SequencerFailureTest, WhatHappensWhileWhatIsLateIsSearchedForCounts) {
     }
     EXPECT_GT(sequencer.NextDeadline(), late);
   }
+}
+
+// The slices of that search may end with it: what is late afterwards is searched again.
+TEST(SequencerFailureTest, WhatIsLateLaterIsSearchedAgain) {
+  Sequencer sequencer = World(3);
+  const GroupId both = AddGroup(&sequencer, {0, 1});
+  const GroupId alone = AddGroup(&sequencer, {0});
+  const GroupId others = AddGroup(&sequencer, {1, 2});
+  // Its gang has another order than its program.
+  TestRun blocked(1, Epoch(1));
+  blocked.AllReduce(blocked.Slot(alone, 1, {0}, {0}), 0);
+  blocked.AllReduce(blocked.Slot(both, 2, {0}, {0}), 0);
+  blocked.BlockExternally();
+  EXPECT_THAT(Cast(&sequencer, blocked, At(0)), IsEmpty());
+  TestRun middle(2, Epoch(1));
+  middle.AllReduce(middle.Slot(both, 2, {1}, {0}), 1);
+  middle.AllReduce(middle.Slot(others, 2, {0}, {0}), 0);
+  EXPECT_THAT(Cast(&sequencer, middle, At(30)), IsEmpty());
+  EXPECT_THAT(Cast(&sequencer, OneAllReduce(3, Epoch(1), others, 2, 1, 0), At(31)), IsEmpty());
+  Slices slices;
+  while (sequencer.NextDeadline() <= At(60)) {
+    EXPECT_THAT(slices.InOne([&](Actions* actions) {
+      CountWork(kMaxSliceWork);  // it has time for nothing more
+      sequencer.Advance(At(60), actions);
+    }),
+                IsEmpty());
+  }
+  EXPECT_EQ(sequencer.NextDeadline(), At(90));
+  Actions actions;
+  sequencer.Unblock(RunHandle(1), At(70), &actions);
+  ASSERT_THAT(actions, SizeIs(1));
+  EXPECT_EQ(actions[0].kind, Kind::kReserve);
+  actions.clear();
+  sequencer.Advance(At(90), &actions);
+  const Error error = EndedBy(actions);
+  EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+  EXPECT_THAT(error.message, HasSubstr("has not got ready for its gang's order"));
 }
 
 // What the search has gone through becomes one gang with what it has not come to yet, and lacks
@@ -3121,7 +3160,7 @@ TEST(SequencerGangSizeTest, AVoteThatWouldMakeAGangTooLargeIsRefused) {
   Cast(&sequencer, Simple(sequencer, 3, 1, 0));
   const absl::Status large = Refused(&sequencer, two(4, 1, 1, 0));
   EXPECT_EQ(ErrorOf(large).reason, Reason::kQuota);
-  EXPECT_THAT(large.message(), AllOf(HasSubstr("have 11 collectives and results"),
+  EXPECT_THAT(large.message(), AllOf(HasSubstr("has 11 collectives and results"),
                                      HasSubstr("at most 8"), HasSubstr("--max_gang_size")));
   EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 5, 1, 1))), ElementsAre(1, 3, 5));
   EXPECT_EQ(ErrorOf(Refused(&sequencer, two(6, 1, 2, 3))).reason, Reason::kQuota);
@@ -3170,7 +3209,8 @@ TEST(SequencerGangSizeTest, ACircleThatMakesAGangTooLargeEndsTheEpoch) {
     EXPECT_THAT(Failed(actions), SizeIs(5));
     const Error error = EndedBy(actions);
     EXPECT_EQ(error.reason, Reason::kQuota);
-    EXPECT_THAT(error.message, HasSubstr("have 9 collectives and results"));
+    EXPECT_THAT(error.message, HasSubstr("has 9 collectives and results"));
+    EXPECT_THAT(error.instance, HasSubstr("group "));
   }
 }
 

@@ -359,6 +359,21 @@ TEST_F(NodeTurnsTest, WhoAsksForLittleIsHeardBeforeTheOnlyOneThatAsksForMuch) {
   }
 }
 
+// However long a turn takes: who was left waiting by it is next.
+TEST_F(NodeTurnsTest, WhoIsLeftWaitingIsNextWhateverTimeHasPassed) {
+  AddHeavy("uid:0", 7);
+  const auto poll = [&] { node_->Poll(now_ += 2 * Rings::kInOrderFor); };
+  Client& little = clients_[0];
+  Flood();
+  poll();
+  for (int i = 0; i < 100; ++i) {
+    Flood();
+    little.Submit();
+    for (int polls = 0; polls < 2; ++polls) poll();
+    EXPECT_TRUE(little.Heard()) << i;
+  }
+}
+
 TEST_F(NodeTurnsTest, AProcessHasNotMoreTurnsForHavingMoreSessions) {
   for (int i = 0; i < 30; ++i) AddHeavy("uid:0", 7);
   AddHeavy("uid:0", 8);

@@ -126,13 +126,15 @@ bool Rings::Poll(absl::Time now) {
   }
   FindWaiting(now);
   ++round_;
-  if (now < in_order_until_) PutInOrder();
+  if (some_wait_ || now < in_order_until_) PutInOrder();
+  some_wait_ = false;
   int64_t work = 0;
   // A turn may end sessions, others' as well.
   for (size_t i = 0; i < waiting_.size(); ++i) {
     if (waiting_[i] == nullptr) continue;
     work += TakeTurn(waiting_[i]->shared_from_this(), now);
     if (work <= kTurnWork) continue;
+    some_wait_ = i + 1 < waiting_.size();
     in_order_until_ = now + kInOrderFor;
     break;
   }

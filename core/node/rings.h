@@ -2,9 +2,9 @@
 // the node when it sleeps.
 //
 // Who asks for little is heard soon, whoever asks for much: a Poll() gives turns until a slice's
-// work is done, and where that was not enough for all of them it is next the turn of the tenant for
-// whom least has been done, and within it of the process. So a process has not more turns for
-// having more sessions.
+// work is done; where that was not enough for all of them, and for a while after so much, it is the
+// turn of the tenant for whom least has been done, and within it of the process. So a process has
+// not more turns for having more sessions.
 //
 // Threads: the node thread. Ownership: owns the doorbell; each session owns its shared memory.
 // Errors: a ring with malformed bytes ends its session.
@@ -58,7 +58,7 @@ class Rings {
   // been silent are not looked at: their clients ring, which is seen within kLookForRungEvery.
   static constexpr absl::Duration kLookForRungEvery = absl::Microseconds(20);
   static constexpr absl::Duration kQuietAfter = absl::Milliseconds(20);
-  // After a turn that was a whole one, whose turn it is is asked for so long.
+  // How long turns are in order after a Poll() that has done a slice's work.
   static constexpr absl::Duration kInOrderFor = absl::Milliseconds(20);
   bool Poll(absl::Time now);
   // Calls `sleep` unless a ring has a frame or `busy` says so; while it runs, clients ring their
@@ -87,7 +87,7 @@ class Rings {
   UniqueFd wake_epoll_;
   std::vector<std::shared_ptr<Session>> active_;  // every Poll looks at them
   std::vector<Session*> waiting_;                 // of these, for a turn; null: it has ended
-  // What one asks for has lately been so much that others have to wait for it.
+  bool some_wait_ = false;                        // who had no turn in the last Poll
   absl::Time in_order_until_ = absl::InfinitePast();
   Turns turns_;  // of tenants
   int64_t last_turn_ = 0;
