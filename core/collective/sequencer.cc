@@ -2939,12 +2939,14 @@ absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
   return absl::nullopt;
 }
 
-size_t Sequencer::HeldRows() const {
-  size_t rows = tapes_.size();
-  for (const Member& member : members_) rows += member.pairs.size();
-  for (const auto& pairs : gone_pairs_) rows += pairs.size();
-  return rows;
+size_t Sequencer::HeldPairs() const {
+  size_t count = 0;
+  for (const Member& member : members_) count += member.pairs.size();
+  for (const auto& pairs : gone_pairs_) count += pairs.size();
+  return count;
 }
+
+size_t Sequencer::HeldRows() const { return tapes_.size() + HeldPairs(); }
 
 int64_t Sequencer::SeatBytes(size_t bytes_per_seat) const {
   constexpr int kInRow = 4;  // so many a row has itself
@@ -2967,8 +2969,7 @@ int64_t Sequencer::HeldBytes() const {
   constexpr int64_t kPair = kInTable<decltype(Member::pairs)> + kLineBytes + 16;
   int64_t bytes = tapes_.end() * TapeBytes() + instances_.end() * InstanceBytes();
   bytes += static_cast<int64_t>(tapes_.size()) * SeatBytes(sizeof(TapeEntry));
-  for (const Member& member : members_) bytes += static_cast<int64_t>(member.pairs.size()) * kPair;
-  for (const auto& pairs : gone_pairs_) bytes += static_cast<int64_t>(pairs.size()) * kPair;
+  bytes += static_cast<int64_t>(HeldPairs()) * kPair;
   const auto list = [](const auto& rows) {
     return static_cast<int64_t>(rows.capacity() * sizeof(rows[0]));
   };

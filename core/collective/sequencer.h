@@ -286,6 +286,7 @@ class Sequencer {
   // vote that waits for a call, or for a gradient, may have been passed.
   bool BeginMoves();
   void LetGoOfPairs(Member* member);
+  size_t HeldPairs() const;
   // Counts the calls of moves_.
   void EndMoves();
   // Whether the member of that seat has passed `key`, given that it has no vote pending for it.

@@ -415,30 +415,97 @@ TEST(SequencerOrderTest, ACircleBetweenGangsIsPrinted) {
                     HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("rank1.cc:10")));
 }
 
-TEST(SequencerOrderTest, GangsThatWaitForEachOtherLaunchTogetherIfTheyHaveAnOrder) {
-  // Rank 0 asks for A, B, A one by one, each fed by the one before; rank 1 compiled its two As.
-  Sequencer sequencer = World(3);
-  const GroupId a = AddGroup(&sequencer, {0, 1});
-  const GroupId b = AddGroup(&sequencer, {0, 2});
+// Of a world of three, rank 0 asks for calls of A = {0, 1}, B = {0, 2} and A one by one, each fed
+// by the one before; rank 1 compiled its two of A. The middle one has so many results. What the
+// last vote comes to.
+Actions CompiledAroundAnother(Sequencer* sequencer, int64_t results) {
+  const GroupId a = AddGroup(sequencer, {0, 1});
+  const GroupId b = AddGroup(sequencer, {0, 2});
   TestRun compiled(1, Epoch(1));
   const int32_t slot = compiled.Slot(a, 2, {1}, {0});
   compiled.AllReduce(slot, 1);
   compiled.AllReduce(slot, 1, {0});
-  Cast(&sequencer, compiled);
-  Cast(&sequencer, OneAllReduce(2, Epoch(1), a, 2, 0, 0));
+  Cast(sequencer, compiled);
+  Cast(sequencer, OneAllReduce(2, Epoch(1), a, 2, 0, 0));
   TestRun middle = OneAllReduce(3, Epoch(1), b, 2, 0, 0);
   middle.producers() = {RunHandle(2)};
-  Cast(&sequencer, middle);
+  middle.vote().results = results;
+  Cast(sequencer, middle);
   TestRun last = OneAllReduce(4, Epoch(1), a, 2, 0, 1);
   last.producers() = {RunHandle(3)};
-  Cast(&sequencer, last);
-  const Actions actions = Cast(&sequencer, OneAllReduce(5, Epoch(1), b, 2, 1, 0));
+  Cast(sequencer, last);
+  return Cast(sequencer, OneAllReduce(5, Epoch(1), b, 2, 1, 0));
+}
+
+TEST(SequencerOrderTest, GangsThatWaitForEachOtherLaunchTogetherIfTheyHaveAnOrder) {
+  Sequencer sequencer = World(3);
+  const Actions actions = CompiledAroundAnother(&sequencer, /*results=*/0);
   ASSERT_THAT(actions, SizeIs(1));
   EXPECT_THAT(actions[0].runs, SizeIs(5));
   ASSERT_THAT(actions[0].instances, SizeIs(3));
+  const GroupId a(1);
+  const GroupId b(2);
   EXPECT_EQ(actions[0].instances[0].key.group, a);
   EXPECT_EQ(actions[0].instances[1].key.group, b);
   EXPECT_EQ(actions[0].instances[2].key.group, a);
+}
+
+// Rank 0 asks for calls in pairs, rank 1 for the second of a pair together with the first of the
+// next one: each vote makes the same gang longer.
+TEST(SequencerGangSizeTest, AVoteThatWouldMakeAGangTooLargeIsRefused) {
+  SequencerOptions options;
+  options.max_gang_size = 8;
+  Sequencer sequencer(2, options);
+  const auto two = [](int64_t handle, int32_t rank, int64_t call, int64_t results) {
+    TestRun run(handle, Epoch(1));
+    const int32_t slot = run.Slot(kWorld, 2, {rank}, {call});
+    run.AllReduce(slot, rank);
+    run.AllReduce(slot, rank);
+    run.vote().results = results;
+    return run;
+  };
+  // Two gangs of four: together they are as many as one may have, but they are not one.
+  Cast(&sequencer, two(1, 0, 0, 2));
+  Cast(&sequencer, two(2, 0, 2, 2));
+  Cast(&sequencer, Simple(sequencer, 3, 1, 0));
+  const absl::Status large = Refused(&sequencer, two(4, 1, 1, 0));
+  EXPECT_EQ(ErrorOf(large).reason, Reason::kQuota);
+  EXPECT_THAT(large.message(), AllOf(HasSubstr("has 11 collectives and results"),
+                                     HasSubstr("at most 8"), HasSubstr("--max_gang_size")));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 5, 1, 1))), ElementsAre(1, 3, 5));
+  EXPECT_EQ(ErrorOf(Refused(&sequencer, two(6, 1, 2, 3))).reason, Reason::kQuota);
+  EXPECT_THAT(Launched(Cast(&sequencer, two(7, 1, 2, 2))), ElementsAre(2, 7));
+  // What is launched, and what has failed, counts no more.
+  Cast(&sequencer, two(8, 0, 4, 4));
+  Actions actions;
+  sequencer.Withdraw(RunHandle(8), Error(), At(0), &actions);
+  EXPECT_THAT(Failed(actions), ElementsAre(8));
+  Cast(&sequencer, two(9, 0, 6, 2));
+  EXPECT_THAT(Launched(Cast(&sequencer, two(10, 1, 6, 2))), ElementsAre(9, 10));
+  Cast(&sequencer, two(11, 0, 8, 4));
+  sequencer.Abort(Error(), At(0), &actions);
+  TestRun next = Simple(sequencer, 12, 0, 10);
+  next.vote().results = 6;
+  Cast(&sequencer, std::move(next));
+  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 13, 1, 10))), ElementsAre(12, 13));
+}
+
+TEST(SequencerGangSizeTest, ACircleThatMakesAGangTooLargeEndsTheEpoch) {
+  for (const int64_t most : {9, 8}) {
+    SequencerOptions options;
+    options.max_gang_size = most;
+    Sequencer sequencer(3, options);
+    const Actions actions = CompiledAroundAnother(&sequencer, /*results=*/3);
+    if (most == 9) {
+      EXPECT_THAT(Launched(actions), SizeIs(5));
+      continue;
+    }
+    EXPECT_THAT(Failed(actions), SizeIs(5));
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.reason, Reason::kQuota);
+    EXPECT_THAT(error.message, HasSubstr("has 9 collectives and results"));
+    EXPECT_THAT(error.instance, HasSubstr("group "));
+  }
 }
 
 TEST(SequencerOrderTest, ARunThatNeedsItsOwnCollectiveIsACircle) {
@@ -3135,83 +3202,6 @@ TEST(SequencerMemoryTest, SoManyCollectivesMayWaitForOtherRanks) {
   Cast(&sequencer, two(12, 0, 4));
   EXPECT_THAT(Launched(Cast(&sequencer, two(13, 1, 2))), SizeIs(3));
   EXPECT_THAT(Launched(Cast(&sequencer, two(14, 1, 4))), ElementsAre(12, 14));
-}
-
-// --- The size of a gang
-// ---------------------------------------------------------------------------
-
-// Rank 0 asks for calls in pairs, rank 1 for the second of a pair together with the first of the
-// next one: each vote makes the same gang longer.
-TEST(SequencerGangSizeTest, AVoteThatWouldMakeAGangTooLargeIsRefused) {
-  SequencerOptions options;
-  options.max_gang_size = 8;
-  Sequencer sequencer(2, options);
-  const auto two = [](int64_t handle, int32_t rank, int64_t call, int64_t results) {
-    TestRun run(handle, Epoch(1));
-    const int32_t slot = run.Slot(kWorld, 2, {rank}, {call});
-    run.AllReduce(slot, rank);
-    run.AllReduce(slot, rank);
-    run.vote().results = results;
-    return run;
-  };
-  // Two gangs of four: together they are as many as one may have, but they are not one.
-  Cast(&sequencer, two(1, 0, 0, 2));
-  Cast(&sequencer, two(2, 0, 2, 2));
-  Cast(&sequencer, Simple(sequencer, 3, 1, 0));
-  const absl::Status large = Refused(&sequencer, two(4, 1, 1, 0));
-  EXPECT_EQ(ErrorOf(large).reason, Reason::kQuota);
-  EXPECT_THAT(large.message(), AllOf(HasSubstr("has 11 collectives and results"),
-                                     HasSubstr("at most 8"), HasSubstr("--max_gang_size")));
-  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 5, 1, 1))), ElementsAre(1, 3, 5));
-  EXPECT_EQ(ErrorOf(Refused(&sequencer, two(6, 1, 2, 3))).reason, Reason::kQuota);
-  EXPECT_THAT(Launched(Cast(&sequencer, two(7, 1, 2, 2))), ElementsAre(2, 7));
-  // What is launched, and what has failed, counts no more.
-  Cast(&sequencer, two(8, 0, 4, 4));
-  Actions actions;
-  sequencer.Withdraw(RunHandle(8), Error(), At(0), &actions);
-  EXPECT_THAT(Failed(actions), ElementsAre(8));
-  Cast(&sequencer, two(9, 0, 6, 2));
-  EXPECT_THAT(Launched(Cast(&sequencer, two(10, 1, 6, 2))), ElementsAre(9, 10));
-  Cast(&sequencer, two(11, 0, 8, 4));
-  sequencer.Abort(Error(), At(0), &actions);
-  TestRun next = Simple(sequencer, 12, 0, 10);
-  next.vote().results = 6;
-  Cast(&sequencer, std::move(next));
-  EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 13, 1, 10))), ElementsAre(12, 13));
-}
-
-// Rank 0 asks one by one, each fed by the one before; rank 1 has compiled the first and the last.
-TEST(SequencerGangSizeTest, ACircleThatMakesAGangTooLargeEndsTheEpoch) {
-  for (const int64_t most : {9, 8}) {
-    SequencerOptions options;
-    options.max_gang_size = most;
-    Sequencer sequencer(3, options);
-    const GroupId a = AddGroup(&sequencer, {0, 1});
-    const GroupId b = AddGroup(&sequencer, {0, 2});
-    TestRun compiled(1, Epoch(1));
-    const int32_t slot = compiled.Slot(a, 2, {1}, {0});
-    compiled.AllReduce(slot, 1);
-    compiled.AllReduce(slot, 1, {0});
-    Cast(&sequencer, compiled);
-    Cast(&sequencer, OneAllReduce(2, Epoch(1), a, 2, 0, 0));
-    TestRun middle = OneAllReduce(3, Epoch(1), b, 2, 0, 0);
-    middle.producers() = {RunHandle(2)};
-    middle.vote().results = 3;
-    Cast(&sequencer, middle);
-    TestRun last = OneAllReduce(4, Epoch(1), a, 2, 0, 1);
-    last.producers() = {RunHandle(3)};
-    Cast(&sequencer, last);
-    const Actions actions = Cast(&sequencer, OneAllReduce(5, Epoch(1), b, 2, 1, 0));
-    if (most == 9) {
-      EXPECT_THAT(Launched(actions), SizeIs(5));
-      continue;
-    }
-    EXPECT_THAT(Failed(actions), SizeIs(5));
-    const Error error = EndedBy(actions);
-    EXPECT_EQ(error.reason, Reason::kQuota);
-    EXPECT_THAT(error.message, HasSubstr("has 9 collectives and results"));
-    EXPECT_THAT(error.instance, HasSubstr("group "));
-  }
 }
 
 // They are what an event frees beside its own: it counts them, and frees few bytes.
