@@ -25,6 +25,16 @@ class TurnQueue {
     }
     queue->items.push_back(std::move(item));
   }
+  // The first of `owner`, out of turn. False: it has none.
+  bool PopOf(const std::string& owner, Item* item) {
+    const auto queue = std::find_if(queues_.begin(), queues_.end(),
+                                    [&](const Queue& other) { return other.owner == owner; });
+    if (queue == queues_.end()) return false;
+    *item = std::move(queue->items.front());
+    queue->items.pop_front();
+    if (queue->items.empty()) queues_.erase(queue);
+    return true;
+  }
   // The first of the owner whose turn it is. Not of none.
   Item Pop() {
     Queue queue = std::move(queues_.front());

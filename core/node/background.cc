@@ -67,14 +67,29 @@ void Background::Loop() {
       if (stop_) return;
       job = jobs_.Pop();
     }
-    job.work();
-    job.work = nullptr;  // what it holds goes before its end is known
-    post_([this, id = job.id] {
-      const auto it = then_.find(id);
-      const std::function<void()> then = std::move(it->second);
-      then_.erase(it);
-      then();
-    });
+    Run(std::move(job));
+  }
+}
+
+void Background::Run(Job job) {
+  job.work();
+  job.work = nullptr;  // what it holds goes before its end is known
+  post_([this, id = job.id] {
+    const auto it = then_.find(id);
+    const std::function<void()> then = std::move(it->second);
+    then_.erase(it);
+    then();
+  });
+}
+
+bool Background::DoOwn() {
+  for (bool some = false;; some = true) {
+    Job job;
+    {
+      MutexLock lock(&mutex_);
+      if (stop_ || !jobs_.PopOf(/*owner=*/"", &job)) return some;
+    }
+    Run(std::move(job));
   }
 }
 

@@ -4,7 +4,8 @@
 // One thread: what work takes while it is done, beside its result, is of one thing at a time.
 // Tenants take turns: a tenant that asks for much waits behind its own work.
 //
-// Threads: the node thread makes all calls but Ask(); work runs on the thread of its own.
+// Threads: the node thread makes all calls but Ask() and DoOwn(); work runs on the thread of its
+// own.
 // Ownership: owns that thread and what has not run. Errors: none; work hands its own on.
 #ifndef CHORUS_CORE_NODE_BACKGROUND_H_
 #define CHORUS_CORE_NODE_BACKGROUND_H_
@@ -36,6 +37,9 @@ class Background {
   // Of work, in the middle: runs `question` on the node thread, and waits until it has. False: it
   // never will, for the node ends.
   bool Ask(absl::FunctionRef<void()> question);
+  // Of work, in the middle: does the node's own that waits, such as giving back memory that this
+  // work was refused. What follows that is there before the next question. False: there is none.
+  bool DoOwn();
   // Waits for the work under way. What has not begun is dropped, as is what comes from now on, and
   // nothing is asked nor follows any more.
   void Stop();
@@ -46,6 +50,7 @@ class Background {
     std::function<void()> work;
   };
   void Loop();
+  void Run(Job job);
   void Answer();
 
   const std::function<void(std::function<void()>)> post_;

@@ -121,6 +121,27 @@ TEST_F(BackgroundTest, WorkAsksTheNodeThreadAndWaits) {
   EXPECT_EQ(known, answered);
 }
 
+TEST_F(BackgroundTest, WorkHasTheNodesOwnDoneFirst) {
+  Block();
+  background_.Do(
+      "a",
+      [&] {
+        EXPECT_TRUE(background_.DoOwn());
+        EXPECT_FALSE(background_.DoOwn()) << "there is no more";
+        EXPECT_TRUE(background_.Ask([&] { done_.push_back("answer"); }));
+      },
+      [&] { done_.push_back("after a"); });
+  background_.Do(
+      "b", [] {}, [&] { done_.push_back("after b"); });
+  for (const char* name : {"1", "2"}) {
+    background_.Do(
+        "", [] {}, [this, name] { done_.push_back(name); });
+  }
+  Open();
+  for (int i = 0; i < 6; ++i) RunNext();
+  EXPECT_THAT(done_, ElementsAre("1", "2", "answer", "after a", "after b"));
+}
+
 TEST_F(BackgroundTest, StoppedItDoesNotAnswer) {
   bool was_asked = false;
   bool was_answered = true;

@@ -170,9 +170,15 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(absl::string
   return record;
 }
 
-absl::Status GraphStore::ResizeThere(Charge* charge, int64_t bytes) const {
+absl::Status GraphStore::ResizeThere(Charge* charge, int64_t bytes) {
   absl::Status status;
-  if (background_->Ask([&] { status = charge->Resize(bytes); })) return status;
+  const auto ask = [&] {
+    return background_->Ask([&] {
+      status = charge->Resize(bytes);
+      if (!status.ok()) Continue();
+    });
+  };
+  if (ask() && (status.ok() || !background_->DoOwn() || ask())) return status;
   return absl::CancelledError("the node ends");
 }
 

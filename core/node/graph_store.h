@@ -179,8 +179,9 @@ class GraphStore {
   // Null: it is not `large`, and takes what makes it so.
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindOrMake(absl::string_view bytes, bool large,
                                                           GraphsByBytes* records, Cover cover);
-  // Within work of the background: as `charge->Resize`, on the node thread.
-  absl::Status ResizeThere(Charge* charge, int64_t bytes) const;
+  // Within work of the background: as `charge->Resize`, on the node thread. What has gone before is
+  // taken apart first where that is what there is too little memory for.
+  absl::Status ResizeThere(Charge* charge, int64_t bytes);
 
   // On the node thread. What is shared goes, with its loaded plans, when its last user does.
   std::shared_ptr<GraphRecord> Share(std::unique_ptr<GraphRecord> record, bool large,

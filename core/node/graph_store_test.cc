@@ -479,6 +479,60 @@ TEST(GraphStoreTest, WhoCannotBeChargedHasNothingMade) {
   }
 }
 
+// What has been released is as good as free, though the background has not come to it.
+TEST(GraphStoreTest, WhatHasGoneIsTakenApartBeforeWhoNeedsItsMemoryIsRefused) {
+  const std::string encoded = Independent(70);
+  // Makes a graph, lets it go and makes it again.
+  const auto status_within = [&](int64_t bytes) {
+    Posts posts;
+    const BudgetRef budget = Budget::OfNode(bytes);
+    GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+    absl::StatusOr<std::shared_ptr<GraphRecord>> record =
+        MakeLarge(&store, encoded, budget, &posts);
+    if (!record.ok()) return record.status();
+    // Others have asked the background for something before, the node too.
+    Mutex mutex;
+    CondVar changed;
+    bool open = false;
+    posts.background().Do(
+        "another",
+        [&] {
+          MutexLock lock(&mutex);
+          while (!open) changed.Wait(&mutex);
+        },
+        [] {});
+    posts.background().Do(
+        "", [] {}, [] {});
+    *record = nullptr;
+    absl::Status status = absl::UnknownError("it waits");
+    bool told = false;
+    const auto on_made = [&](const absl::StatusOr<std::shared_ptr<GraphRecord>>& made) {
+      status = made.status();
+      told = true;
+    };
+    EXPECT_TRUE(store.Register(encoded, ClientOf(budget), on_made).ok());
+    {
+      MutexLock lock(&mutex);
+      open = true;
+      changed.SignalAll();
+    }
+    while (!told) posts.RunNext();
+    posts.background().Stop();
+    return status;
+  };
+  int64_t enough = 0;  // for one, while it is made
+  {
+    Posts posts;
+    const BudgetRef budget = Budget::OfNode(kMuch);
+    GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+    const auto look = [&] { enough = std::max(enough, budget->used()); };
+    ASSERT_TRUE(MakeLarge(&store, encoded, budget, &posts, look).ok());
+    posts.background().Stop();
+  }
+  EXPECT_EQ(status_within(enough), absl::OkStatus());
+  EXPECT_EQ(ErrorOf(status_within(enough - 1)).reason, Reason::kOutOfMemory);
+}
+
 TEST(GraphStoreTest, WhatIsChargedForMakingGoesWhenTheNodeEnds) {
   for (const int answers : {0, 1, 2}) {
     Posts posts;
