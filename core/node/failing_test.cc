@@ -1,5 +1,6 @@
-// Runs that fail when there are more of them than a slice of the node thread has time for: in turns
-// of bounded work, between which others are heard, while those concerned see it as one moment.
+// Runs that fail or go on when there are more of them than a slice of the node thread has time for:
+// in turns of bounded work, between which others are heard, while those concerned see it as one
+// moment.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -51,13 +52,13 @@ class FailingTest : public ::testing::Test {
     std::vector<std::pair<int64_t, Reason>> told;
   };
 
-  FailingTest() {
+  explicit FailingTest(const NodeOptions& options = {}) {
     HostBackendOptions host;
     host.devices = kRanks + 1;
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
-    node_ = std::make_unique<LocalNode>(NodeOptions(), DevicesOf(backend_.get()), [] {});
+    node_ = std::make_unique<LocalNode>(options, DevicesOf(backend_.get()), [] {});
     for (int i = 0; i <= kRanks; ++i) {
       OpenSessionRequest open;
       open.tenant = "uid:0";
@@ -243,6 +244,73 @@ TEST_F(FailingTest, WhoComesBackFromTheBackgroundMeanwhileWaits) {
   while (rank(0)->told.size() < kRuns + 4) Poll();
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
   EXPECT_EQ(rank(0)->told.back(), std::make_pair(planned, Reason::kUnspecified));
+}
+
+NodeOptions WithoutTime() {
+  NodeOptions options;
+  options.DoLater();
+  return options;
+}
+
+// No slice has time for a second run.
+class LaterTest : public FailingTest {
+ protected:
+  LaterTest() : FailingTest(WithoutTime()) {}
+};
+
+// One that was waited for is launched, and another one ends: a slice has one of the two.
+TEST_F(LaterTest, ALaunchAndAnEndTakeTurns) {
+  constexpr int kMany = 1400;    // results of each rank, published in one piece
+  constexpr int kLarge = 30000;  // numbers: two kernels, which the node thread just runs itself
+  const auto register_graph = [this](int r, int slot, const Graph& made) {
+    RegisterGraph graph;
+    graph.graph = {slot, 1};
+    graph.encoded = EncodeGraph(made);
+    const int64_t registered = Submit(rank(r), std::move(graph));
+    while (rank(r)->told.empty() || rank(r)->told.back().first != registered) Poll();
+  };
+  for (int r = 0; r < kRanks; ++r) {
+    register_graph(r, 0, AllReduces(r, kMany));
+    register_graph(r, 1, AllReduces(r, 1));
+  }
+  GraphBuilder builder(1, {});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {1});
+  NodeSpec expand;
+  expand.op = "expand";
+  expand.inputs = {builder.AddInput(input)};
+  expand.attributes = {{"dims", std::vector<int64_t>{kLarge}}};
+  NodeSpec negate;
+  negate.op = "neg";
+  negate.inputs = *builder.Emit(std::move(expand));
+  GraphOutput output;
+  output.value = (*builder.Emit(std::move(negate)))[0];
+  builder.AddOutput(output);
+  register_graph(0, 2, builder.Build());
+
+  for (int r = 0; r < kRanks; ++r) Submit(rank(r), RunOf(0, {0, 1}, kMany));
+  const auto all_reduce_one = [this](int r) {
+    chorus::Run run = RunOf(kMany, {kMany, 1}, /*results=*/1);
+    run.graph = {1, 1};
+    Submit(rank(r), std::move(run));
+  };
+  all_reduce_one(0);
+  all_reduce_one(1);
+  chorus::Run consumer;
+  consumer.graph = {2, 1};
+  consumer.inputs.push_back(TensorId{kMany, 1});
+  consumer.outputs.resize(1);
+  consumer.outputs[0].kind = OutBinding::Kind::kFresh;
+  consumer.outputs[0].id = {kMany + 1, 1};
+  Submit(rank(0), std::move(consumer));
+  const auto published = [this] { return node_->Stats("").runs_published; };
+  while (published() == 0) Poll();
+  ASSERT_LT(published(), kRanks) << "all have ended at once: nothing to be seen";
+  ASSERT_LE(LargestSliceWork(), kMaxSliceWork / 2) << "the kernels were not to be run yet";
+  all_reduce_one(2);
+  while (published() < 2 * kRanks + 1) Poll();
+  EXPECT_GT(LargestSliceWork(), kMaxSliceWork * 3 / 4) << "others have run the kernels";
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
 // Neither who has such runs nor another member, which might want their memory; others are heard.

@@ -607,18 +607,21 @@ bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Ti
 bool Runs::Continue(absl::Time now) {
   const auto is_idle = [this] { return failing_.empty() && next_.empty() && finishing_.empty(); };
   if (is_idle()) return false;
-  // One of each kind, so that none waits for all of another.
+  // Kinds take turns, so that none waits for all of another. One may be all that a slice has time
+  // for, so each turn looks at the time.
   do {
-    if (!failing_.empty()) FailNext(now);
-    if (!next_.empty()) {
+    turn_ = (turn_ + 1) % 3;
+    if (turn_ == 0 && !failing_.empty()) {
+      FailNext(now);
+    } else if (turn_ == 1 && !next_.empty()) {
       // Others behind it come in this slice as it has time.
       Unblock(next_.Pop(), now);
       Follow({}, nullptr, now);
+    } else if (turn_ == 2 && !finishing_.empty()) {
+      const int32_t index = finishing_.front();
+      finishing_.pop_front();
+      FinishGang(index, now);
     }
-    if (finishing_.empty()) continue;
-    const int32_t index = finishing_.front();
-    finishing_.pop_front();
-    FinishGang(index, now);
   } while (!is_idle() && SliceWork() <= options_->fail_work);
   return true;
 }

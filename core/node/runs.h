@@ -197,6 +197,7 @@ class Runs final : public AgreementListener {
   // Gangs that are complete, by index: so is now what they have waited for, or some of their runs
   // have been published.
   std::deque<int32_t> finishing_;
+  int turn_ = 0;  // of Continue(): whether one fails, goes on or is finished
 };
 
 }  // namespace chorus::node
