@@ -84,6 +84,8 @@ struct NodeStats {
   // The part of these that is pages of arenas, and of ended sessions' memory, which are gone here
   // and which clients still hold.
   int64_t client_held_bytes = 0;
+  // The part of these that is kept for the next results: what is free of arenas, and rows.
+  int64_t idle_bytes = 0;
   int64_t runs_published = 0;
   int64_t runs_failed = 0;
   int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one

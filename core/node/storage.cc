@@ -453,4 +453,12 @@ int64_t Storage::live_buffers() const {
   return live;
 }
 
+int64_t Storage::idle_bytes() const {
+  int64_t idle = 0;
+  for (const auto& entry : tenants_) {
+    if (const auto tenant = entry.second.tenant.lock()) idle += tenant->arenas->idle_bytes();
+  }
+  return idle;
+}
+
 }  // namespace chorus::node

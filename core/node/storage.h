@@ -114,6 +114,7 @@ class Storage {
   bool host() const { return host_; }                // the devices' memory is the host's
   const Budget& budget() const { return *budget_; }  // the node's
   int64_t live_buffers() const;
+  int64_t idle_bytes() const;  // of all tenants
   // What is done with here while clients hold its pages.
   HeldFiles* held() { return &held_; }
   int64_t client_held_bytes() const { return held_.bytes(); }

@@ -147,6 +147,7 @@ NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStat
     now.memory_limit_bytes = node.storage->budget().limit();
     now.memory_used_bytes = node.storage->budget().used();
     now.client_held_bytes = node.storage->client_held_bytes();
+    now.idle_bytes = node.storage->idle_bytes();
     now.largest_slice_work = LargestSliceWork();
     now.live_runs = node.runs->live();
     now.live_buffers = node.storage->live_buffers();
@@ -155,6 +156,7 @@ NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStat
     now.memory_limit_bytes = shown->budget->limit();
     now.memory_used_bytes = shown->budget->used();
     now.live_buffers = shown->arenas->live_buffers();
+    now.idle_bytes = shown->arenas->idle_bytes();
   }
   node.worlds->ForEach([&](const World& world) {
     if (world.formed() && Shows(tenant, world.tenant))

@@ -59,6 +59,7 @@ absl::StatusOr<BufferRef> ArenaSet::Allocate(int64_t bytes) {
   Block* const block = shelf->block;
   if (block->live++ == 0) blocks_.splice(blocks_.end(), empty_, block->at);
   ++live_;
+  live_bytes_ += size_class.bytes;
   BufferRef allocated(buffer, BufferRef::Adopt());
   if (cuts) PrepareSpare();
   return allocated;
@@ -143,6 +144,7 @@ Buffer* ArenaSet::Cut(Block* block, int size_class, int64_t class_bytes) {
     shelf = std::make_unique<Shelf>();
     shelf->block = block;
     shelf->size_class = size_class;
+    shelf->class_bytes = class_bytes;
   }
   Buffer* const buffer = &block->buffers->emplace_back();
   ++rows_;
@@ -179,6 +181,7 @@ void ArenaSet::Return(Buffer* buffer) {
     Link(shelf);
   }
   --live_;
+  live_bytes_ -= shelf->class_bytes;
   if (--block->live == 0) empty_.splice(empty_.end(), blocks_, block->at);
   if (!orphaned_) return;
   if (live_ == 0) {
@@ -207,6 +210,12 @@ void ArenaSet::Drop(Block* block) {
   // It may have half a million.
   if (options_.helpers.thread != nullptr) options_.helpers.thread->Dispose(block->buffers);
   empty_.erase(block->at);
+}
+
+int64_t ArenaSet::idle_bytes() const {
+  const auto charged_rows = kFreeRows * static_cast<int64_t>(charged_rows_.size());
+  return arena_bytes_ - live_bytes_ +
+         std::max<int64_t>(0, charged_rows - live_) * static_cast<int64_t>(sizeof(Buffer));
 }
 
 Arena* ArenaSet::Find(ArenaId id) const {

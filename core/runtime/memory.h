@@ -67,6 +67,8 @@ class ArenaSet final : private BufferHome {
 
   int64_t live_buffers() const { return live_; }
   int64_t arena_bytes() const { return arena_bytes_; }
+  // What is charged for the next buffers: all that is not in use of the arenas, and rows.
+  int64_t idle_bytes() const;
 
  private:
   // The free buffers of one class in one block. Those that have any are in the class's list.
@@ -74,6 +76,7 @@ class ArenaSet final : private BufferHome {
   struct Shelf {
     Block* block = nullptr;
     int size_class = 0;
+    int64_t class_bytes = 0;
     Buffer* free = nullptr;
     Shelf* before = nullptr;
     Shelf* next = nullptr;
@@ -113,6 +116,7 @@ class ArenaSet final : private BufferHome {
   Block* current_ = nullptr;                         // small buffers are cut from it
   Block* spare_ = nullptr;                           // takes over when it is full: touched by then
   int64_t live_ = 0;
+  int64_t live_bytes_ = 0;  // by their classes
   int64_t arena_bytes_ = 0;
   int64_t growing_bytes_ = 0;  // of arenas that count for the size of the next
   int64_t rows_ = 0;

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "core/base/error.h"
 #include "core/runtime/memory_thread.h"
+#include "core/runtime/size_class.h"
 #include "core/runtime/testing/process_resources.h"
 #include "gtest/gtest.h"
 
@@ -205,6 +206,26 @@ TEST(ArenaSetTest, TrimKeepsWhatIsInUse) {
     memset(buffers.back()->host(), 1, 100000);
   }
   EXPECT_STREQ(kept->host(), "kept");
+}
+
+TEST(ArenaSetTest, WhatIsKeptForTheNextBuffersIsIdle) {
+  constexpr int64_t kMany = 20 * ArenaSet::kFreeRows;
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  const ArenaSet::Ptr set = ArenaSet::Create(budget);
+  EXPECT_EQ(set->idle_bytes(), 0);
+  const BufferRef kept = *set->Allocate(1000);
+  const int64_t in_use = SizeClass::Of(1000).bytes;
+  EXPECT_EQ(set->idle_bytes(), kMiB - in_use);
+  std::vector<BufferRef> buffers;
+  buffers.push_back(*set->Allocate(8 * kMiB));
+  for (int64_t i = 0; i < kMany; ++i) buffers.push_back(*set->Allocate(1));
+  const int64_t rows = kMany * static_cast<int64_t>(sizeof(Buffer));
+  EXPECT_EQ(budget->used() - set->idle_bytes(), in_use + 8 * kMiB + 64 * kMany + rows);
+  buffers.clear();
+  EXPECT_EQ(budget->used() - set->idle_bytes(), in_use + static_cast<int64_t>(sizeof(Buffer)));
+  set->Trim();
+  EXPECT_GT(set->idle_bytes(), 0) << "beside the one that is in use";
+  EXPECT_EQ(budget->used() - set->idle_bytes(), in_use + static_cast<int64_t>(sizeof(Buffer)));
 }
 
 // Rows of buffers that were returned stay beside the memory that they stand for.

@@ -162,6 +162,7 @@ void OnGetStats(const CallRef<v1::GetStatsResponse>& call, const v1::GetStatsReq
         to->set_agreement_row_count(stats.agreement_rows);
         to->set_given_up_gradient_count(stats.gradients_given_up);
         to->set_client_held_bytes(stats.client_held_bytes);
+        to->set_idle_bytes(stats.idle_bytes);
         to->set_largest_slice_work(stats.largest_slice_work);
       });
 }

@@ -48,9 +48,6 @@ struct Case {
   const char* code;   // with which it is refused at last
   int64_t done_from;  // how often it is not refused
   int64_t done_to;
-  // Of its results: a tenant keeps arenas, and rows of buffers, for its next ones while there is
-  // room.
-  int64_t kept = 0;
   bool by_another_uid = false;  // which has a tenant's share for itself
   bool of_a_worker = false;     // a daemon whose devices another process has
 };
@@ -68,18 +65,18 @@ constexpr Case kCases[] = {
     {"gaps", "INVALID_ARGUMENT", 1998, 1998},
     {"names", "INVALID_ARGUMENT", 60000, 60000},
     {"sources", "INVALID_ARGUMENT", 3000, 3000},
-    {"epochs", "OK", 10, 10, int64_t{4} << 20},
+    {"epochs", "OK", 10, 10},
     {"tapes", "RESOURCE_EXHAUSTED", 80, 999},
-    {"results", "RESOURCE_EXHAUSTED", 10, kShare >> 22, int64_t{48} << 20},
+    {"results", "RESOURCE_EXHAUSTED", 10, kShare >> 22},
     {"sessions", "RESOURCE_EXHAUSTED", 10, 35},
     {"worlds", "RESOURCE_EXHAUSTED", 40, 56},
     {"planning", "OK", 4, 4},
     {"sizes", "OK", 40, 40},
     {"steps", "OK", 20, 20},
     // Hours of it, if nothing ended them with the session.
-    {"compute", "OK", 4, 4, int64_t{32} << 20},
-    {"strides", "OK", 8, 8, int64_t{32} << 20},
-    {"copies", "OK", 24, 24, int64_t{48} << 20},
+    {"compute", "OK", 4, 4},
+    {"strides", "OK", 8, 8},
+    {"copies", "OK", 24, 24},
     {"flood", "OK", 20000, 20000},
     {"listing", "OK", 100, 100},
     {"halves", "OK", 600, 600},
@@ -97,37 +94,37 @@ constexpr Case kCases[] = {
     {"streams", "RESOURCE_EXHAUSTED", 40, 56},
     {"unread", "INVALID_ARGUMENT", 48, 48},
     {"compressed", "UNIMPLEMENTED", 0, 0},
-    {"downloads", "RESOURCE_EXHAUSTED", 16, 64, int64_t{16} << 20},
+    {"downloads", "RESOURCE_EXHAUSTED", 16, 64},
     {"lists", "INVALID_ARGUMENT", 0, 0},
     // By another tenant.
-    {"graphs", "RESOURCE_EXHAUSTED", 1, 999, 0, true},
-    {"pages", "RESOURCE_EXHAUSTED", 10, kShare >> 22, 0, true},
-    {"sessions", "RESOURCE_EXHAUSTED", 10, 35, 0, true},
-    {"worlds", "RESOURCE_EXHAUSTED", 40, 56, 0, true},
+    {"graphs", "RESOURCE_EXHAUSTED", 1, 999, true},
+    {"pages", "RESOURCE_EXHAUSTED", 10, kShare >> 22, true},
+    {"sessions", "RESOURCE_EXHAUSTED", 10, 35, true},
+    {"worlds", "RESOURCE_EXHAUSTED", 40, 56, true},
     // Which leaves it no calls of its own.
-    {"unread_halves", "OK", 32, 32, 0, true},
-    {"half_headers", "OK", 224, 500, 0, true},
+    {"unread_halves", "OK", 32, 32, true},
+    {"half_headers", "OK", 224, 500, true},
     // Whose connections are ended.
-    {"calls", "OK", 20, 20, 0, true},
-    {"unknown_calls", "OK", 20, 20, 0, true},
-    {"closed_calls", "OK", 20, 20, 0, true},
-    {"pings", "OK", 20, 20, 0, true},
-    {"settings", "OK", 20, 20, 0, true},
-    {"headers", "OK", 20, 20, 0, true},
+    {"calls", "OK", 20, 20, true},
+    {"unknown_calls", "OK", 20, 20, true},
+    {"closed_calls", "OK", 20, 20, true},
+    {"pings", "OK", 20, 20, true},
+    {"settings", "OK", 20, 20, true},
+    {"headers", "OK", 20, 20, true},
     // What goes on to the worker: plans, launches, bytes of tensors.
-    {"quadratic", "RESOURCE_EXHAUSTED", 0, 0, 0, false, true},
-    {"graphs", "RESOURCE_EXHAUSTED", 1, 999, 0, false, true},
-    {"pages", "RESOURCE_EXHAUSTED", 10, kShare >> 22, 0, false, true},
-    {"epochs", "OK", 10, 10, int64_t{2} << 20, false, true},
-    {"planning", "OK", 4, 4, 0, false, true},
-    {"sizes", "OK", 40, 40, 0, false, true},
-    {"steps", "OK", 20, 20, 0, false, true},
-    {"compute", "OK", 4, 4, int64_t{32} << 20, false, true},
-    {"strides", "OK", 8, 8, int64_t{32} << 20, false, true},
-    {"copies", "OK", 24, 24, int64_t{48} << 20, false, true},
-    {"flood", "OK", 20000, 20000, 0, false, true},
-    {"downloads", "RESOURCE_EXHAUSTED", 16, 64, int64_t{16} << 20, false, true},
-    {"results", "RESOURCE_EXHAUSTED", 10, kShare >> 22, int64_t{48} << 20, false, true},
+    {"quadratic", "RESOURCE_EXHAUSTED", 0, 0, false, true},
+    {"graphs", "RESOURCE_EXHAUSTED", 1, 999, false, true},
+    {"pages", "RESOURCE_EXHAUSTED", 10, kShare >> 22, false, true},
+    {"epochs", "OK", 10, 10, false, true},
+    {"planning", "OK", 4, 4, false, true},
+    {"sizes", "OK", 40, 40, false, true},
+    {"steps", "OK", 20, 20, false, true},
+    {"compute", "OK", 4, 4, false, true},
+    {"strides", "OK", 8, 8, false, true},
+    {"copies", "OK", 24, 24, false, true},
+    {"flood", "OK", 20000, 20000, false, true},
+    {"downloads", "RESOURCE_EXHAUSTED", 16, 64, false, true},
+    {"results", "RESOURCE_EXHAUSTED", 10, kShare >> 22, false, true},
 };
 
 // Nobody's; none where this process may not act as another user.
@@ -212,14 +209,18 @@ class Beside : public ::testing::Test {
     EXPECT_GT(largest, 0);
     EXPECT_LE(largest, kMaxSliceWork);
   }
+  static int64_t InUse(const v1::GetStatsResponse& stats) {
+    return stats.memory_used_bytes() - stats.idle_bytes();
+  }
   // More than a little: the honest ones' own goes up and down.
-  void ExpectNothingLeft(int64_t before) {
+  void ExpectNothingLeft(const v1::GetStatsResponse& before) {
     v1::GetStatsResponse left;
     const absl::Status back = AwaitStats([&](const v1::GetStatsResponse& stats) {
       left = stats;
-      return left.memory_used_bytes() <= before + (1 << 20);
+      return InUse(left) <= InUse(before) + (1 << 20);
     });
-    EXPECT_TRUE(back.ok()) << back << ", " << before << " before, now " << left.DebugString();
+    EXPECT_TRUE(back.ok()) << back << ", " << InUse(before) << " in use before, now "
+                           << left.DebugString();
   }
 
   bench::ScratchDirectory scratch_;
@@ -277,7 +278,7 @@ TEST_P(HostileTest, AsksForTooMuch) {
   EXPECT_LE(std::atoll(word("done").c_str()), GetParam().done_to) << report;
 
   attacker->Signal(SIGKILL);
-  ExpectNothingLeft(before->memory_used_bytes() + GetParam().kept);
+  ExpectNothingLeft(*before);
   ExpectSmallSlices();
   const fault::Reply stopped = honest_->Ask("pair-stop");
   EXPECT_TRUE(stopped.ok) << stopped;
@@ -341,10 +342,7 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
   for (bench::Process& attacker : attackers) attacker = bench::Process();
   for (const auto& [attack, times] : begun) std::cout << attack << " " << times << "  ";
   std::cout << std::endl;
-  // Of results, by the tenant, for its next ones: a large one and one of the usual size. Where
-  // there is room it keeps all that it ever had at a time.
-  constexpr int64_t kKept = int64_t{48} << 20;
-  if (!GetParam().roomy) ExpectNothingLeft(before->memory_used_bytes() + kKept);
+  ExpectNothingLeft(*before);
   ExpectSmallSlices();
   if (cgroup.ok()) {
     std::cout << "peak of the daemon's cgroup: " << (*cgroup)->PeakBytes().value_or(-1) << " bytes"
