@@ -255,6 +255,68 @@ TEST_F(NodeTest, RunsUnderWayAreChargedUntilTheyEnd) {
   EXPECT_LE(ranks_[0]->Stats().memory_used_bytes, waiting - kRuns * 2048);  // in steps
 }
 
+// Seven bytes of a frame are an instance's key, whether a node uses it or not.
+TEST_F(NodeTest, TheInstancesThatARunNamesAreCharged) {
+  Start(2);
+  constexpr int kInstances = 500;
+  GraphBuilder builder(1, {SlotOf(0, 2)});
+  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {1}));
+  AddOutput(&builder, AddAllReduce(&builder, x, 0, "a.cc:1"));
+  for (int i = 0; i < kInstances; ++i) AddOp(&builder, "neg", {x});
+  Graph graph = builder.Build();
+  graph.num_instance_slots = kInstances;
+  DirectRank& rank = *ranks_[0];
+  rank.Register(0, graph);
+  ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  const auto run = [&rank](int output) {
+    chorus::Run run = rank.WorldRun(0, {DirectRank::Inline({1})}, {{output, 1}});
+    run.instances.resize(kInstances);
+    for (InstanceKey& key : run.instances) key.path.resize(3);
+    rank.Submit(std::move(run));
+    rank.WaitUntilTaken();
+    return rank.Stats().memory_used_bytes;
+  };
+  const int64_t one = run(0);
+  constexpr int kRuns = 20;
+  for (int i = 1; i < kRuns; ++i) run(i);
+  ASSERT_EQ(rank.Stats().live_runs, kRuns);
+  EXPECT_GE(run(kRuns) - one,
+            kRuns * kInstances *
+                    static_cast<int64_t>(sizeof(InstanceKey) + 4 * sizeof(InstanceKey::Request)) -
+                (64 << 10));  // in steps
+  rank.AbortWorld("enough");
+}
+
+// Each of many runs that read what a local one makes of many results waits for all of these.
+TEST_F(NodeTest, WhatARunWaitsForThroughOthersIsCharged) {
+  Start(2);
+  constexpr int kRuns = 100;
+  DirectRank& rank = *ranks_[0];
+  rank.Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {1}), "a.cc:1"));
+  rank.Register(1, NegateGraph(1));
+  GraphBuilder builder(1, {});
+  ValueIndex sum = AddInput(&builder, TensorType(DType::kF32, {1}));
+  for (int i = 1; i < kRuns; ++i) {
+    sum = AddOp(&builder, "add", {sum, AddInput(&builder, TensorType(DType::kF32, {1}))});
+  }
+  AddOutput(&builder, sum);
+  rank.Register(2, builder.Build());
+  std::vector<Binding> results;
+  for (int i = 0; i < kRuns; ++i) {
+    rank.RunInline(0, {1}, {i, 1});
+    results.emplace_back(TensorId{i, 1});
+  }
+  rank.Submit(DirectRank::LocalRun(2, results, {{kRuns, 1}}));
+  rank.WaitUntilTaken();
+  const int64_t before = rank.Stats().memory_used_bytes;
+  for (int i = 0; i < kRuns; ++i) rank.RunLocal(1, {TensorId{kRuns, 1}}, {kRuns + 1 + i, 1});
+  rank.WaitUntilTaken();
+  ASSERT_EQ(rank.Stats().live_runs, 2 * kRuns + 1);
+  EXPECT_GE(rank.Stats().memory_used_bytes - before,
+            kRuns * (4096 + 56 * kRuns) - (64 << 10));  // in steps
+  rank.AbortWorld("enough");
+}
+
 TEST_F(NodeTest, GroupsAreChargedBeforeTheyAreMade) {
   NodeOptions options;
   options.memory_limit_bytes = 8 << 20;

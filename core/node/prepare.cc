@@ -33,6 +33,21 @@ PlanVariant VariantOf(const RunState& run, const std::vector<int32_t>& order) {
   return {order, {run.instance_of.begin(), run.instance_of.end()}, run.one_domain};
 }
 
+// Few bytes of a frame may say much of this: 7 are an instance's key.
+int64_t BytesOfFrame(const Vote& vote) {
+  size_t bytes = vote.bound.size() * sizeof(vote.bound[0]) +
+                 vote.groups.size() * sizeof(vote.groups[0]) +
+                 vote.pair_calls.size() * sizeof(vote.pair_calls[0]);
+  for (const InstanceKey& key : vote.bound) {
+    // What does not stand in the key itself has at least twice that room.
+    if (key.is_gradient()) bytes += (2 + key.path.size()) * sizeof(key.path[0]);
+  }
+  for (const GroupBinding& group : vote.groups) {
+    bytes += group.base.size() * sizeof(group.base[0]);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 }  // namespace
 
 std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session) {
@@ -121,9 +136,17 @@ absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const GraphStore::W
   return true;
 }
 
+absl::Status Preparer::Charge(RunState* run, int64_t bytes) {
+  Session& session = *run->session;
+  CHORUS_RETURN_IF_ERROR(session.run_charge.Cover(session.run_bytes + bytes));
+  session.run_bytes += bytes;
+  run->bytes += bytes;
+  return absl::OkStatus();
+}
+
 // What a run takes beside the graph and the plan, which its session has: the names of its outputs,
 // what its ranks may still ask of its calls, and its own row, of what RunState lists by input,
-// output, buffer and participation.
+// output, buffer and participation and what its vote keeps of the frame.
 absl::Status Preparer::ChargeRows(RunState* run) {
   int32_t top_slot = -1;
   for (const TensorId& id : run->output_ids) top_slot = std::max(top_slot, id.slot);
@@ -144,11 +167,7 @@ absl::Status Preparer::ChargeRows(RunState* run) {
                         kPerOutput * static_cast<int64_t>(graph.outputs.size()) +
                         kPerBuffer * static_cast<int64_t>(plan.buffers.size()) +
                         kPerParticipation * static_cast<int64_t>(plan.votes->participations.size());
-  Session& session = *run->session;
-  CHORUS_RETURN_IF_ERROR(session.run_charge.Cover(session.run_bytes + bytes));
-  session.run_bytes += bytes;
-  run->bytes = bytes;
-  return absl::OkStatus();
+  return Charge(run, bytes + BytesOfFrame(run->vote));
 }
 
 absl::Status Preparer::FindDevices(const Run& command, RunState* run) {

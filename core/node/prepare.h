@@ -63,6 +63,8 @@ class Preparer {
   // being made or loaded.
   absl::StatusOr<bool> FollowOrder(RunState* run, const std::vector<int32_t>& order,
                                    const GraphStore::Waiting& waiting);
+  // The run takes so much more. RESOURCE_EXHAUSTED: its session cannot be charged for it.
+  static absl::Status Charge(RunState* run, int64_t bytes);
 
  private:
   // False: it must be waited for.

@@ -67,6 +67,16 @@ void Producers::Join(const std::shared_ptr<World>& world, RunState* local) {
   }
 }
 
+int64_t Producers::ThroughLocals(const RunState& run) const {
+  int64_t through = 0;
+  for (const RunHandle handle : run.producers) {
+    const RunState* const producer = runs_->Find(handle);
+    if (producer == nullptr || producer->phase == RunState::Phase::kLaunched) continue;
+    if (producer->local()) through += static_cast<int64_t>(producer->voted_producers.size());
+  }
+  return through;
+}
+
 void Producers::Await(RunState* run) {
   const int64_t look = runs_->BeginLook();
   for (const RunHandle handle : run->producers) {

@@ -29,6 +29,9 @@ class Producers {
   // `local` waits, and is of its producers' world from now on: the sequencer waits for those of
   // them that have voted there.
   void Join(const std::shared_ptr<World>& world, RunState* local);
+  // How many runs Await() comes to through local ones, some perhaps more than once: a few frames
+  // may make it millions.
+  int64_t ThroughLocals(const RunState& run) const;
   // `run` has no producers yet that it waits for. Producers that its own sequencer knows go into
   // its vote, also those that it reaches through local runs, so that circles are seen; everything
   // else blocks it from outside.

@@ -235,10 +235,9 @@ class RunTable {
     if (free_.size() >= kKeptRows) {
       runs_[slot].reset();
     } else {
-      if (runs_[slot]->addresses.capacity() > kKeptCapacity ||
-          runs_[slot]->outputs.capacity() > kKeptCapacity) {
-        *runs_[slot] = RunState();
-      }
+      // One that ended before it was charged may have anything.
+      const int64_t bytes = runs_[slot]->bytes;
+      if (bytes == 0 || bytes > kKeptBytes) *runs_[slot] = RunState();
       runs_[slot]->Recycle();
     }
     free_.push_back(slot);
@@ -267,8 +266,9 @@ class RunTable {
 
  private:
   static constexpr int kSlotBits = 22;
-  static constexpr size_t kKeptRows = 1024;  // of runs that have ended: nobody is charged for them
-  static constexpr size_t kKeptCapacity = 1024;  // of a row's lists
+  // Of runs that have ended: nobody is charged for these rows and the capacity of their lists.
+  static constexpr size_t kKeptRows = 256;
+  static constexpr int64_t kKeptBytes = 16 << 10;
   std::vector<std::unique_ptr<RunState>> runs_;  // null: a free slot
   std::vector<uint32_t> free_;
   int64_t serial_ = 0;

@@ -86,7 +86,11 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
     End(run);
     return false;
   }
-  AwaitProducers(run, now);
+  const absl::Status awaited = AwaitProducers(run, now);
+  if (!awaited.ok()) {
+    Refuse(session, sequence, command, run, awaited, now);
+    return true;
+  }
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     if (run->outputs[i] != nullptr) session->names.NameTensor(run->output_ids[i], run->outputs[i]);
   }
@@ -101,10 +105,16 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
 // --- Agreement ----------------------------------------------------------------------------------
 
 // What this run waits for.
-void Runs::AwaitProducers(RunState* run, absl::Time now) {
+absl::Status Runs::AwaitProducers(RunState* run, absl::Time now) {
   producers_.Find(run);
   if (run->world != nullptr) AdoptProducers(*run, now);
+  // Each stands here, in the vote and in the sequencer.
+  constexpr int64_t kPerProducer = 64;
+  const int64_t through = producers_.ThroughLocals(*run);
+  CountWork(through);
+  CHORUS_RETURN_IF_ERROR(Preparer::Charge(run, kPerProducer * through));
   producers_.Await(run);
+  return absl::OkStatus();
 }
 
 // A local run between two runs of one world votes there as well. Another rank may have compiled

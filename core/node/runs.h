@@ -113,7 +113,7 @@ class Runs final : public AgreementListener {
  private:
   void FollowOrder(RunHandle handle, const std::vector<int32_t>& order, const absl::Status& planned,
                    absl::Time now);
-  void AwaitProducers(RunState* run, absl::Time now);
+  absl::Status AwaitProducers(RunState* run, absl::Time now);
   void AdoptProducers(const RunState& run, absl::Time now);
   void CastVote(RunState* run, absl::Time now);
   void Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
