@@ -14,7 +14,6 @@ namespace chorus {
 namespace internal {
 namespace {
 
-constexpr size_t kDropsPerFrame = 512;
 constexpr size_t kNamesPerFrame = 2048;
 
 // `data` has this name from now on.
@@ -470,8 +469,8 @@ void SessionCore::Drain(bool all) {
          [this](TensorId id) { releases_.Add(id, std::numeric_limits<int32_t>::max()); });
     keep(&batch.arenas, [this](ArenaId arena) { releases_.Add(arena); });
   }
-  for (size_t begin = 0; begin < batch.tapes.size(); begin += kDropsPerFrame) {
-    const size_t end = std::min(begin + kDropsPerFrame, batch.tapes.size());
+  for (size_t begin = 0; begin < batch.tapes.size(); begin += DropTape::kMaxEntries) {
+    const size_t end = std::min(begin + DropTape::kMaxEntries, batch.tapes.size());
     DropTape drop;
     drop.entries.assign(std::make_move_iterator(batch.tapes.begin() + begin),
                         std::make_move_iterator(batch.tapes.begin() + end));

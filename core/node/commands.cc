@@ -281,7 +281,7 @@ absl::Status Commands::BeginCreate(const std::shared_ptr<Session>& session, Sequ
       session->names.Publish(id, *cell);
       Finish(session.get(), sequence, status);
     }
-    cell->on_settled.Call(cell);
+    runs_->Settled(cell, session->tenant->name);
   };
   CHORUS_ASSIGN_OR_RETURN(Storage::Bound bound,
                           storage_->Bind(*session, command.source, command.type, command.device,
@@ -308,6 +308,7 @@ void Commands::MakeReadable(const std::shared_ptr<Session>& session, Sequence se
   absl::Status status;
   // Those that are not readable yet, each once, whatever often it is named.
   absl::flat_hash_map<TensorId, CellRef> awaited;
+  CountWork(kWorkPerWaiter * static_cast<int64_t>(command.tensors.size()));
   for (TensorId id : command.tensors) {
     absl::StatusOr<CellRef> cell = session->names.FindTensor(id);
     if (cell.ok() && (*cell)->state == Cell::State::kFailed) cell = ToStatus(*(*cell)->error);

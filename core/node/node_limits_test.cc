@@ -45,7 +45,7 @@ TEST_F(NodeTest, WhatWaitsForTensorsIsCharged) {
   rank.WaitUntilTaken();
   const int64_t idle = rank.Stats().memory_used_bytes;
   MakeReadable readable;
-  readable.tensors.assign(20000, TensorId{0, 1});
+  readable.tensors.assign(MakeReadable::kMaxTensors, TensorId{0, 1});
   rank.Submit(readable);
   rank.WaitUntilTaken();
   const int64_t one = rank.Stats().memory_used_bytes - idle;

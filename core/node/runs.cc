@@ -480,8 +480,16 @@ void Runs::Publish(RunState* run, absl::Time now) {
                   run->ticket);
   if (!session->dead() && run->intos.empty()) session->log.Finish(run->sequence);
   for (const CellRef& cell : run->outputs) {
-    if (cell != nullptr) cell->on_settled.Call(cell);
+    if (cell != nullptr) Settled(cell, session->tenant->name);
   }
+}
+
+void Runs::Settled(const CellRef& cell, const std::string& tenant) {
+  while (!cell->on_settled.empty() && SliceWork() <= options_->fail_work) {
+    CountWork(kWorkPerWaiter);
+    cell->on_settled.CallNext(cell);
+  }
+  if (!cell->on_settled.empty()) settled_.Push(tenant, {cell, tenant});
 }
 
 void Runs::WriteOut(RunState* run) {
@@ -582,7 +590,7 @@ void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
   consumers.swap(run->consumers);
   if (run->gang < 0) End(run);
   for (const CellRef& cell : outputs) {
-    if (cell != nullptr) cell->on_settled.Call(cell);
+    if (cell != nullptr) Settled(cell, session->tenant->name);
   }
   Follow(consumers, kept, now);
 }
@@ -615,12 +623,14 @@ bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Ti
 }
 
 bool Runs::Continue(absl::Time now) {
-  const auto is_idle = [this] { return failing_.empty() && next_.empty() && finishing_.empty(); };
+  const auto is_idle = [this] {
+    return failing_.empty() && next_.empty() && finishing_.empty() && settled_.empty();
+  };
   if (is_idle()) return false;
   // Kinds take turns, so that none waits for all of another. One may be all that a slice has time
   // for, so each turn looks at the time.
   do {
-    turn_ = (turn_ + 1) % 3;
+    turn_ = (turn_ + 1) % 4;
     if (turn_ == 0 && !failing_.empty()) {
       FailNext(now);
     } else if (turn_ == 1 && !next_.empty()) {
@@ -631,6 +641,11 @@ bool Runs::Continue(absl::Time now) {
       const int32_t index = finishing_.front();
       finishing_.pop_front();
       FinishGang(index, now);
+    } else if (turn_ == 3 && !settled_.empty()) {
+      const SettledCell settled = settled_.Pop();
+      CountWork(kWorkPerWaiter);
+      settled.cell->on_settled.CallNext(settled.cell);
+      Settled(settled.cell, settled.tenant);
     }
   } while (!is_idle() && SliceWork() <= options_->fail_work);
   return true;

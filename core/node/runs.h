@@ -83,6 +83,9 @@ class Runs final : public AgreementListener {
   // Bytes of one of its inputs have come to its device, or have not.
   void Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status);
   void Complete(const CompletionMessage& completion, absl::Time now);
+  // The cell is ready or has failed: tells what waits for it, in turns that come where there is
+  // more than this slice has time for.
+  void Settled(const CellRef& cell, const std::string& tenant);
   // The session has ended: nothing will read the results of its runs. Those that wait fail, those
   // that are launched end early.
   void EndAllOf(const Session& session, const Error& why, absl::Time now);
@@ -197,7 +200,13 @@ class Runs final : public AgreementListener {
   // Gangs that are complete, by index: so is now what they have waited for, or some of their runs
   // have been published.
   std::deque<int32_t> finishing_;
-  int turn_ = 0;  // of Continue(): whether one fails, goes on or is finished
+  // With more that waits for them than their slices had time for; tenants in turns.
+  struct SettledCell {
+    CellRef cell;
+    std::string tenant;
+  };
+  TurnQueue<SettledCell> settled_;
+  int turn_ = 0;  // of Continue(): whether one fails, goes on, is finished or told
 };
 
 }  // namespace chorus::node

@@ -383,11 +383,21 @@ Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<
                       [this, key, buffer = cell->buffer, offset = cell->offset,
                        copy = *std::move(mirror)](const absl::Status& status) {
                         if (status.ok()) buffer->AddMirror(offset, copy);
-                        const std::vector<Reader> readers = std::move(downloads_[key]);
+                        auto readers =
+                            std::make_shared<std::deque<Reader>>(std::move(downloads_[key]));
                         downloads_.erase(key);
-                        for (const Reader& reader : readers) reader.done(reader.cell, status);
+                        TellReaders(std::move(readers), status);
                       });
   return 0;
+}
+
+void Storage::TellReaders(std::shared_ptr<std::deque<Reader>> readers, const absl::Status& status) {
+  for (; !readers->empty() && SliceHasTime(); readers->pop_front()) {
+    CountWork(kWorkPerWaiter);
+    readers->front().done(readers->front().cell, status);
+  }
+  if (readers->empty()) return;
+  launcher_->Post([this, readers = std::move(readers), status] { TellReaders(readers, status); });
 }
 
 TimerQueue::Id Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadline,

@@ -8,6 +8,7 @@
 #define CHORUS_CORE_NODE_STORAGE_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -162,7 +163,9 @@ class Storage {
     CellRef cell;  // of this range
     OnReadable done;
   };
-  absl::flat_hash_map<DownloadKey, std::vector<Reader>> downloads_;
+  // Tells them in the order in which they came, each slice as many as it has time for.
+  void TellReaders(std::shared_ptr<std::deque<Reader>> readers, const absl::Status& status);
+  absl::flat_hash_map<DownloadKey, std::deque<Reader>> downloads_;
 };
 
 }  // namespace chorus::node

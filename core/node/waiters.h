@@ -11,6 +11,9 @@
 
 namespace chorus::node {
 
+// Of the node thread, in pieces (core/base/work.h): what one of them may do.
+inline constexpr int64_t kWorkPerWaiter = 8;
+
 template <typename... Args>
 class Waiters {
  public:
@@ -32,6 +35,13 @@ class Waiters {
     std::map<Id, Fn> waiting;
     waiting.swap(waiting_);
     for (const auto& entry : waiting) entry.second(args...);
+  }
+  // Calls and forgets the first of them, if there is one.
+  void CallNext(const Args&... args) {
+    if (waiting_.empty()) return;
+    const Fn first = std::move(waiting_.begin()->second);
+    waiting_.erase(waiting_.begin());
+    first(args...);
   }
 
  private:

@@ -486,6 +486,9 @@ void Worlds::DropTape(const Session& session, const chorus::DropTape& command, a
         std::lower_bound(memberships.begin(), memberships.end(), place,
                          [&](const auto* m, const Place& to) { return place_of(m) < to; });
     if (membership == memberships.end() || place_of(*membership) != place) continue;
+    // The tape has a seat for each of the group; it is an event of the world's, too.
+    constexpr int64_t kWorkPerEntry = 8;
+    CountWork(kWorkPerEntry + static_cast<int64_t>(members->size()));
     agreement->DropTape(place.second, entry.key, entry.consumed, (*membership)->epoch, now);
   }
 }

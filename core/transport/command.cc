@@ -469,7 +469,10 @@ void ReadIds(BodyReader* in, std::vector<Id>* ids, const char* expected) {
   for (size_t i = 0; i < count && in->ok(); ++i) ids->push_back(in->SlotName<Id>(expected));
 }
 
-void ReadBody(BodyReader* in, MakeReadable* body) { ReadIds(in, &body->tensors, "tensors' names"); }
+void ReadBody(BodyReader* in, MakeReadable* body) {
+  ReadIds(in, &body->tensors, "tensors' names");
+  in->Expect(body->tensors.size() <= MakeReadable::kMaxTensors, "at most 1024 tensors");
+}
 
 void ReadBody(BodyReader* in, Release* body) {
   ReadIds(in, &body->tensors, "tensors' names");
@@ -483,6 +486,7 @@ void ReadBody(BodyReader* in, Release* body) {
 
 void ReadBody(BodyReader* in, DropTape* body) {
   const size_t entries = in->Count(kMinKeyBytes + 3, "a count of tape entries");
+  if (!in->Expect(entries <= DropTape::kMaxEntries, "at most 512 tape entries")) return;
   body->entries.reserve(entries);
   for (size_t i = 0; i < entries && in->ok(); ++i) {
     body->entries.emplace_back();

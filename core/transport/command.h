@@ -102,11 +102,13 @@ struct CreateTensor {
 // Asks that these tensors be readable by the host (in a result arena). Nothing to do where the
 // backend's memory is the host's.
 struct MakeReadable {
+  static constexpr size_t kMaxTensors = 1024;
   std::vector<TensorId> tensors;
 };
 
 // The client's tape entries for these instances are gone.
 struct DropTape {
+  static constexpr size_t kMaxEntries = 512;
   struct Entry {
     WorldId world;
     GroupRank member;  // of the key's group: the tape's owner

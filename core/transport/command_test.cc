@@ -356,6 +356,19 @@ TEST(FrameTest, RefusalsAreChecked) {
 }
 
 // A count that the frame has no bytes for allocates nothing.
+TEST(FrameTest, ACommandSaysNoMoreThanASliceHasTimeFor) {
+  MakeReadable readable;
+  readable.tensors.assign(MakeReadable::kMaxTensors, TensorId{1, 1});
+  EXPECT_TRUE(DecodeFrame(Encode({Sequence(1), readable})).ok());
+  readable.tensors.push_back(TensorId{1, 1});
+  EXPECT_THAT(ErrorText(Encode({Sequence(1), readable})), HasSubstr("at most 1024 tensors"));
+  DropTape drop;
+  drop.entries.resize(DropTape::kMaxEntries);
+  EXPECT_TRUE(DecodeFrame(Encode({Sequence(1), drop})).ok());
+  drop.entries.emplace_back();
+  EXPECT_THAT(ErrorText(Encode({Sequence(1), drop})), HasSubstr("at most 512 tape entries"));
+}
+
 TEST(FrameTest, CountsThatCannotBeTrueAreRefused) {
   ByteWriter body;
   body.PutVarint(1);  // graph 1.1
