@@ -16,6 +16,7 @@
 #include "client/internal/tape.h"
 #include "client/internal/values_text.h"
 #include "core/base/error.h"
+#include "core/ops/node_spec.h"
 
 namespace chorus {
 namespace {
@@ -46,7 +47,7 @@ absl::Status Undefined() { return MakeError(Reason::kWrongState, "an undefined t
 absl::StatusOr<TensorType> TypeOf(DType dtype, const Shape& shape) {
   TensorType type(dtype, {});
   for (const int64_t size : shape) type.dims.emplace_back(size);
-  CHORUS_RETURN_IF_ERROR(type.Validate(int64_t{1} << 40));
+  CHORUS_RETURN_IF_ERROR(type.Validate(kMaxValueBytes));
   return type;
 }
 

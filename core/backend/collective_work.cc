@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kCacheLine = 64;
 
 // Of one piece, so that sums of their sizes stay within 64 bits. What a graph can ask for is no
-// larger (kMaxValueBytes of core/ops/op.h).
+// larger (kMaxValueBytes of core/ops/node_spec.h).
 constexpr int64_t kMaxPieceBytes = int64_t{1} << 40;
 // Elements whose results and holders are computed before any of the results is written.
 constexpr int64_t kHoldersBlock = 1024;

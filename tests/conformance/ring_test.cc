@@ -5,7 +5,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "client/chorus.h"
+#include "chorus/chorus.h"
 #include "core/base/error.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/conformance.h"
