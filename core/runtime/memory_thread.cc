@@ -12,53 +12,62 @@
 namespace chorus {
 namespace {
 
-// Touching stops between pieces when nothing else needs the memory any more.
-constexpr int64_t kTouchBytes = int64_t{4} << 20;
+// What is to be disposed of waits for no more than this, which takes about half a millisecond.
+constexpr int64_t kTouchBytes = int64_t{1} << 20;
 
 }  // namespace
 
 struct MemoryThread::State {
-  struct Job {
-    std::shared_ptr<const ArenaMemory> touched;  // null: there is nothing to touch
-    std::shared_ptr<const void> disposed;
+  // Weak: the pages of what is disposed of are gone when that is done, however much of it was to be
+  // touched yet.
+  struct Touching {
+    std::weak_ptr<const ArenaMemory> memory;
+    int64_t done = 0;
   };
 
-  // Its own reference is the last one when the arena is gone: then touching is in vain.
-  void Do(Job job) {
-    if (job.touched == nullptr) return;
-    const int64_t bytes = job.touched->bytes();
-    for (int64_t at = 0; at < bytes && job.touched.use_count() > 1; at += kTouchBytes) {
-      job.touched->Touch(at, std::min(kTouchBytes, bytes - at));
-    }
+  // Whether there is more to touch.
+  static bool TouchPart(Touching* touching) {
+    const std::shared_ptr<const ArenaMemory> memory = touching->memory.lock();
+    if (memory == nullptr) return false;
+    const int64_t bytes = std::min(kTouchBytes, memory->bytes() - touching->done);
+    memory->Touch(touching->done, bytes);
+    touching->done += bytes;
+    return touching->done < memory->bytes();
   }
 
   void Loop() {
     while (true) {
-      Job job;
+      std::shared_ptr<const void> disposed;
+      Touching touching;
+      bool touches = false;
       {
         MutexLock lock(&mutex);
-        while (jobs.empty() && !stop) changed.Wait(&mutex);
-        if (jobs.empty()) return;
-        job = std::move(jobs.front());
-        jobs.pop_front();
+        while (disposals.empty() && touched.empty() && !stop) changed.Wait(&mutex);
+        if (!disposals.empty()) {
+          disposed = std::move(disposals.front());
+          disposals.pop_front();
+        } else if (!touched.empty()) {
+          touching = std::move(touched.front());
+          touched.pop_front();
+          touches = true;
+        } else {
+          return;
+        }
         busy = true;
       }
-      Do(std::move(job));
+      disposed.reset();
+      const bool more = touches && TouchPart(&touching);
       MutexLock lock(&mutex);
+      if (more) touched.push_front(std::move(touching));
       busy = false;
       changed.SignalAll();
     }
   }
 
-  void Add(Job job) {
-    MutexLock lock(&mutex);
-    jobs.push_back(std::move(job));
-    changed.SignalAll();
-  }
-
   Mutex mutex;
   CondVar changed;
-  std::deque<Job> jobs ABSL_GUARDED_BY(mutex);
+  std::deque<std::shared_ptr<const void>> disposals ABSL_GUARDED_BY(mutex);
+  std::deque<Touching> touched ABSL_GUARDED_BY(mutex);
   bool busy ABSL_GUARDED_BY(mutex) = false;
   bool stop ABSL_GUARDED_BY(mutex) = false;
   std::thread thread;
@@ -77,17 +86,23 @@ MemoryThread::~MemoryThread() {
   state_->thread.join();
 }
 
-void MemoryThread::Touch(std::shared_ptr<const ArenaMemory> memory) {
-  state_->Add({std::move(memory), nullptr});
+void MemoryThread::Touch(const std::shared_ptr<const ArenaMemory>& memory) {
+  MutexLock lock(&state_->mutex);
+  state_->touched.push_back({memory, 0});
+  state_->changed.SignalAll();
 }
 
 void MemoryThread::Dispose(std::shared_ptr<const void> memory) {
-  state_->Add({nullptr, std::move(memory)});
+  MutexLock lock(&state_->mutex);
+  state_->disposals.push_back(std::move(memory));
+  state_->changed.SignalAll();
 }
 
 void MemoryThread::Drain() {
   MutexLock lock(&state_->mutex);
-  while (!state_->jobs.empty() || state_->busy) state_->changed.Wait(&state_->mutex);
+  while (!state_->disposals.empty() || !state_->touched.empty() || state_->busy) {
+    state_->changed.Wait(&state_->mutex);
+  }
 }
 
 }  // namespace chorus

@@ -4,9 +4,16 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "core/runtime/arena.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/memory.h"
 #include "core/runtime/testing/process_resources.h"
 #include "gtest/gtest.h"
@@ -23,6 +30,26 @@ int64_t ResidentPages(const Arena& arena) {
   EXPECT_EQ(mincore(arena.data(), static_cast<size_t>(arena.bytes()), pages.data()), 0);
   return std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) != 0; });
 }
+
+// Something whose going is done by the thread, whatever it is.
+std::shared_ptr<const void> WhichGoesBy(std::function<void()> going) {
+  return {nullptr, [going = std::move(going)](const void*) { going(); }};
+}
+
+// What the thread is to dispose of after this waits until it is opened.
+class Gate {
+ public:
+  explicit Gate(MemoryThread* thread) {
+    thread->Dispose(
+        WhichGoesBy([opened = std::make_shared<std::future<void>>(opened_.get_future())] {
+          EXPECT_EQ(opened->wait_for(std::chrono::minutes(1)), std::future_status::ready);
+        }));
+  }
+  void Open() { opened_.set_value(); }
+
+ private:
+  std::promise<void> opened_;
+};
 
 TEST(MemoryThreadTest, NewArenasAreTouchedBehindTheScenes) {
   const BudgetRef budget = Budget::OfNode(64 * kMiB);
@@ -68,6 +95,56 @@ TEST(MemoryThreadTest, UnmapsWhatIsGivenBack) {
   EXPECT_EQ(budget->used(), 0);
   thread.Drain();
   EXPECT_EQ(MappedArenas(), arenas);
+}
+
+TEST(MemoryThreadTest, WhatIsGivenBackGoesBeforeNewMemoryIsTouched) {
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  MemoryThread thread;
+  Gate gate(&thread);
+  const auto arena = *Arena::CreateResult(budget, 8 * kMiB);
+  int64_t touched = -1;
+  thread.Touch(arena->memory());
+  thread.Dispose(WhichGoesBy([&] { touched = ResidentPages(*arena); }));
+  gate.Open();
+  thread.Drain();
+  EXPECT_EQ(touched, 0);
+  EXPECT_EQ(ResidentPages(*arena), 8 * kMiB / 4096);
+}
+
+TEST(MemoryThreadTest, WhatIsGivenBackGoesBetweenThePartsOfWhatIsTouched) {
+  constexpr int64_t kBytes = 64 * kMiB;
+  const BudgetRef budget = Budget::OfNode(kBytes);
+  MemoryThread thread;
+  // This thread may be kept from asking in time; where all is touched in one piece it never is.
+  bool went_between = false;
+  for (int tries = 0; tries < 20 && !went_between; ++tries) {
+    const auto arena = *Arena::CreateResult(budget, kBytes);
+    thread.Touch(arena->memory());
+    while (ResidentPages(*arena) == 0) {
+    }
+    thread.Dispose(
+        WhichGoesBy([&] { went_between = ResidentPages(*arena) < arena->bytes() / 4096; }));
+    thread.Drain();
+    EXPECT_EQ(ResidentPages(*arena), arena->bytes() / 4096);
+  }
+  EXPECT_TRUE(went_between);
+}
+
+TEST(MemoryThreadTest, WhatIsGivenBackIsGoneThoughItWasToBeTouched) {
+  const int arenas = MappedArenas();
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  MemoryThread thread;
+  Gate gate(&thread);
+  ArenaHelpers helpers;
+  helpers.thread = &thread;
+  auto arena = *Arena::CreateResult(budget, 8 * kMiB, helpers);
+  thread.Touch(arena->memory());
+  arena.reset();
+  int left = -1;
+  thread.Dispose(WhichGoesBy([&] { left = MappedArenas(); }));
+  gate.Open();
+  thread.Drain();
+  EXPECT_EQ(left, arenas);
 }
 
 }  // namespace
