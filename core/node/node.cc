@@ -199,6 +199,7 @@ bool LocalNode::Poll(absl::Time now) {
     const bool released = parts.ended.Release();
     return parts.graphs.Continue() || released;
   });
+  worked |= InSlice([&] { return parts.storage.left()->Continue(); });
   // After the rings: small work has been done inside its launch.
   if (parts.launcher.HasCompletions()) {
     worked |= parts.launcher.Drain(
@@ -307,7 +308,9 @@ void LocalNode::OnSessionEnded(std::function<void(SessionId)> ended) {
 }
 void LocalNode::AfterReleases(std::function<void()> done) {
   parts_->worlds.AfterLeaving([this, done = std::move(done)] {
-    parts_->runs.AfterFailing([this, done] { parts_->ended.After(done); });
+    parts_->runs.AfterFailing([this, done] {
+      parts_->ended.After([left = parts_->storage.left(), done] { left->After(done); });
+    });
   });
 }
 absl::Status LocalNode::RenewLease(SessionId id, absl::Time now) {

@@ -443,6 +443,51 @@ TEST_F(NodePollTest, GraphsThatOneFrameReleasesGoInTurnsAndWhatStandsBehindItWai
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
+// It may have kept thousands of arenas for its next results: they go when there is time.
+TEST_F(NodePollTest, WhatATenantsLastSessionLeavesIsGivenBackInTheTurnsThatCome) {
+  const auto used = [this] { return node_->Stats("").memory_used_bytes; };
+  Client last(node_.get(), "uid:1");
+  GraphBuilder builder(1, {});
+  NodeSpec ones;
+  ones.op = "fill";
+  ones.attributes = {{"dims", std::vector<int64_t>{100}}, {"dtype", "f32"}, {"value", 1.0}};
+  GraphOutput output;
+  output.value = builder.Emit(ones)->front();
+  builder.AddOutput(output);
+  RegisterGraph registration;
+  registration.graph = {0, 1};
+  registration.encoded = EncodeGraph(builder.Build());
+  last.Submit(std::move(registration));
+  chorus::Run run;
+  run.graph = {0, 1};
+  run.outputs.resize(1);
+  run.outputs[0].kind = OutBinding::Kind::kFresh;
+  run.outputs[0].id = {1, 1};
+  last.Submit(std::move(run));
+  while (!last.Heard() || node_->Busy()) Poll();
+  Release release;
+  release.tensors = {{1, 1}};
+  last.Submit(std::move(release));
+  while (Poll() || !last.Heard()) {
+  }
+  const int64_t idle = node_->Stats("").idle_bytes;
+  ASSERT_GT(idle, 0);
+  {
+    const WorkSlice slice;
+    CountWork(kTurnWork + 1);
+    ASSERT_TRUE(node_->CloseSession(last.session(), now_).ok());
+  }
+  const int64_t ended = used();
+  bool released = false;
+  node_->AfterReleases([&] {
+    released = true;
+    EXPECT_LE(used(), ended - idle);
+  });
+  EXPECT_FALSE(released);
+  for (int polls = 0; polls < 10 && !released; ++polls) Poll();
+  EXPECT_TRUE(released);
+}
+
 // Commands that come without a ring, out of order: each gap is waited for so long and no longer,
 // one behind another gap as well.
 TEST_F(NodePollTest, WhatIsHeldBehindTwoGapsIsRefusedWhenTheSecondIsNotFilled) {

@@ -77,6 +77,7 @@ std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
   }
   ArenaSetOptions arenas;
   arenas.helpers = {&memory_thread_, &held_};
+  arenas.left = &left_;
   tenant->arenas = ArenaSet::Create(tenant->budget, arenas);
   entry = {tenant, tenant->budget};
   return tenant;

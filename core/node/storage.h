@@ -121,6 +121,8 @@ class Storage {
   int64_t client_held_bytes() const { return held_.bytes(); }
   // Looks whether clients have let go of pages that they alone held; at some of them.
   void LookAtHeld();
+  // Results' memory of tenants that have gone, which goes in slices and is charged until then.
+  LeftSets* left() { return &left_; }
 
  private:
   void LookAtHeldLater(absl::Time now);
@@ -150,6 +152,7 @@ class Storage {
   const Budget::Limits share_;  // of one tenant
   MemoryThread memory_thread_;
   HeldFiles held_;
+  LeftSets left_;
   std::vector<std::unique_ptr<DeviceSet>> device_sets_;  // by device; empty on the host
   struct TenantEntry {
     std::weak_ptr<Tenant> tenant;

@@ -6,9 +6,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "core/runtime/memory_thread.h"
 
 namespace chorus {
+namespace {
+
+constexpr size_t kArenasAtATime = 8;
+
+}  // namespace
 
 // --- ArenaSet ---
 
@@ -19,8 +25,7 @@ ArenaSet::Ptr ArenaSet::Create(BudgetRef budget, const ArenaSetOptions& options)
 ArenaSet::ArenaSet(BudgetRef budget, const ArenaSetOptions& options)
     : budget_(std::move(budget)), options_(options) {
   budget_->Reclaim(this, [this](const Budget& full) {
-    constexpr size_t kAtATime = 8;
-    return budget_->LiesWithin(full) && Trim(kAtATime) > 0;
+    return budget_->LiesWithin(full) && Trim(kArenasAtATime) > 0;
   });
 }
 
@@ -28,11 +33,21 @@ ArenaSet::~ArenaSet() { budget_->Forget(this); }
 
 void ArenaSet::Leave() {
   orphaned_ = true;
-  if (live_ == 0) {
-    delete this;
-  } else {
-    Trim();
-  }
+  GiveBack();
+}
+
+void ArenaSet::GiveBack() {
+  if (has_turn_ || GiveBackSome()) return;
+  has_turn_ = true;
+  options_.left->entries_.push_back({this, nullptr});
+}
+
+bool ArenaSet::GiveBackSome() {
+  while (!empty_.empty() && (options_.left == nullptr || SliceHasTime())) Trim(kArenasAtATime);
+  if (!empty_.empty()) return false;
+  has_turn_ = false;
+  if (live_ == 0) delete this;
+  return true;
 }
 
 absl::StatusOr<BufferRef> ArenaSet::Allocate(int64_t bytes) {
@@ -183,12 +198,7 @@ void ArenaSet::Return(Buffer* buffer) {
   --live_;
   live_bytes_ -= shelf->class_bytes;
   if (--block->live == 0) empty_.splice(empty_.end(), blocks_, block->at);
-  if (!orphaned_) return;
-  if (live_ == 0) {
-    delete this;
-  } else {
-    Trim();
-  }
+  if (orphaned_) GiveBack();
 }
 
 int64_t ArenaSet::Trim(size_t most) {
@@ -225,6 +235,32 @@ Arena* ArenaSet::Find(ArenaId id) const {
     }
   }
   return nullptr;
+}
+
+// --- LeftSets ---
+
+LeftSets::~LeftSets() {
+  while (!entries_.empty()) {
+    const WorkSlice slice;
+    Continue();
+  }
+}
+
+bool LeftSets::Continue() {
+  if (entries_.empty()) return false;
+  while (!entries_.empty()) {
+    ArenaSet* const set = entries_.front().set;
+    if (set != nullptr && !set->GiveBackSome()) break;
+    const std::function<void()> done = std::move(entries_.front().done);
+    entries_.pop_front();
+    if (done != nullptr) done();
+  }
+  return true;
+}
+
+void LeftSets::After(std::function<void()> done) {
+  if (entries_.empty()) return done();
+  entries_.push_back({nullptr, std::move(done)});
 }
 
 // --- DeviceSet ---

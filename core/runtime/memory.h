@@ -1,6 +1,7 @@
 // Where the memory of results comes from, and goes back to.
 //
 //   ArenaSet       the result arenas of one tenant: allocates buffers
+//   LeftSets       those whose tenants have gone, until their arenas have
 //   DeviceSet      the same for memory that the host cannot address
 //
 // Threads: everything here belongs to the node thread. Ownership: a set owns its arenas; buffers
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <list>
 #include <memory>
@@ -29,12 +31,17 @@
 
 namespace chorus {
 
+class LeftSets;
+
 struct ArenaSetOptions {
   int64_t first_arena_bytes = int64_t{1} << 20;
   // Arenas double with what the set has, up to this. A buffer of more than a quarter of the next
   // arena gets an arena of its own, which does not count for the next one's size when it is large.
   int64_t largest_arena_bytes = int64_t{32} << 20;
   ArenaHelpers helpers;
+  // Takes the set when its owner has left it and no slice has had the time to give back its arenas;
+  // outlives it. Null: they are given back at once.
+  LeftSets* left = nullptr;
 };
 
 // The result arenas of one tenant. Its memory is never another set's: it goes back to the kernel
@@ -45,7 +52,8 @@ struct ArenaSetOptions {
 // buffers of one class and one arena, so that an arena goes without a look at each of them.
 class ArenaSet final : private BufferHome {
  public:
-  // The owner's handle. Buffers may outlive it: then each arena goes with its last buffer.
+  // The owner's handle. Buffers may outlive it: then each arena goes with its last buffer, as soon
+  // as a slice has the time (ArenaSetOptions::left), and stays charged until then.
   struct Orphan {
     void operator()(ArenaSet* set) const { set->Leave(); }
   };
@@ -71,6 +79,7 @@ class ArenaSet final : private BufferHome {
   int64_t idle_bytes() const;
 
  private:
+  friend class LeftSets;
   // The free buffers of one class in one block. Those that have any are in the class's list.
   struct Block;
   struct Shelf {
@@ -96,6 +105,10 @@ class ArenaSet final : private BufferHome {
   ~ArenaSet();
   void Return(Buffer* buffer) override;
   void Leave();
+  // Of one that was left: gives back what is not in use, now or in its turn.
+  void GiveBack();
+  // As long as the slice has time. Whether all of it is back; then the set itself may be gone.
+  bool GiveBackSome();
   int64_t NextArenaBytes() const;
   absl::StatusOr<Block*> AddBlock(int64_t bytes, bool shared);
   Buffer* Cut(Block* block, int size_class, int64_t class_bytes);
@@ -122,6 +135,30 @@ class ArenaSet final : private BufferHome {
   int64_t rows_ = 0;
   std::vector<Charge> charged_rows_;  // each for kFreeRows
   bool orphaned_ = false;
+  bool has_turn_ = false;  // it is among options_.left
+};
+
+// Sets that were left and have more arenas to give back than there was time for: a tenant may have
+// ten thousand of them, each some calls of the system.
+class LeftSets {
+ public:
+  LeftSets() = default;
+  ~LeftSets();
+  LeftSets(const LeftSets&) = delete;
+  LeftSets& operator=(const LeftSets&) = delete;
+
+  // Goes on as long as the slice has time, with the oldest first. False: there is nothing.
+  bool Continue();
+  // Runs `done` when all that is here by now has been given back.
+  void After(std::function<void()> done);
+
+ private:
+  friend class ArenaSet;
+  struct Entry {
+    ArenaSet* set = nullptr;     // null: only somebody who waits
+    std::function<void()> done;  // null: nobody waits
+  };
+  std::deque<Entry> entries_;
 };
 
 // Memory of one device that the host cannot address. `devices` must outlive it and its buffers.

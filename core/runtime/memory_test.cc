@@ -14,6 +14,7 @@
 
 #include "absl/time/clock.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "core/runtime/memory_thread.h"
 #include "core/runtime/size_class.h"
 #include "core/runtime/testing/process_resources.h"
@@ -285,6 +286,77 @@ TEST(ArenaSetTest, TrimGivesBackSoManyAtATime) {
     memset(small.back()->host(), 1, static_cast<size_t>(64 + i));
   }
   EXPECT_EQ(set->arena_bytes(), all - 8 * kMiB);
+}
+
+// What a tenant leaves behind may be thousands of arenas.
+TEST(LeftSetsTest, ArenasOfASetThatWasLeftGoInSlicesAndStayChargedUntilThen) {
+  constexpr int kArenas = 700;
+  constexpr int64_t kBytes = 64 << 10;
+  const BudgetRef node = Budget::OfNode(256 * kMiB);
+  LeftSets left;
+  ArenaSetOptions options;
+  options.first_arena_bytes = options.largest_arena_bytes = kBytes;  // each buffer has its own
+  options.left = &left;
+  const auto filled = [&](std::vector<BufferRef>* buffers) {
+    const BudgetRef tenant = Budget::Within(node, "tenant", node->limits());
+    ArenaSet::Ptr set = ArenaSet::Create(tenant, options);
+    for (int i = 0; i < kArenas; ++i) buffers->push_back(*set->Allocate(kBytes));
+    return set;
+  };
+  const auto slices = [&] {
+    int count = 0;
+    for (bool more = true; more; ++count) {
+      const WorkSlice slice;
+      more = left.Continue();
+      EXPECT_LT(SliceWork(), 2 * kTurnWork);
+    }
+    return count;
+  };
+  for (const bool buffers_stay : {false, true}) {
+    SCOPED_TRACE(buffers_stay);
+    std::vector<BufferRef> buffers;
+    ArenaSet::Ptr set = filled(&buffers);
+    const int64_t all = node->used();
+    {
+      // Its buffers go before it is left, or after.
+      const WorkSlice slice;
+      if (buffers_stay) {
+        set.reset();
+        EXPECT_EQ(node->used(), all);
+      }
+      buffers.resize(1);
+      if (!buffers_stay) {
+        EXPECT_EQ(node->used(), all);
+        set.reset();
+      }
+      EXPECT_LT(SliceWork(), 2 * kTurnWork);
+      EXPECT_LT(node->used(), all);
+    }
+    EXPECT_GT(node->used(), all / 2);
+    bool is_back = false;
+    left.After([&] {
+      is_back = true;
+      EXPECT_EQ(node->used(), kBytes) << "the last buffer";
+    });
+    // Who needs the memory does not wait for the others' turns.
+    const int64_t before = node->used();
+    EXPECT_TRUE(
+        node->Charge(Domain::kHost, Resource::kResultBytes, node->limit() - before + 1).ok());
+    EXPECT_LT(node->used(), before);
+    EXPECT_GT(slices(), 3);
+    EXPECT_TRUE(is_back);
+    buffers.clear();
+    EXPECT_EQ(node->used(), 0);
+    left.After([&] { is_back = false; });
+    EXPECT_FALSE(is_back) << "there is nothing to wait for";
+  }
+  // The end does not wait for turns.
+  std::vector<BufferRef> buffers;
+  ArenaSet::Ptr set = filled(&buffers);
+  buffers.clear();
+  const WorkSlice slice;
+  set.reset();
+  EXPECT_GT(node->used(), 0);
 }
 
 TEST(ArenaSetTest, SurvivesRandomUse) {
