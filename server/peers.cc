@@ -66,6 +66,7 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
                                         const absl::optional<PeerCredentials>& peer) {
   const Owner owner = OwnerOf(peer);
   MutexLock lock(&mutex_);
+  DropGatesLocked();
   const auto count = per_owner_.find(owner);
   const int own_count = count == per_owner_.end() ? 0 : count->second;
   const std::string whose = owner.has_value() ? absl::StrCat("uid ", *owner) : "TCP";
@@ -86,6 +87,7 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
       if (epoll_ctl(hangups_.get(), EPOLL_CTL_ADD, connection.get(), &event) != 0) break;
       added.peer = peer;
       const int number = numbered.get();
+      ended_.erase(number);
       added.gate = std::make_unique<ReadGate>(
           number,
           // gRPC lets a connection have as many streams as calls may be admitted.
@@ -117,6 +119,16 @@ void PeerTable::EndedLocked(Connection* connection) {
   --open_;
   const auto count = per_owner_.find(OwnerOf(connection->peer));
   if (--count->second == 0) per_owner_.erase(count);
+}
+
+void PeerTable::DropGatesLocked() {
+  for (auto it = ended_.begin(); it != ended_.end();) {
+    const auto number = it++;
+    // gRPC still has it, and may read on: what came before the end is counted like all else.
+    if (fcntl(*number, F_GETFD) >= 0) continue;
+    peers_[*number].gate = nullptr;
+    ended_.erase(number);
+  }
 }
 
 absl::optional<int> PeerTable::NumberOf(absl::string_view peer) {
@@ -319,7 +331,10 @@ void PeerTable::TakeHangups() {
   epoll_event events[64];
   MutexLock lock(&mutex_);
   const int count = epoll_wait(hangups_.get(), events, 64, 0);
-  for (int i = 0; i < count; ++i) EndedLocked(&peers_[events[i].data.fd]);
+  for (int i = 0; i < count; ++i) {
+    EndedLocked(&peers_[events[i].data.fd]);
+    ended_.insert(events[i].data.fd);
+  }
 }
 
 bool PeerTable::IsIdle(const Connection& connection, const Idle& idle, Clock::time_point now) {

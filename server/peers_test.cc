@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
+#include "core/base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/own_memory.h"
@@ -291,32 +293,41 @@ TEST(PeerTableTest, AConnectionThatAsksAndDoesNotReadHasToEnd) {
             "256");
 }
 
-// These bytes, which gRPC reads. False: it is not given them.
-bool Reads(const Pair& pair, const std::string& bytes) {
-  char buffer[1024];
-  iovec part = {buffer, sizeof(buffer)};
+void Sends(const Pair& pair, const std::string& bytes) {
+  EXPECT_EQ(write(pair.client.get(), bytes.data(), bytes.size()),
+            static_cast<ssize_t>(bytes.size()));
+}
+// So many bytes, which gRPC reads. False: it is not given them.
+bool Receives(const Pair& pair, size_t size) {
+  std::string buffer(16 << 10, '\0');
+  iovec part = {&buffer[0], buffer.size()};
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  const auto size = static_cast<ssize_t>(bytes.size());
-  EXPECT_EQ(write(pair.client.get(), bytes.data(), bytes.size()), size);
   const ssize_t got = recvmsg(pair.number(), &message, 0);
-  if (got == size) return true;
+  if (got == static_cast<ssize_t>(size)) return true;
   EXPECT_EQ(errno, ECONNRESET);
   return false;
 }
+bool Reads(const Pair& pair, const std::string& bytes) {
+  Sends(pair, bytes);
+  return Receives(pair, bytes.size());
+}
 
+constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 // HEADERS of so many calls from this one on.
 std::string Headers(int first, int calls) {
   std::string bytes;
   for (int i = first; i < first + calls; ++i) {
-    bytes += std::string("\0\0\0\1\4\0\0\0", 8) + static_cast<char>(2 * i + 1);
+    const int stream = 2 * i + 1;
+    bytes += std::string("\0\0\0\1\4\0\0", 7);
+    bytes += {static_cast<char>(stream >> 8), static_cast<char>(stream & 0xff)};
   }
   return bytes;
 }
 // So many calls on a fresh connection.
 bool Reads(const Pair& pair, int calls) {
-  return Reads(pair, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Headers(0, calls));
+  return Reads(pair, absl::StrCat(kPreface, Headers(0, calls)));
 }
 // Its client ends so many of its calls, from this one on.
 bool ReadsResets(const Pair& pair, int first, int calls) {
@@ -420,6 +431,46 @@ TEST(PeerTableTest, WhatIsReadFromANumberThatIsGivenOutAgainIsCounted) {
     break;
   }
   EXPECT_EQ(numbers, 64);
+}
+
+// Whatever its client had opened, and whether it was ended for that or went by itself.
+TEST(PeerTableTest, AConnectionThatHasEndedKeepsNoRowsOfStreams) {
+  constexpr int kStreams = 768;
+  constexpr int kRowBytes = 32;
+  constexpr int kConnections = 200;
+  PeerTable table(0, 8, {kStreams, 128, 128, absl::ZeroDuration()});  // 896 of one user
+  PeerTable::Idle idle;
+  idle.first_call = kNever;
+  idle.next_call = kNever;
+  const HeapUse held;
+  for (int i = 0; i < kConnections; ++i) {
+    Pair pair(&table, 1000);
+    ASSERT_TRUE(pair.status.ok()) << pair.status;
+    const bool may = i % 2 == 0;
+    EXPECT_EQ(Reads(pair, may ? 896 : 897), may) << i;
+    EXPECT_GE(held.bytes(), kStreams * kRowBytes);
+    // gRPC closes its descriptor behind the end or before.
+    if (i % 3 == 0) pair.server = UniqueFd();
+    pair.client = UniqueFd();
+    table.TakeHangups();
+    table.EndIdle(idle);  // forgets its calls
+    ASSERT_EQ(table.open(), 0);
+  }
+  // Those of the last one may be left; and whose each number is.
+  EXPECT_LE(held.bytes(), 2 * kStreams * kRowBytes + kConnections * 512);
+}
+
+// Its end is known, and others have come, before gRPC reads what it has sent.
+TEST(PeerTableTest, WhatIsReadOfAConnectionThatHasEndedIsCounted) {
+  PeerTable table(0, 8, {16, 8, 8});
+  Pair one(&table, 1000);
+  const std::string bytes = absl::StrCat(kPreface, Headers(0, 29));
+  Sends(one, bytes);
+  one.client = UniqueFd();
+  table.TakeHangups();
+  EXPECT_EQ(table.open(), 0);
+  const Pair two(&table, 1000);
+  EXPECT_FALSE(Receives(one, bytes.size()));
 }
 
 TEST(PeerTableTest, ACallOfAnUnknownConnectionIsNotAdmitted) {
