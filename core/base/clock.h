@@ -9,7 +9,8 @@
 namespace chorus {
 
 // The wall clock's time when this process first asked, and what has passed since, also while the
-// machine slept. Where the wall clock has not been set since then, it is absl::Now().
+// machine slept: whatever was to be waited for meanwhile is over when it wakes, leases and timeouts
+// too, though nobody was late. Where the wall clock has not been set since then, it is absl::Now().
 absl::Time SteadyNow();
 
 // What the one clock says when the other says this: as far from now.

@@ -43,13 +43,12 @@ class Download : public RequestCall {
     asked_ = {*tensor, request->offset_bytes(), request->size_bytes()};
     const absl::Status checked = asked_.Check();
     if (!checked.ok()) return End(checked);
-    deadline_ = SteadyTime(deadline());
     ForSessionOf(
         *service_, caller(), request->session(),
         [download = self(), wait = Waits()](node::LocalNode& node, absl::Time, SessionId session) {
           download->Hold(session);
           node.ReadTensor(
-              session, download->asked_.tensor, download->deadline_,
+              session, download->asked_.tensor, download->deadline(),
               [download](absl::StatusOr<node::ReadableTensor> view) {
                 download->HaveTensor(std::move(view));
               },
@@ -103,7 +102,7 @@ class Download : public RequestCall {
     if (ended_) return;
     part_begin_ = offset_ - size;
     part_bytes_ = size;
-    part_due_ = std::min(deadline_, SteadyNow() + service_->download_timeout);
+    part_due_ = std::min(deadline(), SteadyNow() + service_->download_timeout);
     if (alarm_ == nullptr) WatchLocked();
     StartWrite(&part_);
   }
@@ -159,7 +158,6 @@ class Download : public RequestCall {
     if (alarm_ != nullptr) alarm_->Cancel();
   }
 
-  absl::Time deadline_;          // by the steady clock; constant once it waits
   node::DownloadRequest asked_;  // constant once it waits
   // Of one write after the other.
   int64_t offset_ = 0;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "chorus/v1/log.grpc.pb.h"
-#include "core/base/clock.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
 #include "server/service/command_stream.h"
@@ -21,12 +20,11 @@ void OnSubmit(const CallRef<v1::SubmitResponse>& call, const v1::SubmitRequest& 
 }
 
 void OnWait(const CallRef<v1::WaitResponse>& call, const v1::WaitRequest& request) {
-  const absl::Time deadline = SteadyTime(call->deadline());
   call->ForSession(request.session(),
-                   [call, deadline, sequence = Sequence(request.sequence()), wait = call->Waits()](
+                   [call, sequence = Sequence(request.sequence()), wait = call->Waits()](
                        node::LocalNode& node, absl::Time, SessionId session) {
                      node.WaitOutcome(
-                         session, sequence, deadline,
+                         session, sequence, call->deadline(),
                          [call](node::Outcome outcome) { call->Reply(outcome.status); }, wait);
                    });
 }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "grpc/grpc.h"
 #include "proto/convert/errors_convert.h"
@@ -14,10 +15,11 @@ namespace chorus::server {
 
 void RequestCall::ReadRequest() {
   self_ = shared_from_this();
-  deadline_alarm_.Set(absl::ToChronoTime(deadline_), [weak = weak_from_this()](bool fired) {
-    const auto call = weak.lock();
-    if (fired && call != nullptr) call->DeadlineHasCome();
-  });
+  deadline_alarm_.Set(absl::ToChronoTime(WallTime(deadline_)),
+                      [weak = weak_from_this()](bool fired) {
+                        const auto call = weak.lock();
+                        if (fired && call != nullptr) call->DeadlineHasCome();
+                      });
   absl::StatusOr<PeerTable::Admitted> admitted = service_->peers->Admit(context_->peer());
   if (!admitted.ok()) return End(admitted.status());
   caller_ = std::move(admitted->caller);

@@ -22,8 +22,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "core/base/clock.h"
 #include "core/base/ids.h"
 #include "core/base/mutex.h"
 #include "core/node/node.h"
@@ -46,7 +46,8 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   ~RequestCall() override = default;
 
   const ServiceContext* service() const { return service_; }
-  // When it ends at the latest, by the wall clock.
+  // When it ends at the latest, by the steady clock: the call may wait long until it is read, and
+  // the wall clock may be set in the meantime.
   absl::Time deadline() const { return deadline_; }
   // Whose call it is.
   const Caller& caller() const { return caller_; }
@@ -62,8 +63,8 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   RequestCall(const ServiceContext* service, grpc::CallbackServerContext* context)
       : service_(service),
         context_(context),
-        deadline_(
-            std::min(absl::FromChrono(context->deadline()), absl::Now() + service->max_wait)) {}
+        deadline_(std::min(SteadyTime(absl::FromChrono(context->deadline())),
+                           SteadyNow() + service->max_wait)) {}
 
   // Once, when it is shared: then HaveRequest follows, or End.
   void ReadRequest();

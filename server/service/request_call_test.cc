@@ -1,5 +1,9 @@
 #include "server/service/request_call.h"
 
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <future>
 #include <memory>
@@ -7,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/node/node_loop.h"
 #include "core/runtime/devices.h"
@@ -15,6 +22,23 @@
 #include "server/service/call_turns.h"
 #include "server/service/worker.h"
 #include "server/testing/test_daemon.h"
+
+namespace {
+
+// How far somebody has set the wall clock forward, as Chorus sees it.
+std::atomic<int64_t> wall_ahead_nanos{0};
+
+}  // namespace
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+Time Now() {
+  timespec time;
+  clock_gettime(CLOCK_REALTIME, &time);
+  return TimeFromTimespec(time) + Nanoseconds(wall_ahead_nanos.load());
+}
+ABSL_NAMESPACE_END
+}  // namespace absl
 
 namespace chorus::server {
 namespace {
@@ -93,6 +117,16 @@ TEST_F(RequestCallTest, ARequestThatComesBehindTheEndIsNotTaken) {
   call_->OnReadDone(true);
   EXPECT_EQ(call_->requests(), 0);
   EXPECT_EQ(call_->ended_with(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// Nobody who waits for its turn, or for an outcome, is late because somebody sets the wall clock.
+TEST_F(RequestCallTest, ItsDeadlineIsByTheSteadyClock) {
+  const absl::Time before = SteadyNow();
+  wall_ahead_nanos = absl::ToInt64Nanoseconds(absl::Hours(1));
+  const Call call(&service_);
+  EXPECT_GE(call.deadline(), before + service_.max_wait);
+  EXPECT_LE(call.deadline(), SteadyNow() + service_.max_wait);
+  wall_ahead_nanos = 0;
 }
 
 // What waits for the node is bounded as what is read is, also when its client has gone.
