@@ -278,6 +278,18 @@ TEST_F(ChorusdTest, AFullLogStopsNothing) {
   EXPECT_EQ(chorusd.Wait(), 0);
 }
 
+TEST_F(ChorusdTest, AFullLogDoesNotKeepAliveWhatCannotStart) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  Fill(writer.get());
+  ChorusdProcess first(folder_, {Listen()});
+  ASSERT_TRUE(first.WaitForStart()) << first.output();
+  ChorusdProcess second(folder_, {Listen()}, absl::nullopt, writer.get());
+  EXPECT_EQ(second.Wait(), 1);
+}
+
 TEST_F(ChorusdTest, ALabelCannotForgeALineOfTheLog) {
   ChorusdProcess chorusd(folder_, {Listen()});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();

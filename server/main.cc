@@ -502,7 +502,8 @@ int Main() {
   const DevicesInfo info = devices->info();
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, std::move(devices));
   if (!daemon.ok()) {
-    std::cerr << "chorusd: " << daemon.status().message() << std::endl;
+    // Not to standard error, which may be a full pipe: the log's end waits for that a second only.
+    LOG(ERROR) << daemon.status().message();
     return 1;
   }
   const std::string line = StartLine(**daemon, info);
