@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -44,15 +45,23 @@ class NamePool {
   }
   // It was not used: the daemon has not heard of it.
   void GiveBack(Id id) { free_.push_back(id); }
-  // The daemon has been told that it is released.
-  void Release(Id id) { free_.push_back(Id{id.slot, id.generation + 1}); }
+  // The daemon has been told that it is released. A slot is used up with its last generation: a
+  // daemon takes none that is not above those before.
+  void Release(Id id) {
+    if (id.generation == std::numeric_limits<uint32_t>::max()) {
+      ++used_up_;
+    } else {
+      free_.push_back(Id{id.slot, id.generation + 1});
+    }
+  }
 
-  size_t used() const { return static_cast<size_t>(next_) - free_.size(); }
+  size_t used() const { return static_cast<size_t>(next_ - used_up_) - free_.size(); }
   int32_t most() const { return most_; }
 
  private:
   const int32_t most_;
   int32_t next_ = 0;
+  int32_t used_up_ = 0;   // slots
   std::vector<Id> free_;  // with the generation to use next
 };
 

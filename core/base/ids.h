@@ -74,7 +74,8 @@ using RunHandle = StrongId<struct RunHandleTag, int64_t>;
 using Sequence = StrongId<struct SequenceTag, int64_t>;
 
 // A name that the client chooses, so that it can use it before any reply. The generation makes a
-// reused slot a different name: a late message about the old one cannot touch the new one.
+// reused slot a different name: a late message about the old one cannot touch the new one. After
+// the last generation a slot is not used again.
 template <typename Tag>
 struct SlotId {
   int32_t slot = 0;

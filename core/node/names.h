@@ -1,7 +1,7 @@
 // One session's names: what its tensor and graph ids stand for, and what is published of them.
 //
 // An id is a slot and a generation. A slot's generations rise, so that a late message about a name
-// that was released never meets its successor.
+// that was released never meets its successor; after the last one there is none.
 //
 // Threads: the node thread. Ownership: a session owns its names, which share cells and graphs.
 // Errors: said at each function.

@@ -80,6 +80,20 @@ TEST_F(NamesTest, SlotsAndGenerationsAreChecked) {
   EXPECT_TRUE(names_.CheckFresh(Tensor(0, 5)).ok());
 }
 
+// Its client does not use it again (client/internal/log.h).
+TEST_F(NamesTest, ASlotsLastGenerationHasNoSuccessor) {
+  constexpr uint32_t kLast = 0xffffffff;
+  names_.NameTensor(Tensor(0, kLast), Ready());
+  names_.ReleaseTensor(Tensor(0, kLast));
+  ASSERT_TRUE(names_.NameGraph(GraphAt(0, kLast), std::make_shared<GraphRecord>()).ok());
+  names_.ReleaseGraph(GraphAt(0, kLast));
+  for (const uint32_t generation : {uint32_t{0}, uint32_t{1}, kLast}) {
+    EXPECT_EQ(ReasonOf(names_.CheckFresh(Tensor(0, generation))), Reason::kMalformed);
+    EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(0, generation))), Reason::kMalformed);
+  }
+  EXPECT_TRUE(names_.CheckFresh(Tensor(1, 1)).ok());
+}
+
 TEST_F(NamesTest, ANameThatWasReleasedIsNotReplaced) {
   const CellRef cell = Ready();
   names_.NameTensor(Tensor(1, 1), cell);

@@ -95,7 +95,7 @@ absl::StatusOr<TensorRecord> CompletionWaiter::Tensor(TensorId id) const {
   const uint64_t word = slot.word.load(std::memory_order_acquire);
   const uint32_t generation = Generation(word);
   if (generation != id.generation) {
-    if (static_cast<int32_t>(generation - id.generation) > 0) {
+    if (generation > id.generation) {
       return UnknownName(
           absl::StrCat(Name(id), " was released: its slot now belongs to generation ", generation));
     }
