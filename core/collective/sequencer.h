@@ -200,6 +200,7 @@ class Sequencer {
   using PairEnd = sequencer_tables::PairEnd;
   using PendingRun = sequencer_tables::PendingRun;
   using Place = sequencer_tables::Place;
+  using SearchNumber = sequencer_tables::SearchNumber;
   using Seat = sequencer_tables::Seat;
   using Tape = sequencer_tables::Tape;
   using TapeEntry = sequencer_tables::TapeEntry;
@@ -461,14 +462,14 @@ class Sequencer {
   // from; and the way of the search at hand.
   std::vector<RunHandle> unsearched_;
   std::vector<Awaiting> path_;
-  int32_t circle_ = 0;  // number of that search
+  SearchNumber circle_ = 0;  // of that search
 
   // The search for what the oldest instance that is late waits for, as far as no slice has had the
   // time for it: a run of each component that it has come to, the first for the instance's own.
   std::vector<RunHandle> awaited_;
   size_t searched_ = 0;                // of these it is through with so many
   absl::optional<RunHandle> unready_;  // the first of their runs that has not got ready
-  int32_t late_search_ = 0;            // its number; 0: nothing is late
+  SearchNumber late_search_ = 0;       // its number; 0: nothing is late
 
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
@@ -499,7 +500,7 @@ class Sequencer {
   ByteWriter signature_;                                  // the same
   // The same: runs that must follow another order than their own.
   std::vector<std::pair<int32_t, const std::vector<int32_t>*>> reordered_;
-  int32_t search_ = 0;  // number of the last search for what fails alone, or for what is late
+  SearchNumber search_ = 0;  // of the last search for what fails alone, or for what is late
 };
 
 }  // namespace chorus

@@ -36,6 +36,10 @@ namespace sequencer_tables {
 
 inline constexpr int32_t kNone = -1;
 
+// Numbers the searches through components. There is one for each call that fails alone: in 32 bits
+// they would come again within a day, and a row that has kept an old one would not be searched.
+using SearchNumber = int64_t;
+
 // A table whose rows are named by number and used again: a copy of it is a copy of the state, and
 // nothing is allocated once it has been as large as it gets. Row references end at New().
 template <typename T>
@@ -235,9 +239,9 @@ struct Component {
   int64_t inner = 0;
   Way counted_to;
   bool counted = false;
-  int32_t mark = 0;    // number of the last search that has come to it (search_)
-  Way searched_to;     // by that one, where it is for what is late
-  int32_t circle = 0;  // as `mark`, of the searches for circles
+  SearchNumber mark = 0;    // of the last search that has come to it (search_)
+  Way searched_to;          // by that one, where it is for what is late
+  SearchNumber circle = 0;  // as `mark`, of the searches for circles
 };
 
 struct TapeEntry {

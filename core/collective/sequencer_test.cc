@@ -8,12 +8,14 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/counting_heap.h"
 #include "core/base/work.h"
+#include "core/collective/sequencer_tables.h"
 #include "core/collective/test_run.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -3524,6 +3526,18 @@ TEST(SequencerMemoryTest, WhatAWorldRemembersOfItsGangsAndLinesIsSmall) {
   }
   std::cout << heap.bytes() << " bytes" << std::endl;
   EXPECT_LT(heap.bytes(), 100 << 10);
+}
+
+// Searches have numbers that rows remember: one that came again would find them searched.
+TEST(SequencerMemoryTest, SearchesAreNumberedForCenturies) {
+  constexpr int64_t kSearchesASecond = 10'000'000;
+  constexpr int64_t kSecondsOfACentury = int64_t{100} * 366 * 24 * 3600;
+  const auto last = std::numeric_limits<sequencer_tables::SearchNumber>::max();
+  EXPECT_GT(last / kSearchesASecond, kSecondsOfACentury);
+  EXPECT_TRUE((
+      std::is_same_v<decltype(sequencer_tables::Component::mark), sequencer_tables::SearchNumber>));
+  EXPECT_TRUE((std::is_same_v<decltype(sequencer_tables::Component::circle),
+                              sequencer_tables::SearchNumber>));
 }
 
 // Whatever the tables have grown to: what waits, what may be differentiated, and what was once.
