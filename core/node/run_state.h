@@ -7,7 +7,9 @@
 #define CHORUS_CORE_NODE_RUN_STATE_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -204,35 +206,42 @@ inline absl::InlinedVector<DeviceIndex, 8> DevicesOf(absl::Span<RunState* const>
   return devices;
 }
 
-// Runs by handle. A handle is never reused; its slot is.
+// Runs by handle: a slot, and which of its runs it is. A handle is never reused; its slot is, until
+// its last handle. (At a million runs a second one slot after the other is used up in 25 days;
+// there are four million.)
 class RunTable {
  public:
+  // Which run of a slot comes first is said by tests alone.
+  explicit RunTable(int64_t first_serial = 1) : first_serial_(first_serial) {}
+
   RunState* Add() {
-    uint32_t slot;
+    RunHandle handle;
     if (free_.empty()) {
-      slot = static_cast<uint32_t>(runs_.size());
-      runs_.push_back(std::make_unique<RunState>());
+      handle = RunHandle(first_serial_ << kSlotBits | static_cast<int64_t>(runs_.size()));
+      runs_.emplace_back();
     } else {
-      slot = free_.back();
+      handle = free_.back();
       free_.pop_back();
-      if (runs_[slot] == nullptr) runs_[slot] = std::make_unique<RunState>();
     }
-    runs_[slot]->handle = RunHandle((++serial_ << kSlotBits) | slot);
+    std::unique_ptr<RunState>& run = runs_[SlotOf(handle)];
+    if (run == nullptr) run = std::make_unique<RunState>();
+    run->handle = handle;
     ++live_;
-    return runs_[slot].get();
+    return run.get();
   }
   // Null when it has ended.
   RunState* Find(RunHandle handle) {
     // The handle of no run is what a free slot has: it must not be found there.
     if (handle == RunHandle()) return nullptr;
-    const size_t slot = static_cast<size_t>(handle.value() & ((1 << kSlotBits) - 1));
+    const size_t slot = SlotOf(handle);
     if (slot >= runs_.size() || runs_[slot] == nullptr) return nullptr;
     return runs_[slot]->handle == handle ? runs_[slot].get() : nullptr;
   }
   void Remove(RunHandle handle) {
     if (Find(handle) == nullptr) return;
-    const uint32_t slot = static_cast<uint32_t>(handle.value() & ((1 << kSlotBits) - 1));
-    if (free_.size() >= kKeptRows) {
+    const size_t slot = SlotOf(handle);
+    const bool is_last = handle.value() >> kSlotBits == kLastSerial;
+    if (is_last || free_.size() >= kKeptRows) {
       runs_[slot].reset();
     } else {
       // One that ended before it was charged may have anything.
@@ -240,7 +249,11 @@ class RunTable {
       if (bytes == 0 || bytes > kKeptBytes) *runs_[slot] = RunState();
       runs_[slot]->Recycle();
     }
-    free_.push_back(slot);
+    if (is_last) {
+      ++used_up_;
+    } else {
+      free_.push_back(RunHandle(handle.value() + (1 << kSlotBits)));
+    }
     --live_;
   }
   // Begins to look at runs, and whether this one is seen in it for the first time: what lists runs
@@ -256,7 +269,7 @@ class RunTable {
                          [](const auto& run) { return run != nullptr; });
   }
   // True below the number of runs that a handle can name.
-  bool HasRoom() const { return live_ < (1 << kSlotBits) - 1; }
+  bool HasRoom() const { return live_ + used_up_ < (1 << kSlotBits) - 1; }
   template <typename Fn>
   void ForEach(Fn fn) {
     for (size_t i = 0; i < runs_.size(); ++i) {
@@ -266,12 +279,19 @@ class RunTable {
 
  private:
   static constexpr int kSlotBits = 22;
+  static constexpr int64_t kLastSerial = std::numeric_limits<int64_t>::max() >> kSlotBits;
+  static size_t SlotOf(RunHandle handle) {
+    return static_cast<size_t>(handle.value() & ((1 << kSlotBits) - 1));
+  }
+
   // Of runs that have ended: nobody is charged for these rows and the capacity of their lists.
   static constexpr size_t kKeptRows = 256;
   static constexpr int64_t kKeptBytes = 16 << 10;
+
+  const int64_t first_serial_;
   std::vector<std::unique_ptr<RunState>> runs_;  // null: a free slot
-  std::vector<uint32_t> free_;
-  int64_t serial_ = 0;
+  std::vector<RunHandle> free_;                  // what the next runs in free slots get
+  int64_t used_up_ = 0;                          // slots
   int64_t live_ = 0;
   int64_t looks_ = 0;
 };

@@ -1,7 +1,9 @@
 #include "core/node/run_state.h"
 
+#include <set>
 #include <vector>
 
+#include "core/base/ids.h"
 #include "gtest/gtest.h"
 
 namespace chorus::node {
@@ -47,6 +49,38 @@ TEST(RunTableTest, LittleOutlivesARun) {
     EXPECT_EQ(next->vote.bound.capacity(), 0u) << bytes;
     table.Remove(next->handle);
   }
+}
+
+TEST(RunTableTest, AHandleNamesOneRun) {
+  RunTable table;
+  const RunHandle first = table.Add()->handle;
+  const RunHandle other = table.Add()->handle;
+  table.Remove(first);
+  const RunHandle second = table.Add()->handle;
+  EXPECT_NE(first, second);
+  EXPECT_EQ(table.Find(first), nullptr);
+  EXPECT_EQ(table.Find(second)->handle, second);
+  EXPECT_EQ(table.Find(other)->handle, other);
+  table.Remove(first);
+  EXPECT_EQ(table.live(), 2) << "it is its successor's slot now";
+}
+
+TEST(RunTableTest, ASlotIsNotUsedAgainAfterItsLastHandle) {
+  constexpr int64_t kLastSerial = (int64_t{1} << 41) - 1;
+  RunTable table(kLastSerial - 1);
+  std::set<RunHandle> handles;
+  for (int i = 0; i < 7; ++i) {
+    const RunHandle handle = table.Add()->handle;
+    EXPECT_GT(handle.value(), 0);
+    EXPECT_TRUE(handles.insert(handle).second) << handle.value();
+    ASSERT_NE(table.Find(handle), nullptr);
+    EXPECT_EQ(table.live(), 1);
+    table.Remove(handle);
+    for (const RunHandle ended : handles) EXPECT_EQ(table.Find(ended), nullptr);
+  }
+  EXPECT_EQ(table.live(), 0);
+  EXPECT_EQ(table.rows(), 1) << "the last run's";
+  table.ForEach([](RunState*) { FAIL() << "no run is left"; });
 }
 
 }  // namespace
