@@ -1,7 +1,9 @@
 #include "core/node/failures.h"
 
+#include <cstdint>
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 
 namespace chorus::node {
@@ -70,10 +72,11 @@ absl::Status Failures::RecordStatus(const std::string& tenant, const FailureOrig
 
 void Failures::NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket,
                            absl::Time now) {
-  constexpr size_t kKept = 256;
+  using Where = std::pair<int32_t, absl::string_view>;
   for (const LaunchedInstance::GivenUp& part : instance.given_up) {
-    if (world->given_up.size() >= kKept) world->given_up.clear();
-    ErrorId& error_id = world->given_up[{part.rank.value(), part.what->source}];
+    if (world->given_up.size() >= World::kMostGivenUp) world->given_up.clear();
+    const Where where(part.rank.value(), part.what->source);
+    ErrorId& error_id = world->given_up[absl::Hash<Where>()(where)];
     if (!errors_->Find(error_id, "").has_value()) {
       Error error(Reason::kGradientLost);
       error.culprit.rank = part.rank.value();

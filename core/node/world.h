@@ -5,12 +5,15 @@
 #ifndef CHORUS_CORE_NODE_WORLD_H_
 #define CHORUS_CORE_NODE_WORLD_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -65,9 +68,12 @@ struct World : std::enable_shared_from_this<World> {
   // Buffers for the results of groups of equal work, by the id of their values: reserved by the
   // first run that has the group, taken by the others, let go at launch.
   SplitHashMap<Hash128, std::shared_ptr<std::vector<BufferRef>>> equal_work;
-  // By rank and line: the error that tells of gradients that it gave up. Each is told once in a
-  // while: the list is begun anew when it is long.
-  std::map<std::pair<int32_t, std::string>, ErrorId> given_up;
+  // By the hash of a rank and a line: the error that tells of gradients that it gave up. Each is
+  // told once in a while: the list is begun anew when it is long. Where two have one hash the
+  // second is not told, which is rare, and better than to keep a thousand worlds' texts.
+  static constexpr size_t kMostGivenUp = 256;
+  static constexpr int64_t kGivenUpBytes = int64_t{16} << 10;  // of the list, while it grows too
+  absl::flat_hash_map<uint64_t, ErrorId> given_up;
   // Of its members' devices, and nobody else's. Null until they are launched together.
   std::shared_ptr<CommunicatorLease> communicators;
 
@@ -83,7 +89,7 @@ struct World : std::enable_shared_from_this<World> {
   bool formed() const { return agreement != nullptr; }
 
  private:
-  // Whatever comes: of ranks, and of the causes of epochs that have ended.
+  // Whatever comes: of ranks, of the causes of epochs that have ended, and of what was given up.
   static int64_t FixedBytes(int size);
   // For all that there is and this much more.
   absl::Status Reserve(size_t calls, size_t groups, size_t group_members);

@@ -1,0 +1,68 @@
+#include "core/node/failures.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "core/base/counting_heap.h"
+#include "core/collective/vote.h"
+#include "core/node/records.h"
+#include "core/node/world.h"
+#include "core/runtime/budget.h"
+#include "gtest/gtest.h"
+
+namespace chorus::node {
+namespace {
+
+class GivenUpTest : public ::testing::Test {
+ protected:
+  GivenUpTest() {
+    world_.tenant = "uid:0";
+    EXPECT_TRUE(world_.MakeMembers(3).ok());
+  }
+  // The error that tells of it.
+  static ErrorId GiveUp(Failures* failures, World* world, int32_t rank, const std::string& line) {
+    LaunchedInstance instance;
+    instance.given_up.push_back(
+        {Rank(rank), std::make_shared<const PartLabel>(PartLabel{"sum", "sum f32[4]", line})});
+    failures->NoteGivenUp(world, instance, Ticket(1), absl::UnixEpoch());
+    return failures->flight().Latest(1)[0].error;
+  }
+
+  World world_{Budget::OfNode(int64_t{1} << 20)};
+};
+
+TEST_F(GivenUpTest, EachLineOfEachRankHasItsError) {
+  ErrorStore errors(kMaxErrors);
+  Failures failures(&errors, nullptr);
+  const ErrorId first = GiveUp(&failures, &world_, 0, "train.py:1");
+  const ErrorId line = GiveUp(&failures, &world_, 0, "train.py:2");
+  const ErrorId rank = GiveUp(&failures, &world_, 2, "train.py:1");
+  EXPECT_NE(first, line);
+  EXPECT_NE(first, rank);
+  EXPECT_NE(line, rank);
+  EXPECT_EQ(GiveUp(&failures, &world_, 0, "train.py:1"), first) << "it is told once";
+  EXPECT_EQ(GiveUp(&failures, &world_, 2, "train.py:1"), rank);
+  EXPECT_EQ(errors.Find(rank, "uid:0")->culprit.rank, 2);
+  EXPECT_EQ(errors.Find(line, "uid:0")->source, "train.py:2");
+}
+
+// A world is charged for what is kept of lines, however many there are and however long.
+TEST_F(GivenUpTest, WhatIsKeptOfLinesIsWhatAWorldIsChargedFor) {
+  ErrorStore errors(/*capacity=*/1);
+  Failures failures(&errors, nullptr);
+  const std::string folder(240, '/');
+  GiveUp(&failures, &world_, 0, folder);
+  const HeapUse heap;
+  for (int line = 0; line < 1009; ++line) {
+    GiveUp(&failures, &world_, line % 3, absl::StrCat(folder, line, ".py:1"));
+    ASSERT_LE(heap.bytes(), World::kGivenUpBytes) << line;
+    ASSERT_LE(world_.given_up.size(), World::kMostGivenUp);
+  }
+}
+
+}  // namespace
+}  // namespace chorus::node
