@@ -220,10 +220,13 @@ void Worlds::Form(const std::shared_ptr<World>& world, absl::Time now) {
   failures_->Note(FlightKind::kWorldFormed, now, nullptr, world.get());
   int64_t room = kMaxListed;
   const WorldInfo info = Describe(*world, now, &room);
+  CountWork(kMaxListed - room);
   for (World::Member& member : world->members) {
     OnJoined done = std::move(member.on_joined);
     member.on_joined = nullptr;
-    if (done != nullptr) done(info);
+    if (done == nullptr) continue;
+    CountWork(world->size());  // each is told of all
+    done(info);
   }
 }
 
@@ -453,7 +456,9 @@ void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
   failures_->Note(FlightKind::kReformed, now, nullptr, world.get());
   for (size_t rank = 0; rank < callbacks.size(); ++rank) {
     result.rank = Rank(static_cast<int32_t>(rank));
-    if (callbacks[rank] != nullptr) callbacks[rank](result);
+    if (callbacks[rank] == nullptr) continue;
+    CountWork(survivors);  // each is told of all
+    callbacks[rank](result);
   }
 }
 

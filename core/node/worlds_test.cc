@@ -1,0 +1,81 @@
+#include "core/node/worlds.h"
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "core/backend/backend_options.h"
+#include "core/backend/host/host_backend.h"
+#include "core/base/thread_pool.h"
+#include "core/base/work.h"
+#include "core/node/info.h"
+#include "core/node/node.h"
+#include "core/node/requests.h"
+#include "core/ops/host_kernels.h"
+#include "core/runtime/devices.h"
+#include "gtest/gtest.h"
+
+namespace chorus::node {
+namespace {
+
+// Each member is told of all, in the slice of the last that comes: what the largest world there can
+// be has of that is counted, and no more than a slice.
+TEST(WorldsTest, ALargeWorldIsFormedAndReformedInASlice) {
+  ThreadPool pool(1);
+  HostBackendOptions host;
+  host.devices = kMaxDevices;
+  host.pool = &pool;
+  host.make_kernel = MakeHostKernel;
+  const std::unique_ptr<Backend> backend = CreateHostBackend(host);
+  LocalNode node(NodeOptions(), chorus::DevicesOf(backend.get()), [] {});
+  const absl::Time now = absl::Now();
+  int told = 0;
+  WorldId world;
+  std::vector<SessionId> sessions;
+  const auto expect_all_are_told = [&](const std::function<void(int rank)>& ask) {
+    told = 0;
+    for (int rank = 0; rank < kMaxDevices; ++rank) {
+      EXPECT_EQ(told, 0);
+      const WorkSlice slice;
+      ask(rank);
+      if (rank + 1 < kMaxDevices) continue;
+      EXPECT_GE(SliceWork(), kMaxDevices * kMaxDevices);
+      EXPECT_LE(SliceWork(), kMaxSliceWork);
+    }
+    EXPECT_EQ(told, kMaxDevices);
+  };
+  for (int rank = 0; rank < kMaxDevices; ++rank) {
+    OpenSessionRequest open;
+    open.tenant = "uid:0";
+    open.devices = {DeviceIndex(rank)};
+    sessions.push_back(node.OpenSession(open, now)->id);
+  }
+  expect_all_are_told([&](int rank) {
+    JoinRequest join;
+    join.name = "job";
+    join.size = kMaxDevices;
+    join.rank = Rank(rank);
+    node.JoinWorld(sessions[static_cast<size_t>(rank)], join, now,
+                   [&](const absl::StatusOr<WorldInfo>& info) {
+                     ASSERT_TRUE(info.ok()) << info.status();
+                     world = info->id;
+                     told += info->members.size() == kMaxDevices ? 1 : 0;
+                   });
+  });
+  expect_all_are_told([&](int rank) {
+    ReformWorldRequest reform;
+    reform.world = world;
+    reform.rank = Rank(rank);
+    node.ReformWorld(sessions[static_cast<size_t>(rank)], reform, now,
+                     [&](const absl::StatusOr<ReformResult>& result) {
+                       ASSERT_TRUE(result.ok()) << result.status();
+                       told += result->survivors.size() == kMaxDevices ? 1 : 0;
+                     });
+  });
+}
+
+}  // namespace
+}  // namespace chorus::node
