@@ -395,19 +395,52 @@ TEST(SessionsTest, UnattachedCallersOfAnotherUidMayOnlyRead) {
   ExpectError(client.Open(request), absl::StatusCode::kPermissionDenied, Reason::kNotAttached);
 }
 
+// A session that has launched something, and holds its result.
+void OpenAndRun(RpcRank* rank, const std::string& world) {
+  ASSERT_OK(rank->Open());
+  ASSERT_OK(rank->Join(world, 1, 0));
+  ASSERT_OK(rank->Submit(rank->RegisterCommand(1, 1, 2)));
+  ASSERT_OK(rank->Submit(rank->RunCommand(2, 1, 1, 0, {1, 2})));
+  EXPECT_THAT(*rank->DownloadFloats(2), ElementsAre(1, 2));
+}
+
+// What a caller is told of devices, all together, and of bytes.
+struct Told {
+  explicit Told(RpcRank* rank) {
+    v1::ListDevicesResponse devices;
+    EXPECT_OK(Ask(*rank->diagnostics, &v1::Diagnostics::Stub::ListDevices, v1::ListDevicesRequest(),
+                  &devices));
+    for (const auto& device : devices.devices()) {
+      launches += device.launch_count();
+      sessions += device.session_count();
+    }
+    EXPECT_OK(
+        Ask(*rank->diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats));
+  }
+  int64_t launches = 0;
+  int64_t sessions = 0;
+  v1::GetStatsResponse stats;
+};
+
 // What another uid is told of the daemon: that it is there, and what that uid has itself.
 TEST(DiagnosticsTest, OtherUidsAreToldNothingOfOthers) {
   for (const bool own : {true, false}) {
     SCOPED_TRACE(own ? "the daemon's uid" : "another uid");
-    TestDaemon daemon([own](DaemonOptions* o) { o->trusted_uid = geteuid() + (own ? 0 : 1); });
+    TestDaemon daemon([own](DaemonOptions* o) {
+      AddTcp(o);
+      o->trusted_uid = geteuid() + (own ? 0 : 1);
+    });
+    RpcRank other(daemon.ConnectTo(daemon.daemon().addresses()[1].ToString()));
+    ASSERT_NO_FATAL_FAILURE(OpenAndRun(&other, "theirs"));
     RpcRank client(daemon.Connect());
-    if (own) {
-      ASSERT_OK(client.Open());
-    }
-    v1::GetStatsResponse stats;
-    EXPECT_OK(
-        Ask(*client.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats));
-    EXPECT_EQ(stats.memory_limit_bytes() > 0, own);
+    const Told told(&client);
+    EXPECT_EQ(told.launches > 0, own);
+    EXPECT_EQ(told.sessions, own ? 1 : 0);
+    EXPECT_EQ(told.stats.memory_limit_bytes() > 0, own);
+    EXPECT_EQ(told.stats.memory_used_bytes() > 0, own);
+    EXPECT_EQ(told.stats.live_buffer_count() > 0, own);
+    EXPECT_EQ(told.stats.published_run_count() > 0, own);
+    EXPECT_EQ(told.stats.ByteSizeLong() > 0, own) << told.stats.ShortDebugString();
 
     grpc::ByteBuffer servers;
     const grpc::Status status =
@@ -415,7 +448,36 @@ TEST(DiagnosticsTest, OtherUidsAreToldNothingOfOthers) {
     EXPECT_EQ(status.error_code(), own ? grpc::StatusCode::OK : grpc::StatusCode::PERMISSION_DENIED)
         << status.error_message();
     EXPECT_EQ(servers.Valid() && servers.Length() > 0, own);
+
+    // Who has a session is told of that, and of what it holds.
+    if (!own) continue;
+    const Told before(&other);
+    EXPECT_EQ(before.sessions, 1);
+    EXPECT_GT(before.stats.memory_used_bytes(), 0);
+    ASSERT_NO_FATAL_FAILURE(OpenAndRun(&client, "ours"));
+    EXPECT_EQ(Told(&client).sessions, 2);
+    EXPECT_GT(Told(&client).launches, told.launches);
+    EXPECT_GT(Told(&client).stats.memory_used_bytes(), told.stats.memory_used_bytes());
+    const Told after(&other);
+    EXPECT_EQ(after.launches, 0);
+    EXPECT_EQ(after.sessions, 1);
+    EXPECT_EQ(after.stats.ShortDebugString(), before.stats.ShortDebugString());
   }
+}
+
+// What a rank asks all the time, and what it begins with, look at what is its own: with so many
+// sessions no slice has as much work as to look at all of them.
+TEST(SessionsTest, RenewAndJoinLookAtNoOtherSessions) {
+  constexpr int kSessions = 800;
+  TestDaemon daemon([](DaemonOptions* o) { o->node.max_sessions = 2 * kSessions; });
+  RpcRank client(daemon.Connect());
+  for (int i = 0; i < kSessions; ++i) ASSERT_OK(client.Open());
+  ASSERT_OK(client.Renew());
+  ASSERT_OK(client.Join("one", 1, 0));
+  EXPECT_LT(Told(&client).stats.largest_slice_work(), kSessions / 2);
+  // To list them is such a look: that it is counted shows what the others would have been.
+  EXPECT_EQ(client.ListSessions()->sessions_size(), kSessions);
+  EXPECT_GE(Told(&client).stats.largest_slice_work(), kSessions);
 }
 
 TEST(SessionsTest, TenantsSeeAndUseOnlyTheirOwn) {
