@@ -435,7 +435,7 @@ absl::StatusOr<Report> Tapes(Attacker* attacker) {
       entry.member = GroupRank(0);
       entry.key.since = Epoch(1);
       entry.key.at.call = tape;
-      if (drop.entries.size() < 2000 && tape + 1 < call) continue;
+      if (drop.entries.size() < DropTape::kMaxEntries && tape + 1 < call) continue;
       CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(drop)).status());
       drop = DropTape();
     }
