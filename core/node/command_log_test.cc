@@ -291,7 +291,7 @@ TEST_F(CommandLogTest, HeldFramesAreChargedWhileTheyAreHeld) {
 TEST_F(CommandLogTest, ASenderThatIsForgottenIsNotTold) {
   const auto held = std::make_shared<int>(0);
   const auto note = [&] {
-    return [this, held, told = Note()](const Outcome& outcome) { told(outcome); };
+    return [held, told = Note()](const Outcome& outcome) { told(outcome); };
   };
   std::vector<CommandLog::Sender> senders;
   for (int i = 0; i < 3; ++i) senders.push_back(log_.Hold(Sequence(2), "two", kStart, note()));
