@@ -283,28 +283,4 @@ bool Names::Remains::Release() {
   return true;
 }
 
-EndedNames::~EndedNames() {
-  while (Release()) {
-  }
-}
-
-void EndedNames::Add(Names::Remains remains) {
-  if (!remains.Release()) entries_.push_back({std::move(remains), nullptr});
-}
-
-bool EndedNames::Release() {
-  if (entries_.empty()) return false;
-  while (!entries_.empty() && entries_.front().remains.Release()) {
-    const std::function<void()> done = std::move(entries_.front().done);
-    entries_.pop_front();
-    if (done != nullptr) done();
-  }
-  return true;
-}
-
-void EndedNames::After(std::function<void()> done) {
-  if (entries_.empty()) return done();
-  entries_.push_back({Names::Remains(), std::move(done)});
-}
-
 }  // namespace chorus::node

@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -130,6 +128,8 @@ class Names {
   // Releases what no slice has had the time for, as long as this one has. True: that was all.
   bool ReleaseMarked();
   // What names stood for that are no more: charged until it is released, by its end at the latest.
+  // A turn of the node has not the time to release all that a session may have (65,536 results: 3
+  // to 5 ms; 16,384 graphs: a second).
   class Remains {
    public:
     // Releases more, as long as the slice has time. True: that was all.
@@ -189,29 +189,6 @@ class Names {
   int64_t live_graphs_ = 0;
   int64_t refused_graphs_ = 0;
   absl::Status no_room_;  // why the last graph without a name has none
-};
-
-// What the names of sessions that have ended stood for. A turn of the node has not the time to
-// release all that a session may have (65,536 results: 3 to 5 ms; 16,384 graphs: a second).
-class EndedNames {
- public:
-  EndedNames() = default;
-  ~EndedNames();
-  EndedNames(const EndedNames&) = delete;
-  EndedNames& operator=(const EndedNames&) = delete;
-  // Releases them as long as the slice has time, the others in the turns that come.
-  void Add(Names::Remains remains);
-  // A turn's share, the oldest first. False: there is nothing.
-  bool Release();
-  // Runs `done` when all that has been added is released.
-  void After(std::function<void()> done);
-
- private:
-  struct Entry {
-    Names::Remains remains;
-    std::function<void()> done;  // null: nobody waits
-  };
-  std::deque<Entry> entries_;
 };
 
 }  // namespace chorus::node

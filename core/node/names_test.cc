@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/release_queue.h"
 #include "core/base/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -348,15 +349,15 @@ TEST(NamesReleaseTest, WhatASliceHasNoTimeForIsReleasedInOthers) {
   EXPECT_EQ(cell.use_count(), 1) << "a slot is used again";
 }
 
-TEST(EndedNamesTest, AreReleasedATurnsShareAtATimeAndThenWhoWaitsHears) {
+TEST(NamesReleaseTest, RemainsOfSessionsGoATurnsShareAtATime) {
   News news;
   Completions completions(&news);
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
   const CellRef cell = Ready();
-  EndedNames ended;
+  ReleaseQueue<Names::Remains> ended;
   int heard = 0;
   const auto hear = [&heard] { ++heard; };
-  EXPECT_FALSE(ended.Release());
+  EXPECT_FALSE(ended.Continue());
   ended.After(hear);
   EXPECT_EQ(heard, 1);
   constexpr auto kShare = static_cast<size_t>(kTurnWork);
@@ -373,7 +374,7 @@ TEST(EndedNamesTest, AreReleasedATurnsShareAtATimeAndThenWhoWaitsHears) {
   int turns = 0;
   const auto turn = [&] {
     const WorkSlice slice;
-    return ended.Release();
+    return ended.Continue();
   };
   for (long held = cell.use_count(); turn(); held = cell.use_count()) {
     ++turns;

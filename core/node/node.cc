@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/functional/function_ref.h"
+#include "core/base/release_queue.h"
 #include "core/base/work.h"
 #include "core/node/agreement.h"
 #include "core/node/background.h"
@@ -65,7 +66,7 @@ struct LocalNode::Parts {
   Storage storage;
   GraphStore graphs;
   SessionTable sessions;
-  EndedNames ended;
+  ReleaseQueue<Names::Remains> ended;
   Rings rings;
   ActionQueue actions;
   node::Worlds worlds;  // LocalNode::Worlds is another
@@ -196,7 +197,7 @@ bool LocalNode::Poll(absl::Time now) {
   worked |= InSlice([&] { return parts.worlds.Continue(now); });
   worked |= InSlice([&] { return parts.runs.Continue(now); });
   worked |= InSlice([&] {
-    const bool released = parts.ended.Release();
+    const bool released = parts.ended.Continue();
     return parts.graphs.Continue() || released;
   });
   worked |= InSlice([&] { return parts.storage.left()->Continue(); });

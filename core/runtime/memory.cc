@@ -37,9 +37,12 @@ void ArenaSet::Leave() {
 }
 
 void ArenaSet::GiveBack() {
-  if (has_turn_ || GiveBackSome()) return;
-  has_turn_ = true;
-  options_.left->entries_.push_back({this, nullptr});
+  if (std::exchange(has_turn_, true)) return;
+  if (options_.left == nullptr) {
+    GiveBackSome();
+  } else {
+    options_.left->Add(LeftSet(this));
+  }
 }
 
 bool ArenaSet::GiveBackSome() {
@@ -237,31 +240,7 @@ Arena* ArenaSet::Find(ArenaId id) const {
   return nullptr;
 }
 
-// --- LeftSets ---
-
-LeftSets::~LeftSets() {
-  while (!entries_.empty()) {
-    const WorkSlice slice;
-    Continue();
-  }
-}
-
-bool LeftSets::Continue() {
-  if (entries_.empty()) return false;
-  while (!entries_.empty()) {
-    ArenaSet* const set = entries_.front().set;
-    if (set != nullptr && !set->GiveBackSome()) break;
-    const std::function<void()> done = std::move(entries_.front().done);
-    entries_.pop_front();
-    if (done != nullptr) done();
-  }
-  return true;
-}
-
-void LeftSets::After(std::function<void()> done) {
-  if (entries_.empty()) return done();
-  entries_.push_back({nullptr, std::move(done)});
-}
+bool LeftSet::Release() { return set_ == nullptr || set_->GiveBackSome(); }
 
 // --- DeviceSet ---
 

@@ -1,7 +1,6 @@
 // Where the memory of results comes from, and goes back to.
 //
 //   ArenaSet       the result arenas of one tenant: allocates buffers
-//   LeftSets       those whose tenants have gone, until their arenas have
 //   DeviceSet      the same for memory that the host cannot address
 //
 // Threads: everything here belongs to the node thread. Ownership: a set owns its arenas; buffers
@@ -13,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <limits>
 #include <list>
 #include <memory>
@@ -23,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "core/backend/backend.h"
 #include "core/base/ids.h"
+#include "core/base/release_queue.h"
 #include "core/runtime/arena.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/buffer.h"
@@ -31,7 +30,23 @@
 
 namespace chorus {
 
-class LeftSets;
+class ArenaSet;
+
+// An arena set that its owner has left, and that has arenas to give back.
+class LeftSet {
+ public:
+  LeftSet() = default;
+  // As long as the slice has time. Whether all of it is back; then the set may be gone.
+  bool Release();
+
+ private:
+  friend class ArenaSet;
+  explicit LeftSet(ArenaSet* set) : set_(set) {}
+
+  ArenaSet* set_ = nullptr;
+};
+// A tenant may have left ten thousand arenas, each some calls of the system.
+using LeftSets = ReleaseQueue<LeftSet>;
 
 struct ArenaSetOptions {
   int64_t first_arena_bytes = int64_t{1} << 20;
@@ -79,7 +94,7 @@ class ArenaSet final : private BufferHome {
   int64_t idle_bytes() const;
 
  private:
-  friend class LeftSets;
+  friend class LeftSet;
   // The free buffers of one class in one block. Those that have any are in the class's list.
   struct Block;
   struct Shelf {
@@ -107,8 +122,7 @@ class ArenaSet final : private BufferHome {
   void Leave();
   // Of one that was left: gives back what is not in use, now or in its turn.
   void GiveBack();
-  // As long as the slice has time. Whether all of it is back; then the set itself may be gone.
-  bool GiveBackSome();
+  bool GiveBackSome();  // LeftSet::Release
   int64_t NextArenaBytes() const;
   absl::StatusOr<Block*> AddBlock(int64_t bytes, bool shared);
   Buffer* Cut(Block* block, int size_class, int64_t class_bytes);
@@ -136,29 +150,6 @@ class ArenaSet final : private BufferHome {
   std::vector<Charge> charged_rows_;  // each for kFreeRows
   bool orphaned_ = false;
   bool has_turn_ = false;  // it is among options_.left
-};
-
-// Sets that were left and have more arenas to give back than there was time for: a tenant may have
-// ten thousand of them, each some calls of the system.
-class LeftSets {
- public:
-  LeftSets() = default;
-  ~LeftSets();
-  LeftSets(const LeftSets&) = delete;
-  LeftSets& operator=(const LeftSets&) = delete;
-
-  // Goes on as long as the slice has time, with the oldest first. False: there is nothing.
-  bool Continue();
-  // Runs `done` when all that is here by now has been given back.
-  void After(std::function<void()> done);
-
- private:
-  friend class ArenaSet;
-  struct Entry {
-    ArenaSet* set = nullptr;     // null: only somebody who waits
-    std::function<void()> done;  // null: nobody waits
-  };
-  std::deque<Entry> entries_;
 };
 
 // Memory of one device that the host cannot address. `devices` must outlive it and its buffers.
