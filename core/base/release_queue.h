@@ -1,5 +1,5 @@
-// What is given back in slices, because one slice has not the time for all of it: a session's names,
-// a tenant's arenas.
+// What is given back in slices, because one slice has not the time for all of it: a session's
+// names, a tenant's arenas.
 //
 // Threads: one at a time. Ownership: owns what waits, and releases all of it at its end. Errors:
 // none.

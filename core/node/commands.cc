@@ -64,7 +64,7 @@ void Commands::Execute(const std::shared_ptr<Session>& session, const Command& c
   } else if (const auto* readable = absl::get_if<chorus::MakeReadable>(&command.body)) {
     MakeReadable(session, command.sequence, *readable);
   } else if (const auto* create = absl::get_if<CreateTensor>(&command.body)) {
-    Create(session, command.sequence, *create);
+    Create(session, command.sequence, *create, frame, now);
   } else if (const auto* graph = absl::get_if<RegisterGraph>(&command.body)) {
     Register(session, command.sequence, *graph);
   } else if (const auto* release = absl::get_if<Release>(&command.body)) {
@@ -206,16 +206,19 @@ absl::Status Commands::NameGraph(Session* session, GraphId id,
 void Commands::Submit(const std::shared_ptr<Session>& session, const Run& command,
                       Sequence sequence, absl::string_view frame, const absl::Status& planned,
                       absl::Time now) {
-  const auto wait = [&]() -> absl::StatusOr<GraphStore::OnMade> {
-    CHORUS_ASSIGN_OR_RETURN(Charge charge,
-                            session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
-                                                    static_cast<int64_t>(frame.size())));
-    auto copy = std::make_shared<FrameCopy>(FrameCopy{std::move(charge), std::string(frame)});
-    return [this, session, sequence, copy](const absl::Status& status) {
-      SubmitAgain(session, sequence, copy, status);
-    };
-  };
+  const auto wait = [&] { return AskAgain(session, sequence, frame); };
   if (!runs_->Submit(session, sequence, command, {planned, wait}, now)) session->log.Park();
+}
+
+absl::StatusOr<GraphStore::OnMade> Commands::AskAgain(const std::shared_ptr<Session>& session,
+                                                      Sequence sequence, absl::string_view frame) {
+  CHORUS_ASSIGN_OR_RETURN(Charge charge,
+                          session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
+                                                  static_cast<int64_t>(frame.size())));
+  auto copy = std::make_shared<FrameCopy>(FrameCopy{std::move(charge), std::string(frame)});
+  return GraphStore::OnMade([this, session, sequence, copy](const absl::Status& status) {
+    SubmitAgain(session, sequence, copy, status);
+  });
 }
 
 void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence sequence,
@@ -232,7 +235,11 @@ void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence seq
   }
   session->log.Unpark();
   const absl::StatusOr<Command> again = DecodeFrame(copy->frame);
-  Submit(session, absl::get<Run>(again->body), sequence, copy->frame, planned, clock_->now);
+  if (const Run* run = absl::get_if<Run>(&again->body)) {
+    Submit(session, *run, sequence, copy->frame, planned, clock_->now);
+  } else {
+    Create(session, sequence, absl::get<CreateTensor>(again->body), copy->frame, clock_->now);
+  }
   TakeHeld(session, clock_->now);
 }
 
@@ -240,8 +247,16 @@ void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence seq
 
 // Its outcome follows when the bytes are there.
 void Commands::Create(const std::shared_ptr<Session>& session, Sequence sequence,
-                      const CreateTensor& command) {
+                      const CreateTensor& command, absl::string_view frame, absl::Time now) {
   const absl::Status begun = BeginCreate(session, sequence, command);
+  if (session->patience.Waits(begun, now)) {
+    absl::StatusOr<GraphStore::OnMade> ask_again = AskAgain(session, sequence, frame);
+    if (ask_again.ok()) {
+      session->log.Park();
+      storage_->AwaitMemory([then = *std::move(ask_again)] { then(absl::OkStatus()); });
+      return;
+    }
+  }
   if (begun.ok()) return;
   Error error = ErrorOf(begun);
   holders_->Explain(*session, command, &error);

@@ -81,11 +81,15 @@ class Commands {
   void GoOnLater(const std::shared_ptr<Session>& session);
   void Submit(const std::shared_ptr<Session>& session, const Run& command, Sequence sequence,
               absl::string_view frame, const absl::Status& planned, absl::Time now);
-  // A Run's frame, until it is planned.
+  // The frame of a Run that is to be planned, or of what waits for memory.
   struct FrameCopy {
     Charge charge;
     std::string frame;
   };
+  // How it is asked for again; whoever has this parks the log. RESOURCE_EXHAUSTED: the frame cannot
+  // be kept.
+  absl::StatusOr<GraphStore::OnMade> AskAgain(const std::shared_ptr<Session>& session,
+                                              Sequence sequence, absl::string_view frame);
   void SubmitAgain(const std::shared_ptr<Session>& session, Sequence sequence,
                    const std::shared_ptr<FrameCopy>& copy, const absl::Status& planned);
   void Register(const std::shared_ptr<Session>& session, Sequence sequence,
@@ -98,7 +102,7 @@ class Commands {
   bool LoadGraph(const std::shared_ptr<Session>& session, Sequence sequence,
                  const std::shared_ptr<GraphRecord>& record);
   void Create(const std::shared_ptr<Session>& session, Sequence sequence,
-              const CreateTensor& command);
+              const CreateTensor& command, absl::string_view frame, absl::Time now);
   absl::Status BeginCreate(const std::shared_ptr<Session>& session, Sequence sequence,
                            const CreateTensor& command);
   void MakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,

@@ -167,7 +167,7 @@ absl::StatusOr<std::vector<BufferRef>> EqualWork::Reserve(const Plan::EqualGroup
   return results;
 }
 
-void EqualWork::Forget(RunState* run) {
+void EqualWork::Leave(RunState* run) {
   if (run->world == nullptr) return;
   World& world = *run->world;
   for (RunState::EqualShare& share : run->equal_work) {
@@ -176,9 +176,14 @@ void EqualWork::Forget(RunState* run) {
     if (shared != nullptr && shared->use_count() == 1) world.equal_work.Erase(share.value_id);
   }
   run->equal_work.clear();
-  const auto instances = world.agreement->Resolve(run->vote);
+}
+
+void EqualWork::Forget(RunState* run) {
+  Leave(run);
+  if (run->world == nullptr) return;
+  const auto instances = run->world->agreement->Resolve(run->vote);
   if (!instances.ok()) return;
-  for (const InstanceKey& key : *instances) world.shared.erase(key);
+  for (const InstanceKey& key : *instances) run->world->shared.erase(key);
 }
 
 absl::Status EqualWork::Deal(absl::Span<RunState* const> members, CommunicatorLease* lease) {

@@ -38,6 +38,9 @@ class EqualWork {
   // share with other runs. `instances` by participation; empty: it votes for an epoch that is not
   // open. RESOURCE_EXHAUSTED: it is the first to need such a buffer, and there is no memory.
   absl::Status Find(const Run& command, absl::Span<const InstanceKey> instances, RunState* run);
+  // The run is to be prepared again later. Lets go of what it has reserved with others for equal
+  // work, where no other run has it too.
+  void Leave(RunState* run);
   // The run will not be launched. Lets go of what it has reserved with others: for equal work,
   // where no other run has it too; for its instances in any case, for their votes fail with it.
   void Forget(RunState* run);

@@ -329,14 +329,17 @@ absl::StatusOr<SessionDescriptors> LocalNode::AttachMemory(SessionId id) {
   return WithSession(
       id, [&](const std::shared_ptr<Session>& session) { return parts_->rings.Attach(session); });
 }
-absl::StatusOr<StagingArena> LocalNode::CreateStaging(SessionId id, int64_t bytes) {
-  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
-    absl::StatusOr<StagingArena> staging = parts_->storage.CreateStaging(session.get(), bytes);
-    if (staging.ok()) return staging;
-    Error error = ErrorOf(staging.status());
-    parts_->holders.Explain(*session, nullptr, &error);
-    return absl::StatusOr<StagingArena>(ToStatus(error));
-  });
+void LocalNode::CreateStaging(SessionId id, int64_t bytes, OnStaging done) {
+  const auto session = parts_->sessions.Find(id);
+  if (!session.ok()) return done(session.status());
+  parts_->storage.CreateStaging(
+      *session, bytes,
+      [this, session = *session, done = std::move(done)](absl::StatusOr<StagingArena> made) {
+        if (made.ok()) return done(std::move(made));
+        Error error = ErrorOf(made.status());
+        parts_->holders.Explain(*session, nullptr, &error);
+        done(parts_->failures.RecordStatus(session.get(), ToStatus(error)));
+      });
 }
 absl::Status LocalNode::ConfirmStaging(SessionId id, ArenaId arena) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) -> absl::Status {

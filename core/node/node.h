@@ -82,7 +82,9 @@ class LocalNode {
 
   // Shared memory of an attached session; made at the first call.
   absl::StatusOr<SessionDescriptors> AttachMemory(SessionId session);
-  absl::StatusOr<StagingArena> CreateStaging(SessionId session, int64_t bytes);
+  // Where its memory is on its way, `done` is called when that is there. The descriptor stays the
+  // node's.
+  void CreateStaging(SessionId session, int64_t bytes, OnStaging done);
   absl::Status ConfirmStaging(SessionId session, ArenaId arena);  // the client has mapped it
   absl::Status ReleaseStaging(SessionId session, ArenaId arena);
   absl::Status WriteStaging(SessionId session, ArenaId arena, int64_t offset,

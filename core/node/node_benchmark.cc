@@ -191,7 +191,9 @@ struct HostDevices {
 // Graph 0 of the client.
 void Register(LocalNode* node, Client* client, const Graph& graph) {
   const std::string encoded = EncodeGraph(graph);
-  const StagingArena staging = *node->CreateStaging(client->session, encoded.size());
+  StagingArena staging;
+  node->CreateStaging(client->session, encoded.size(),
+                      [&](absl::StatusOr<StagingArena> made) { staging = *made; });
   if (!node->WriteStaging(client->session, staging.arena, 0, encoded).ok()) std::abort();
   RegisterGraph registration;
   registration.graph = {0, 1};

@@ -545,7 +545,9 @@ TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
   ASSERT_TRUE(
       ranks_[0]
           ->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
-            done->Set(node.CreateStaging(ranks_[0]->session(), free_bytes / 4096 * 4096));
+            node.CreateStaging(
+                ranks_[0]->session(), free_bytes / 4096 * 4096,
+                [done](absl::StatusOr<StagingArena> made) { done->Set(std::move(made)); });
           })
           .ok());
   ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});

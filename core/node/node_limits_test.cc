@@ -24,7 +24,7 @@ Graph TwoGroupsGraph(int rank, int size) {
   GraphBuilder builder(1, {SlotOf(rank, size), SlotOf(rank, size)});
   std::vector<ValueIndex> sums;
   for (int group_slot = 0; group_slot < 2; ++group_slot) {
-    const ValueIndex x = AddLargeFill(&builder, 1.0 + group_slot);
+    const ValueIndex x = AddFill(&builder, kLarge, 1.0 + group_slot);
     const ValueIndex y = AddAllReduce(&builder, x, rank, "order.cc:1", group_slot);
     sums.push_back(AddOp(&builder, "sum", {y}));
   }
@@ -148,6 +148,48 @@ TEST_F(NodeTest, TheLargestHoldersAreLookedForInSoManyTensors) {
   EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfMemory) << status;
   EXPECT_THAT(std::string(status.message()),
               testing::HasSubstr("rank 0 of \"job\" (pid 1000) with at least "));
+}
+
+// Pages are unmapped beside the node thread, while the next command may be there already.
+TEST_F(NodeTest, WhoNeedsMemoryThatIsOnItsWayBackWaitsForIt) {
+  constexpr int64_t kMiB = 1 << 20;
+  NodeOptions options;
+  options.memory_limit_bytes = 128 * kMiB;
+  Start(2, options);
+  // Two operands and their sum: 96 MiB and more, each time in other sizes, so that all of the
+  // memory has to go and come.
+  for (int32_t i = 0; i < 4; ++i) {
+    const int64_t elements = (8 + i % 2) * kMiB;
+    for (int r = 0; r < 2; ++r) {
+      GraphBuilder builder(1, {SlotOf(r, 2)});
+      AddOutput(&builder, AddAllReduce(&builder, AddFill(&builder, elements, r + 1), r, "a.cc:1"));
+      ranks_[r]->Register(i, builder.Build());
+      ASSERT_TRUE(ranks_[r]->LastOutcome().ok());
+    }
+    for (int r = 0; r < 2; ++r) {
+      Release release;
+      if (i > 0) release.tensors.push_back({i - 1, 1});
+      ranks_[r]->SubmitTogether({release, ranks_[r]->WorldRun(i, {}, {{i, 1}})});
+    }
+    for (int r = 0; r < 2; ++r) {
+      ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << i << ": " << ranks_[r]->LastOutcome();
+      EXPECT_THAT(*ranks_[r]->Read({i, 1}),
+                  testing::AllOf(testing::SizeIs(elements), testing::Each(3.0f)));
+    }
+  }
+  // The same of a tensor that is copied, behind a result.
+  const ClientMemory memory(ranks_[0].get(), 7 * kMiB);  // -1 each
+  CreateTensor create;
+  create.tensor = {9, 1};
+  create.type = TensorType(DType::kF32, {7 * kMiB});
+  create.source = memory.From(0).into;
+  Release release;
+  release.tensors = {{3, 1}};
+  ranks_[1]->Submit(release);
+  ranks_[0]->SubmitTogether({release, create});
+  EXPECT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
+  EXPECT_THAT(*ranks_[0]->Read({9, 1}),
+              testing::AllOf(testing::SizeIs(7 * kMiB), testing::Each(-1.0f)));
 }
 
 // Asks for memory for the gang's order before anything is launched.
@@ -342,7 +384,9 @@ TEST_F(NodeTest, GroupsAreChargedBeforeTheyAreMade) {
   ASSERT_TRUE(
       ranks_[0]
           ->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
-            done->Set(node.CreateStaging(ranks_[0]->session(), free_bytes / 4096 * 4096));
+            node.CreateStaging(
+                ranks_[0]->session(), free_bytes / 4096 * 4096,
+                [done](absl::StatusOr<StagingArena> made) { done->Set(std::move(made)); });
           })
           .ok());
   EXPECT_EQ(ErrorOf(make(200)).reason, Reason::kOutOfMemory);

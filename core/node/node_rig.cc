@@ -66,16 +66,16 @@ Graph AllReduceGraph(int rank, int size, TensorType type, const std::string& sou
   return builder.Build();
 }
 
-ValueIndex AddLargeFill(GraphBuilder* builder, double value) {
+ValueIndex AddFill(GraphBuilder* builder, int64_t elements, double value) {
   NodeSpec spec;
   spec.op = "fill";
-  spec.attributes = {{"dims", std::vector<int64_t>{kLarge}}, {"dtype", "f32"}, {"value", value}};
+  spec.attributes = {{"dims", std::vector<int64_t>{elements}}, {"dtype", "f32"}, {"value", value}};
   return (*builder->Emit(spec))[0];
 }
 
 Graph OnesGraph() {
   GraphBuilder builder(1, {});
-  AddOutput(&builder, AddLargeFill(&builder, 1.0));
+  AddOutput(&builder, AddFill(&builder, kLarge, 1.0));
   return builder.Build();
 }
 
@@ -262,7 +262,9 @@ RunGroup DirectRank::BindGroup(GroupId group, int64_t base) const {
 ClientMemory::ClientMemory(DirectRank* rank, int64_t elements) : bytes_(elements * 4) {
   const auto made =
       rank->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
-        done->Set(node.CreateStaging(rank->session(), bytes_));
+        node.CreateStaging(rank->session(), bytes_, [done](absl::StatusOr<StagingArena> staging) {
+          done->Set(std::move(staging));
+        });
       });
   EXPECT_TRUE(made.ok()) << made.status();
   arena_ = made->arena;

@@ -72,7 +72,7 @@ ValueIndex AddInput(GraphBuilder* builder, TensorType type, bool donatable = fal
 // `may_alias`: the input that it may take the memory of; -1: none.
 void AddOutput(GraphBuilder* builder, ValueIndex value, int32_t may_alias = -1);
 Graph AllReduceGraph(int rank, int size, TensorType type, const std::string& source);
-ValueIndex AddLargeFill(GraphBuilder* builder, double value);
+ValueIndex AddFill(GraphBuilder* builder, int64_t elements, double value);
 // Makes a tensor of `kLarge` ones.
 Graph OnesGraph();
 // A tensor under a second name.

@@ -108,8 +108,8 @@ TEST_F(NodeTest, RunsOfARefusedGraphTellWhyItWasRefused) {
   options.memory_limit_bytes = 6 * kLarge;  // for one of the values below, not for two
   Start(1, options);
   GraphBuilder builder(1, {});
-  const ValueIndex x = AddLargeFill(&builder, 1);
-  const ValueIndex both = AddOp(&builder, "add", {x, AddLargeFill(&builder, 2)});
+  const ValueIndex x = AddFill(&builder, kLarge, 1);
+  const ValueIndex both = AddOp(&builder, "add", {x, AddFill(&builder, kLarge, 2)});
   AddOutput(&builder, AddOp(&builder, "sum", {both}));
   ranks_[0]->Register(0, builder.Build());
   EXPECT_EQ(ErrorOf(ranks_[0]->LastOutcome()).reason, Reason::kOutOfMemory);

@@ -56,6 +56,8 @@ struct StagingArena {
   int64_t bytes = 0;
 };
 
+using OnStaging = std::function<void(absl::StatusOr<StagingArena>)>;
+
 struct JoinRequest {
   std::string name;  // 1 to 256 bytes
   int32_t size = 0;

@@ -101,8 +101,10 @@ void Rings::Detach(Session* session) {
   session->memory.reset();
   session->wake_fd = UniqueFd();
   session->client_fd = UniqueFd();
-  held_->Add(std::move(session->memory_file), std::move(session->memory_bytes),
-             std::move(session->memory_descriptors));
+  held_->Add(session->memory_file, &session->memory_bytes, &session->memory_descriptors);
+  session->memory_file.reset();
+  session->memory_bytes = Charge();
+  session->memory_descriptors = Charge();
 }
 
 // A look at a ring is a miss of the caches: of thousands of sessions most are silent.

@@ -24,6 +24,7 @@
 #include "core/node/cell.h"
 #include "core/node/client_target.h"
 #include "core/node/graph_store.h"
+#include "core/node/patience.h"
 #include "core/runtime/budget.h"
 #include "core/runtime/buffer.h"
 #include "core/runtime/messages.h"
@@ -117,6 +118,7 @@ struct RunState {
   bool abandoned = false;  // Gangs::Abandon
   // Launched, and its failure is to be told when others have had their turn.
   bool failing = false;
+  Patience patience;  // with memory that it is refused for now
   // Its failure has been told already; what is still under way only gives its memory back.
   bool failed = false;
 
@@ -181,6 +183,7 @@ struct RunState {
     launches_left = 0;
     gang = -1;
     abandoned = false;
+    patience = Patience();
     failing = false;
     failed = false;
   }

@@ -78,6 +78,16 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
   session->runs.push_back(run->handle);
   CHORUS_FAILPOINT("node.before_prepare");
   const absl::StatusOr<bool> prepared = preparer_->Prepare(command, waiting, run);
+  if (session->patience.Waits(prepared.status(), now)) {
+    // Others have not failed: what they and this run have in common stays as it is.
+    absl::StatusOr<GraphStore::OnMade> ask_again = waiting.wait();
+    if (ask_again.ok()) {
+      equal_work_->Leave(run);
+      End(run);
+      storage_->AwaitMemory([then = *std::move(ask_again)] { then(absl::OkStatus()); });
+      return false;
+    }
+  }
   if (!prepared.ok()) {
     Refuse(session, sequence, command, run, prepared.status(), now);
     return true;
@@ -264,6 +274,10 @@ void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
     });
   };
   const absl::StatusOr<bool> follows = preparer_->FollowOrder(run, order, {planned, wait});
+  if (run->patience.Waits(follows.status(), now)) {
+    return storage_->AwaitMemory(
+        [this, handle, order] { FollowOrder(handle, order, absl::OkStatus(), clock_->now); });
+  }
   if (!follows.ok()) return RefuseVote(run, follows.status(), now);
   if (*follows) run->world->agreement->Reserved(handle, now);
 }

@@ -75,7 +75,7 @@ class Runs final : public AgreementListener {
   Runs& operator=(const Runs&) = delete;
 
   // Takes a Run command; its outcome goes to the session's log. False: it has to be planned first,
-  // and nothing has happened.
+  // or its memory is on its way, and nothing has happened.
   bool Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               const GraphStore::Waiting& waiting, absl::Time now);
   // Withdraws a run of the session, unless it is launched: commit wins.

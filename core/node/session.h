@@ -24,6 +24,7 @@
 #include "core/node/info.h"
 #include "core/node/names.h"
 #include "core/node/options.h"
+#include "core/node/patience.h"
 #include "core/node/requests.h"
 #include "core/node/timers.h"
 #include "core/node/turns.h"
@@ -97,6 +98,7 @@ struct Session : std::enable_shared_from_this<Session> {
   bool looks_for_unwanted = false;  // what it has launched and nobody wants is to be abandoned
   // What goes on then.
   std::vector<std::function<void(const std::shared_ptr<Session>& self)>> when_failed;
+  Patience patience;  // with memory that its command is refused for now
   std::vector<Membership> memberships;
   // For copies between its devices in runs of its own. Null until there is one.
   std::shared_ptr<CommunicatorLease> communicators;

@@ -40,14 +40,17 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Devices* devices,
       host_(devices->info().host_addressable),
       launcher_(launcher),
       background_(background),
+      clock_(clock),
       timers_(timers),
       paths_(paths),
       budget_(std::move(budget)),
       share_(budget_->limits().Share()),
-      held_(&memory_thread_, [this, clock, ask = std::move(ask_to_let_go)] {
+      held_(&memory_thread_, [this, ask = std::move(ask_to_let_go)] {
         ask();
-        if (held_.size() == 1) LookAtHeldLater(clock->now);
+        if (held_.size() == 1) LookAtHeldLater(clock_->now);
       }) {
+  // First, for that is there by itself.
+  budget_->Reclaim(&memory_thread_, [this](const Budget&) { return memory_thread_.Settle(); });
   budget_->Reclaim(&held_, [this](const Budget& full) { return held_.LookWithin(full); });
   if (host_) return;
   for (int i = 0; i < devices->info().count(); ++i) {
@@ -55,7 +58,10 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Devices* devices,
   }
 }
 
-Storage::~Storage() { budget_->Forget(&held_); }
+Storage::~Storage() {
+  budget_->Forget(&held_);
+  budget_->Forget(&memory_thread_);
+}
 
 std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
   if (std::shared_ptr<Tenant> tenant = tenants_[name].tenant.lock()) return tenant;
@@ -90,7 +96,23 @@ std::shared_ptr<const Tenant> Storage::FindTenant(absl::string_view name) const 
 
 // --- Staging arenas -----------------------------------------------------------------------------
 
-absl::StatusOr<StagingArena> Storage::CreateStaging(Session* session, int64_t bytes) {
+void Storage::CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes,
+                            Patience patience, OnStaging done) {
+  if (session->dead()) return done(SessionLost(""));
+  absl::StatusOr<StagingArena> made = MakeStaging(session.get(), bytes);
+  if (patience.Waits(made.status(), clock_->now)) {
+    absl::StatusOr<Charge> charge = session->budget->Charge(Domain::kHost, Resource::kWaits, 1);
+    if (charge.ok()) {
+      return AwaitMemory([this, session, bytes, patience, done = std::move(done),
+                          charge = std::make_shared<Charge>(*std::move(charge))] {
+        CreateStaging(session, bytes, patience, done);
+      });
+    }
+  }
+  done(std::move(made));
+}
+
+absl::StatusOr<StagingArena> Storage::MakeStaging(Session* session, int64_t bytes) {
   if (bytes <= 0) {
     return Malformed(absl::StrCat("a staging arena has at least one byte, not ", bytes));
   }
@@ -186,6 +208,19 @@ void Storage::LookAtHeldLater(absl::Time now) {
 absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes) {
   if (host_) return tenant->arenas->Allocate(bytes);
   return device_sets_[static_cast<size_t>(device.value())]->Allocate(tenant->budget, bytes);
+}
+
+void Storage::AwaitMemory(std::function<void()> then) {
+  AwaitDisposals(memory_thread_.disposals(), std::move(then));
+}
+
+// They take milliseconds: a look at each is soon enough, and nothing has to wake the node thread.
+void Storage::AwaitDisposals(int64_t count, std::function<void()> then) {
+  timers_->Add(clock_->now + absl::Milliseconds(1),
+               [this, count, then = std::move(then)](absl::Time) mutable {
+                 if (memory_thread_.disposals_done() >= count) return then();
+                 AwaitDisposals(count, std::move(then));
+               });
 }
 
 absl::StatusOr<BufferRef> Storage::BindInline(const Session& session, const InlineData& data,
@@ -353,31 +388,34 @@ TransferId Storage::Upload(DeviceIndex device, const BufferRef& target, const ch
 
 // --- Reading ------------------------------------------------------------------------------------
 
-Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
-                                           OnReadable done) {
+Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell,
+                                           const std::shared_ptr<Tenant>& tenant, OnReadable done) {
   if (!cell->settled()) {
-    return cell->on_settled.Add(
-        [this, tenant, done](const CellRef& settled) { WhenReadable(settled, tenant, done); });
+    return cell->on_settled.Add([this, tenant, done](const CellRef& settled) {
+      MakeReadable(settled, tenant, Patience(), done);
+    });
   }
-  if (cell->state == Cell::State::kFailed) {
-    done(cell, ToStatus(*cell->error));
-    return 0;
-  }
-  if (cell->host() != nullptr) {
-    done(cell, absl::OkStatus());
-    return 0;
-  }
+  MakeReadable(cell, tenant, Patience(), std::move(done));
+  return 0;
+}
+
+void Storage::MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& tenant,
+                           Patience patience, OnReadable done) {
+  if (cell->state == Cell::State::kFailed) return done(cell, ToStatus(*cell->error));
+  if (cell->host() != nullptr) return done(cell, absl::OkStatus());
   const DownloadKey key(cell->buffer.get(), cell->offset, cell->bytes);
   const auto under_way = downloads_.find(key);
   if (under_way != downloads_.end()) {
     under_way->second.push_back({cell, std::move(done)});
-    return 0;
+    return;
   }
   absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->bytes);
-  if (!mirror.ok()) {
-    done(cell, mirror.status());
-    return 0;
+  if (patience.Waits(mirror.status(), clock_->now)) {
+    return AwaitMemory([this, cell, tenant, patience, done = std::move(done)] {
+      MakeReadable(cell, tenant, patience, done);
+    });
   }
+  if (!mirror.ok()) return done(cell, mirror.status());
   downloads_[key].push_back({cell, std::move(done)});
   char* const to = (*mirror)->host();
   launcher_->Download(cell->device, to, cell->address(), cell->bytes,
@@ -389,7 +427,6 @@ Waiters<CellRef>::Id Storage::WhenReadable(const CellRef& cell, std::shared_ptr<
                         downloads_.erase(key);
                         TellReaders(std::move(readers), status);
                       });
-  return 0;
 }
 
 void Storage::TellReaders(std::shared_ptr<std::deque<Reader>> readers, const absl::Status& status) {

@@ -26,6 +26,7 @@
 #include "core/node/info.h"
 #include "core/node/launcher.h"
 #include "core/node/options.h"
+#include "core/node/patience.h"
 #include "core/node/requests.h"
 #include "core/node/session.h"
 #include "core/node/timers.h"
@@ -56,8 +57,11 @@ class Storage {
   std::shared_ptr<const Tenant> FindTenant(absl::string_view name) const;
 
   // --- Staging arenas -------------------------------------------------------------------------
-  // INVALID_ARGUMENT: no bytes. RESOURCE_EXHAUSTED: kQuota, the session's; kOutOfMemory.
-  absl::StatusOr<StagingArena> CreateStaging(Session* session, int64_t bytes);
+  // INVALID_ARGUMENT: no bytes. RESOURCE_EXHAUSTED: kQuota, the session's; kOutOfMemory. Where its
+  // memory is on its way `done` is called when that is there.
+  void CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes, OnStaging done) {
+    CreateStaging(session, bytes, Patience(), std::move(done));
+  }
   absl::StatusOr<std::shared_ptr<Arena>> FindStaging(const Session& session, ArenaId arena) const;
   absl::Status ReleaseStaging(Session* session, ArenaId arena);
   absl::Status WriteStaging(const Session& session, ArenaId arena, int64_t offset,
@@ -68,7 +72,11 @@ class Storage {
 
   // --- Results and inputs ---------------------------------------------------------------------
   absl::StatusOr<int> ResultArenaFd(const Session& session, ArenaId arena) const;
+  // RESOURCE_EXHAUSTED kOutOfMemory, as wherever results' memory is taken here: it may be for now.
   absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);
+  // Runs `then`, in a later turn, when what is on its way back to the kernel by now is there: who
+  // was refused memory for now asks again.
+  void AwaitMemory(std::function<void()> then);
   // Where the launch brings the bytes along: a buffer for them, which is not the host's.
   // INVALID_ARGUMENT: there are more or fewer than `type` has.
   absl::StatusOr<BufferRef> BindInline(const Session& session, const InlineData& data,
@@ -105,7 +113,7 @@ class Storage {
   // Calls `done` when the host can read the cell, or with the reason why it never can. `done` must
   // not hold the cell. Returns what waits in the cell's `on_settled`; 0: nothing.
   using OnReadable = std::function<void(const CellRef& cell, const absl::Status& status)>;
-  Waiters<CellRef>::Id WhenReadable(const CellRef& cell, std::shared_ptr<Tenant> tenant,
+  Waiters<CellRef>::Id WhenReadable(const CellRef& cell, const std::shared_ptr<Tenant>& tenant,
                                     OnReadable done);
   // RESOURCE_EXHAUSTED kQuota: too many tensors are being read already. Returns the deadline's
   // timer, which waits as long as `done` does.
@@ -126,6 +134,13 @@ class Storage {
 
  private:
   void LookAtHeldLater(absl::Time now);
+  void AwaitDisposals(int64_t count, std::function<void()> then);
+  void CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes, Patience patience,
+                     OnStaging done);
+  absl::StatusOr<StagingArena> MakeStaging(Session* session, int64_t bytes);
+  // Of one that is settled.
+  void MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& tenant, Patience patience,
+                    OnReadable done);
   // Keeps `keep`, which holds the source, until it is copied.
   template <typename Keep>
   TransferId Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
@@ -146,6 +161,7 @@ class Storage {
   const bool host_;
   Launcher* const launcher_;
   Background* const background_;
+  const Clock* const clock_;
   TimerQueue* const timers_;
   PathCounters* const paths_;
   const BudgetRef budget_;

@@ -1,8 +1,11 @@
 #include "core/node/storage.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -10,9 +13,12 @@
 
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
+#include "core/base/shared_file.h"
 #include "core/base/thread_pool.h"
+#include "core/base/unique_fd.h"
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
+#include "core/runtime/held_files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -42,13 +48,21 @@ class StorageTest : public ::testing::Test {
     open.tenant = "uid:1";
     Budget::Limits own;
     own.downloads = 2;
-    session_ = std::make_unique<Session>(SessionId(1), open, storage_->TenantNamed("uid:1"),
+    session_ = std::make_shared<Session>(SessionId(1), open, storage_->TenantNamed("uid:1"),
                                          CommandLog::Shared{&timers_, &errors_, absl::Seconds(1)},
                                          Names::Limits{8, 8}, own, &news_);
   }
   ~StorageTest() override {
     background_->Stop();
     session_.reset();
+  }
+
+  // Of memory that is there.
+  absl::StatusOr<StagingArena> CreateStaging(int64_t bytes) {
+    absl::StatusOr<StagingArena> staging = absl::UnknownError("it is awaited");
+    storage_->CreateStaging(session_, bytes,
+                            [&](absl::StatusOr<StagingArena> made) { staging = std::move(made); });
+    return staging;
   }
 
   static Binding Inline(const std::string& bytes) {
@@ -85,28 +99,27 @@ class StorageTest : public ::testing::Test {
   std::unique_ptr<Devices> devices_;
   std::unique_ptr<Background> background_;
   std::unique_ptr<Storage> storage_;
-  std::unique_ptr<Session> session_;
+  std::shared_ptr<Session> session_;
   std::unique_ptr<Launcher> launcher_;
 };
 
 TEST_F(StorageTest, ASessionHasSoMuchStaging) {
-  const absl::StatusOr<StagingArena> first = storage_->CreateStaging(session_.get(), 1 << 20);
+  const absl::StatusOr<StagingArena> first = CreateStaging(1 << 20);
   ASSERT_TRUE(first.ok()) << first.status();
-  const absl::Status large = storage_->CreateStaging(session_.get(), 18 << 20).status();
+  const absl::Status large = CreateStaging(18 << 20).status();
   EXPECT_EQ(ErrorOf(large).reason, Reason::kQuota);
   EXPECT_THAT(ErrorOf(large).message, HasSubstr("it has 1 of 1048576 and asks for 18874368 more"));
-  ASSERT_TRUE(storage_->CreateStaging(session_.get(), 1).ok());
-  EXPECT_EQ(ErrorOf(storage_->CreateStaging(session_.get(), 1).status()).reason, Reason::kQuota);
+  ASSERT_TRUE(CreateStaging(1).ok());
+  EXPECT_EQ(ErrorOf(CreateStaging(1).status()).reason, Reason::kQuota);
   const int64_t used = storage_->budget().used();
   ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), first->arena).ok());
   EXPECT_EQ(storage_->budget().used(), used - (1 << 20));
   EXPECT_FALSE(storage_->ReleaseStaging(session_.get(), first->arena).ok());
-  EXPECT_EQ(ErrorOf(storage_->CreateStaging(session_.get(), 0).status()).reason,
-            Reason::kMalformed);
+  EXPECT_EQ(ErrorOf(CreateStaging(0).status()).reason, Reason::kMalformed);
 }
 
 TEST_F(StorageTest, WritesStayInsideTheirArena) {
-  const absl::StatusOr<StagingArena> staging = storage_->CreateStaging(session_.get(), 4096);
+  const absl::StatusOr<StagingArena> staging = CreateStaging(4096);
   ASSERT_TRUE(staging.ok()) << staging.status();
   const auto write = [&](int64_t offset, const std::string& bytes) {
     return storage_->WriteStaging(*session_, staging->arena, offset, bytes);
@@ -124,7 +137,7 @@ TEST_F(StorageTest, WritesStayInsideTheirArena) {
 }
 
 TEST_F(StorageTest, WhatMayChangeIsReadInPlaceAndWhatMayNotIsCopied) {
-  const absl::StatusOr<StagingArena> staging = storage_->CreateStaging(session_.get(), 4096);
+  const absl::StatusOr<StagingArena> staging = CreateStaging(4096);
   ASSERT_TRUE(staging.ok()) << staging.status();
   ASSERT_TRUE(storage_->WriteStaging(*session_, staging->arena, 8, "abcdefgh").ok());
   const TensorType two(DType::kF32, {2});
@@ -148,8 +161,7 @@ TEST_F(StorageTest, WhatMayChangeIsReadInPlaceAndWhatMayNotIsCopied) {
 TEST_F(StorageTest, MuchThatIsStridedIsCopiedBesideTheNodeThread) {
   // Every element twice, more than one part of it.
   constexpr int64_t kElements = 9 << 20;
-  const absl::StatusOr<StagingArena> staging =
-      storage_->CreateStaging(session_.get(), 2 * kElements);
+  const absl::StatusOr<StagingArena> staging = CreateStaging(2 * kElements);
   ASSERT_TRUE(staging.ok()) << staging.status();
   for (int64_t i = 0; i < kElements; i += 1 << 20) {
     std::string bytes(2 << 20, static_cast<char>(1 + (i >> 20)));
@@ -200,7 +212,7 @@ TEST_F(StorageTest, ATenantsArenasAreItsOwn) {
 
 // Its sessions may come and go: what they have left in clients' hands is the tenant's.
 TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
-  const absl::StatusOr<StagingArena> staging = storage_->CreateStaging(session_.get(), 1 << 20);
+  const absl::StatusOr<StagingArena> staging = CreateStaging(1 << 20);
   ASSERT_TRUE(staging.ok()) << staging.status();
   const int client_fd = dup(staging->fd);
   ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), staging->arena).ok());
@@ -217,6 +229,74 @@ TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
   timers_.Fire(timers_.Next());
   EXPECT_EQ(tenant->budget->used(), 0);
   EXPECT_EQ(timers_.Next(), absl::InfiniteFuture()) << "nothing is left to look at";
+}
+
+// What is given back after this is not unmapped until it is opened.
+class Gate {
+ public:
+  explicit Gate(HeldFiles* held) {
+    const UniqueFd memory(memfd_create("chorus-test", MFD_CLOEXEC));
+    UniqueFd client = OpenAgain(memory.get(), O_RDWR);
+    auto opened = std::make_shared<std::future<void>>(opened_.get_future());
+    std::shared_ptr<const UniqueFd> file(new UniqueFd(OpenAgain(memory.get(), O_RDWR)),
+                                         [opened](const UniqueFd* fd) {
+                                           opened->wait();
+                                           delete fd;
+                                         });
+    Charge none[2];
+    held->Add(file, &none[0], &none[1]);
+    file.reset();
+    client.Reset();
+    held->Look(1);
+    EXPECT_EQ(held->size(), 0u) << "it goes";
+  }
+  void Open() { opened_.set_value(); }
+
+ private:
+  std::promise<void> opened_;
+};
+
+TEST_F(StorageTest, StagingWaitsForMemoryThatIsOnItsWay) {
+  Tenant* const tenant = session_->tenant.get();
+  Gate gate(storage_->held());
+  ASSERT_TRUE(storage_->Allocate(tenant, DeviceIndex(0), 48 << 20).ok());  // and gives it back
+  std::vector<absl::Status> made;
+  storage_->CreateStaging(session_, 16 << 20, [&](const absl::StatusOr<StagingArena>& staging) {
+    made.push_back(staging.status());
+  });
+  EXPECT_EQ(session_->budget->held(Resource::kWaits), 1);
+  // Nobody waits for ever, but as long as nothing comes.
+  const absl::Time start = clock_.now;
+  for (clock_.now = timers_.Next(); clock_.now < start + Patience::kLongest / 2;
+       clock_.now = timers_.Next()) {
+    timers_.Fire(clock_.now);
+  }
+  EXPECT_TRUE(made.empty());
+  gate.Open();
+  while (made.empty()) {
+    clock_.now = timers_.Next();
+    timers_.Fire(clock_.now);
+  }
+  EXPECT_TRUE(made[0].ok()) << made[0];
+  EXPECT_EQ(session_->budget->held(Resource::kWaits), 0);
+  EXPECT_EQ(tenant->budget->used(), 16 << 20);
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+TEST_F(StorageTest, ASessionThatEndsMeanwhileGetsNoStaging) {
+  Gate gate(storage_->held());
+  ASSERT_TRUE(storage_->Allocate(session_->tenant.get(), DeviceIndex(0), 48 << 20).ok());
+  absl::Status made;
+  storage_->CreateStaging(session_, 16 << 20, [&](const absl::StatusOr<StagingArena>& staging) {
+    made = staging.status();
+  });
+  session_->state = SessionState::kDead;
+  gate.Open();
+  while (made.ok()) {
+    clock_.now = timers_.Next();
+    timers_.Fire(clock_.now);
+  }
+  EXPECT_EQ(ErrorOf(made).reason, Reason::kSessionLost);
 }
 
 TEST_F(StorageTest, ATensorIsReadWhenItIsThere) {

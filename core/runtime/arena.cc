@@ -62,9 +62,13 @@ Arena::~Arena() {
   IdsOfArenas().Free(id_);
   if (client_fd_.valid() && helpers_.held != nullptr) {
     client_fd_.Reset();
-    helpers_.held->Add(memory_->file(), std::move(charged_bytes_), std::move(charged_descriptor_));
+    helpers_.held->Add(memory_->file(), &charged_bytes_, &charged_descriptor_);
   }
-  if (helpers_.thread != nullptr) helpers_.thread->Dispose(std::move(memory_));
+  if (helpers_.thread == nullptr) return;
+  helpers_.thread->Dispose(std::move(memory_));
+  // Unless they are charged as long as clients hold the pages.
+  helpers_.thread->Leave(std::move(charged_bytes_));
+  helpers_.thread->Leave(std::move(charged_descriptor_));
 }
 
 absl::StatusOr<int> Arena::ClientFd() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/work.h"
@@ -16,12 +17,28 @@ constexpr const char* kNames[] = {
     "worlds",        "descriptors",  "waits",           "downloads",      "graphs"};
 static_assert(std::size(kNames) == kResources);
 
+// Of a status that says IsForNow.
+constexpr char kForNow[] = "chorus.for_now";
+
+// What is as large as that as soon as it is made.
+bool IsOfArenas(Resource resource) {
+  return resource == Resource::kStagingBytes || resource == Resource::kResultBytes ||
+         resource == Resource::kDescriptors;
+}
+
 }  // namespace
 
 // --- Charge -------------------------------------------------------------------------------------
 
 Charge::~Charge() {
-  if (budget_ != nullptr) budget_->Remove(domain_, resource_, amount_);
+  if (budget_ == nullptr) return;
+  leaves_ ? budget_->Gone(domain_, resource_, amount_)
+          : budget_->Remove(domain_, resource_, amount_);
+}
+
+void Charge::Leave() {
+  if (budget_ != nullptr) budget_->Leave(domain_, resource_, amount_);
+  leaves_ = true;
 }
 
 bool Charge::LiesWithin(const Budget& budget) const {
@@ -37,6 +54,8 @@ absl::Status Charge::Resize(int64_t amount) {
   amount_ = amount;
   return absl::OkStatus();
 }
+
+bool IsForNow(const absl::Status& refused) { return refused.GetPayload(kForNow).has_value(); }
 
 // --- Budget -------------------------------------------------------------------------------------
 
@@ -88,22 +107,35 @@ int64_t Budget::Free(Domain domain, Resource resource) const {
   }
 }
 
+int64_t Budget::Awaited(Domain domain, Resource resource) const {
+  if (!IsOfArenas(resource)) return 0;
+  return IsBytes(resource) ? leaving_bytes_[static_cast<size_t>(domain)] : leaving_descriptors_;
+}
+
 absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
   for (const Budget* at = this; at != nullptr; at = at->parent_.get()) {
-    const auto fits = [&] { return amount <= at->Free(domain, resource); };
+    const auto fits = [&] {
+      return amount <= at->Free(domain, resource) - at->Awaited(domain, resource);
+    };
     if (fits()) continue;
+    const auto will_fit = [&] { return amount <= at->Free(domain, resource); };
+    // One command may have hundreds of charges that fail; and much work behind it, when it comes to
+    // one that must not.
+    const auto has_time = [] { return SliceWork() <= kReclaimWork; };
+    bool is_for_now = false;
     // What is kept has bytes and descriptors.
     if (IsBytes(resource) || resource == Resource::kDescriptors) {
-      // One command may have hundreds of charges that fail; and much work behind it, when it comes
-      // to one that must not.
-      const auto has_time = [] { return SliceWork() <= kReclaimWork; };
       for (const auto& reclaim : node()->reclaims_) {
-        while (reclaim.second(*at) && !fits() && has_time()) {
+        while (reclaim.second(*at) && !will_fit() && has_time()) {
         }
-        if (fits()) break;
+        if (will_fit()) break;
       }
+      is_for_now = will_fit() || !has_time();
     }
-    if (!fits()) return at->Refuse(domain, resource, amount);
+    if (fits()) continue;
+    absl::Status refused = at->Refuse(domain, resource, amount);
+    if (is_for_now) refused.SetPayload(kForNow, absl::Cord());
+    return refused;
   }
   for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
     if (IsBytes(resource)) at->bytes_[static_cast<size_t>(domain)] += amount;
@@ -119,16 +151,35 @@ void Budget::Remove(Domain domain, Resource resource, int64_t amount) {
   }
 }
 
+void Budget::Leave(Domain domain, Resource resource, int64_t amount) {
+  Remove(domain, resource, amount);
+  for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
+    if (IsBytes(resource)) at->leaving_bytes_[static_cast<size_t>(domain)] += amount;
+    if (resource == Resource::kDescriptors) at->leaving_descriptors_ += amount;
+  }
+}
+
+void Budget::Gone(Domain domain, Resource resource, int64_t amount) {
+  for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
+    if (IsBytes(resource)) at->leaving_bytes_[static_cast<size_t>(domain)] -= amount;
+    if (resource == Resource::kDescriptors) at->leaving_descriptors_ -= amount;
+  }
+}
+
 absl::Status Budget::Refuse(Domain domain, Resource resource, int64_t amount) const {
   const int64_t free = Free(domain, resource);
+  const int64_t awaited = Awaited(domain, resource);
   if (IsBytes(resource)) {
-    return MakeError(
-        Reason::kOutOfMemory,
+    std::string text =
         parent_ == nullptr
             ? absl::StrCat("out of memory: ", amount, " bytes are needed, ", free,
                            " of the daemon's ", limit(domain), " are free")
             : absl::StrCat("out of memory: ", amount, " bytes are needed, ", free, " of the ",
-                           limit(domain), " that ", holder_, " may hold are free"));
+                           limit(domain), " that ", holder_, " may hold are free");
+    if (awaited > 0) {
+      absl::StrAppend(&text, ", of which ", awaited, " are still on their way back to the kernel");
+    }
+    return MakeError(Reason::kOutOfMemory, text);
   }
   const int64_t held = held_[static_cast<size_t>(resource)];
   return MakeError(Reason::kQuota,

@@ -5,6 +5,11 @@
 // What is charged to one is charged to those that it lies within, or to none. A tenant has a share
 // of everything that is smaller than the whole, so that another always gets in.
 //
+// What has been given up may take a while to be gone: pages are unmapped beside the node thread.
+// Until then its charge leaves (Charge::Leave): it is held no more, but what would take its place
+// at once, other arenas, does not fit. That is refused for now (IsForNow), and who can waits.
+// Everything else is made more slowly than pages are unmapped.
+//
 // Threads: the node thread. Ownership: counted; a charge keeps its budget, a budget its parent.
 // Errors: RESOURCE_EXHAUSTED where a charge does not fit; nothing is charged then.
 #ifndef CHORUS_CORE_RUNTIME_BUDGET_H_
@@ -72,6 +77,7 @@ class Charge {
       : budget_(std::move(other.budget_)),
         domain_(other.domain_),
         resource_(other.resource_),
+        leaves_(other.leaves_),
         amount_(std::exchange(other.amount_, 0)) {}
   Charge& operator=(Charge&& other) noexcept {
     Charge(std::move(other)).Swap(this);
@@ -84,6 +90,8 @@ class Charge {
   // Charges more of the same, as Budget::Charge does, or gives some back. Not of a default-made
   // one.
   absl::Status Resize(int64_t amount);
+  // What it is for is given up, and gone when this object is. Not of one that leaves already.
+  void Leave();
   // So much of it, which it has, as a charge of its own.
   Charge Split(int64_t amount) {
     amount_ -= amount;
@@ -98,14 +106,20 @@ class Charge {
     std::swap(budget_, other->budget_);
     std::swap(domain_, other->domain_);
     std::swap(resource_, other->resource_);
+    std::swap(leaves_, other->leaves_);
     std::swap(amount_, other->amount_);
   }
 
   BudgetRef budget_;
   Domain domain_ = Domain::kHost;
   Resource resource_ = Resource::kStagingBytes;
+  bool leaves_ = false;
   int64_t amount_ = 0;
 };
+
+// Whether a charge was refused that will fit when what leaves has gone, or when a slice has the
+// time to give back more of what is kept.
+bool IsForNow(const absl::Status& refused);
 
 class Budget : public std::enable_shared_from_this<Budget> {
  public:
@@ -140,6 +154,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
   }
   int64_t used(Domain domain = Domain::kHost) const { return bytes_[static_cast<size_t>(domain)]; }
   int64_t held(Resource resource) const { return held_[static_cast<size_t>(resource)]; }
+  int64_t leaving() const { return leaving_bytes_[static_cast<size_t>(Domain::kHost)]; }
   const Limits& limits() const { return limits_; }
 
   // It is `outer`, or lies within it.
@@ -147,8 +162,10 @@ class Budget : public std::enable_shared_from_this<Budget> {
 
   // `reclaim` gives back some of what its owner keeps for reuse and has charged to budgets within
   // `full`: what others keep is theirs. Whether it did: then it is called again if that was not
-  // enough, unless the slice has done kReclaimWork. It is called until Forget() of its
-  // `owner`, for any budget of the same tree; it charges nothing.
+  // enough, unless the slice has done kReclaimWork. Owners are asked in the order of these calls
+  // until what is given back and what leaves are enough, the first in any case: it may know that
+  // what leaves has gone. It is called until Forget() of its `owner`, for any budget of the same
+  // tree; it charges nothing.
   using GiveBack = std::function<bool(const Budget& full)>;
   void Reclaim(const void* owner, GiveBack reclaim);
   void Forget(const void* owner);
@@ -158,8 +175,13 @@ class Budget : public std::enable_shared_from_this<Budget> {
   Budget(BudgetRef parent, std::string holder, const Limits& limits);
   absl::Status Add(Domain domain, Resource resource, int64_t amount);
   void Remove(Domain domain, Resource resource, int64_t amount);
-  // How much of it still fits into this budget alone.
+  // What is held leaves, and what leaves is gone.
+  void Leave(Domain domain, Resource resource, int64_t amount);
+  void Gone(Domain domain, Resource resource, int64_t amount);
+  // How much of it still fits into this budget alone when all that leaves has gone; and how much of
+  // that it has to wait for.
   int64_t Free(Domain domain, Resource resource) const;
+  int64_t Awaited(Domain domain, Resource resource) const;
   absl::Status Refuse(Domain domain, Resource resource, int64_t amount) const;
   Budget* node();
 
@@ -168,6 +190,8 @@ class Budget : public std::enable_shared_from_this<Budget> {
   const Limits limits_;
   std::array<int64_t, kDomains> bytes_{};
   std::array<int64_t, kResources> held_{};
+  std::array<int64_t, kDomains> leaving_bytes_{};
+  int64_t leaving_descriptors_ = 0;
   // The node's budget alone has them.
   std::vector<std::pair<const void*, GiveBack>> reclaims_;
 };

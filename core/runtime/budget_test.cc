@@ -195,6 +195,108 @@ TEST(BudgetTest, OwnersGiveBackInPortionsUntilItIsEnoughOrTheSliceHasDoneEnough)
   EXPECT_FALSE(Bytes(node, 1001).ok());
 }
 
+// Pages that are not unmapped yet.
+TEST(BudgetTest, WhatLeavesIsNotHeldAndKeepsArenasOutForNow) {
+  Budget::Limits share;
+  share.bytes[0] = 800;
+  const BudgetRef node = Budget::OfNode(1000);
+  const BudgetRef tenant = Budget::Within(node, "tenant a", share);
+  const BudgetRef other = Budget::Within(node, "tenant b", share);
+  Charge held = *Bytes(tenant, 100);
+  Charge leaving = *Bytes(tenant, 600);
+  leaving.Leave();
+  for (const BudgetRef& budget : {node, tenant}) {
+    EXPECT_EQ(budget->used(), 100);
+    EXPECT_EQ(budget->held(Resource::kResultBytes), 100);
+    EXPECT_EQ(budget->leaving(), 600);
+  }
+  for (const Resource resource : {Resource::kResultBytes, Resource::kStagingBytes}) {
+    EXPECT_TRUE(Bytes(tenant, 100, resource).ok());
+    const absl::Status refused = Bytes(tenant, 101, resource).status();
+    EXPECT_TRUE(IsForNow(refused));
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kOutOfMemory);
+    EXPECT_THAT(
+        ErrorOf(refused).message,
+        HasSubstr("101 bytes are needed, 700 of the 800 that tenant a may hold are free, of "
+                  "which 600 are still on their way back to the kernel"));
+    // Whose memory leaves is the one that waits: others have what it leaves of the daemon's.
+    EXPECT_TRUE(Bytes(other, 300, resource).ok());
+    EXPECT_TRUE(IsForNow(Bytes(other, 301, resource).status()));
+    EXPECT_FALSE(IsForNow(Bytes(tenant, 701, resource).status())) << "it never fits";
+  }
+  EXPECT_TRUE(Bytes(tenant, 700, Resource::kGraphBytes).ok()) << "not made in a moment";
+  Charge moved = std::move(leaving);
+  EXPECT_EQ(node->leaving(), 600);
+  moved = Charge();
+  EXPECT_EQ(node->leaving(), 0);
+  EXPECT_TRUE(Bytes(tenant, 700).ok());
+}
+
+TEST(BudgetTest, DescriptorsLeaveTheSameWay) {
+  Budget::Limits limits;
+  limits.descriptors = 10;
+  const BudgetRef node = Budget::OfNode(limits);
+  const auto descriptors = [&](int64_t count) {
+    return node->Charge(Domain::kHost, Resource::kDescriptors, count);
+  };
+  Charge leaving = *descriptors(8);
+  leaving.Leave();
+  EXPECT_EQ(node->held(Resource::kDescriptors), 0);
+  EXPECT_TRUE(descriptors(2).ok());
+  const absl::Status refused = descriptors(3).status();
+  EXPECT_EQ(ErrorOf(refused).reason, Reason::kQuota);
+  EXPECT_TRUE(IsForNow(refused));
+  leaving = Charge();
+  EXPECT_TRUE(descriptors(10).ok());
+}
+
+// Nothing more of what is kept is given back than will be enough when what leaves has gone.
+TEST(BudgetTest, WhatLeavesCountsAsGivenBack) {
+  const BudgetRef node = Budget::OfNode(1000);
+  std::vector<Charge> kept;
+  std::vector<Charge> leaving;
+  for (int i = 0; i < 10; ++i) kept.push_back(*Bytes(node, 100));
+  bool gone = false;
+  node->Reclaim(&leaving, [&](const Budget&) {
+    if (gone) leaving.clear();
+    return gone;
+  });
+  node->Reclaim(&kept, [&](const Budget&) {
+    if (kept.empty()) return false;
+    leaving.push_back(std::move(kept.back()));
+    leaving.back().Leave();
+    kept.pop_back();
+    return true;
+  });
+  EXPECT_TRUE(IsForNow(Bytes(node, 250).status()));
+  EXPECT_EQ(kept.size(), 7u);
+  EXPECT_TRUE(IsForNow(Bytes(node, 250).status()));
+  EXPECT_EQ(kept.size(), 7u);
+  gone = true;
+  EXPECT_TRUE(Bytes(node, 250).ok());
+  EXPECT_EQ(kept.size(), 7u);
+}
+
+TEST(BudgetTest, WhatASliceHasNoTimeToGiveBackIsRefusedForNow) {
+  const BudgetRef node = Budget::OfNode(1000);
+  std::vector<Charge> kept;
+  for (int i = 0; i < 100; ++i) kept.push_back(*Bytes(node, 10));
+  node->Reclaim(&kept, [&](const Budget&) {
+    CountWork(kReclaimWork / 10);
+    if (!kept.empty()) kept.pop_back();
+    return !kept.empty();
+  });
+  int slices = 1;
+  for (; slices < 100; ++slices) {
+    const WorkSlice slice;
+    const absl::Status charged = Bytes(node, 900).status();
+    if (charged.ok()) break;
+    ASSERT_TRUE(IsForNow(charged)) << charged;
+  }
+  EXPECT_EQ(slices, 9);
+  EXPECT_EQ(kept.size(), 10u);
+}
+
 TEST(BudgetTest, ASteppedChargeCoversWhatThereIsAndNotMuchMore) {
   const BudgetRef node = Budget::OfNode(1000);
   SteppedCharge charge(node, Resource::kRunBytes, 100);

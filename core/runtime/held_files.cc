@@ -8,10 +8,11 @@
 
 namespace chorus {
 
-void HeldFiles::Add(std::shared_ptr<const UniqueFd> file, Charge bytes, Charge descriptors) {
+void HeldFiles::Add(const std::shared_ptr<const UniqueFd>& file, Charge* bytes,
+                    Charge* descriptors) {
   if (!IsHeldByOthers(file->get())) return;
-  bytes_ += bytes.amount();
-  held_.push_back({std::move(file), std::move(bytes), std::move(descriptors)});
+  bytes_ += bytes->amount();
+  held_.push_back({file, std::move(*bytes), std::move(*descriptors)});
   if (added_ != nullptr) added_();
 }
 
@@ -46,7 +47,11 @@ bool HeldFiles::IsHeld(Held* held) {
   CountWork(kWorkPerLook);
   if (IsHeldByOthers(held->file->get())) return true;
   bytes_ -= held->bytes.amount();
-  if (thread_ != nullptr) thread_->Dispose(std::move(held->file));
+  if (thread_ != nullptr) {
+    thread_->Dispose(std::move(held->file));
+    thread_->Leave(std::move(held->bytes));
+    thread_->Leave(std::move(held->descriptors));
+  }
   return false;
 }
 

@@ -30,8 +30,8 @@ class HeldFiles {
   HeldFiles& operator=(const HeldFiles&) = delete;
 
   // `file` is the only descriptor here of an opener (core/base/shared_file.h). If others hold it,
-  // it stays charged until they let go; else nothing is kept.
-  void Add(std::shared_ptr<const UniqueFd> file, Charge bytes, Charge descriptors);
+  // it stays charged until they let go: then the charges are taken; else nothing is.
+  void Add(const std::shared_ptr<const UniqueFd>& file, Charge* bytes, Charge* descriptors);
   // Looks whether at most so many of them are held, in turns, and lets go of those that are not.
   void Look(size_t count);
   // The same for some of those that are charged to budgets within this one. Whether it let go of

@@ -219,9 +219,14 @@ void ArenaSet::Drop(Block* block) {
   arena_bytes_ -= block->arena->bytes();
   if (block->grows) growing_bytes_ -= block->arena->bytes();
   rows_ -= static_cast<int64_t>(block->buffers->size());
-  while (rows_ / kFreeRows < static_cast<int64_t>(charged_rows_.size())) charged_rows_.pop_back();
   // It may have half a million.
   if (options_.helpers.thread != nullptr) options_.helpers.thread->Dispose(block->buffers);
+  while (rows_ / kFreeRows < static_cast<int64_t>(charged_rows_.size())) {
+    if (options_.helpers.thread != nullptr) {
+      options_.helpers.thread->Leave(std::move(charged_rows_.back()));
+    }
+    charged_rows_.pop_back();
+  }
   empty_.erase(block->at);
 }
 

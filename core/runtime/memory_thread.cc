@@ -1,6 +1,7 @@
 #include "core/runtime/memory_thread.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <thread>
@@ -55,7 +56,10 @@ struct MemoryThread::State {
         }
         busy = true;
       }
-      disposed.reset();
+      if (!touches) {
+        disposed.reset();
+        disposals_done.fetch_add(1, std::memory_order_release);
+      }
       const bool more = touches && TouchPart(&touching);
       MutexLock lock(&mutex);
       if (more) touched.push_front(std::move(touching));
@@ -70,6 +74,7 @@ struct MemoryThread::State {
   std::deque<Touching> touched ABSL_GUARDED_BY(mutex);
   bool busy ABSL_GUARDED_BY(mutex) = false;
   bool stop ABSL_GUARDED_BY(mutex) = false;
+  std::atomic<int64_t> disposals_done{0};
   std::thread thread;
 };
 
@@ -93,9 +98,27 @@ void MemoryThread::Touch(const std::shared_ptr<const ArenaMemory>& memory) {
 }
 
 void MemoryThread::Dispose(std::shared_ptr<const void> memory) {
+  ++disposals_;
   MutexLock lock(&state_->mutex);
   state_->disposals.push_back(std::move(memory));
   state_->changed.SignalAll();
+}
+
+void MemoryThread::Leave(Charge charge) {
+  Settle();
+  if (charge.amount() == 0) return;
+  charge.Leave();
+  leaving_.emplace_back(disposals_, std::move(charge));
+}
+
+bool MemoryThread::Settle() {
+  const size_t before = leaving_.size();
+  while (!leaving_.empty() && leaving_.front().first <= disposals_done()) leaving_.pop_front();
+  return leaving_.size() < before;
+}
+
+int64_t MemoryThread::disposals_done() const {
+  return state_->disposals_done.load(std::memory_order_acquire);
 }
 
 void MemoryThread::Drain() {

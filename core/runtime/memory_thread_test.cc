@@ -97,6 +97,30 @@ TEST(MemoryThreadTest, UnmapsWhatIsGivenBack) {
   EXPECT_EQ(MappedArenas(), arenas);
 }
 
+TEST(MemoryThreadTest, WhatIsGivenBackLeavesUntilItIsUnmapped) {
+  const BudgetRef budget = Budget::OfNode(64 * kMiB);
+  MemoryThread thread;
+  budget->Reclaim(&thread, [&](const Budget&) { return thread.Settle(); });
+  ArenaSetOptions options;
+  options.helpers.thread = &thread;
+  const ArenaSet::Ptr set = ArenaSet::Create(budget, options);
+  BufferRef buffer = *set->Allocate(48 * kMiB);
+  Gate gate(&thread);
+  buffer.reset();
+  // It cannot be used again for this one.
+  const absl::Status refused = set->Allocate(49 * kMiB).status();
+  EXPECT_TRUE(IsForNow(refused)) << refused;
+  EXPECT_EQ(budget->used(), 0);
+  EXPECT_EQ(budget->leaving(), 48 * kMiB);
+  EXPECT_TRUE(set->Allocate(8 * kMiB).ok()) << "there is room beside it";
+  gate.Open();
+  thread.Drain();
+  EXPECT_EQ(thread.disposals_done(), thread.disposals());
+  EXPECT_TRUE(set->Allocate(49 * kMiB).ok());
+  EXPECT_EQ(budget->leaving(), 0);
+  budget->Forget(&thread);
+}
+
 TEST(MemoryThreadTest, WhatIsGivenBackGoesBeforeNewMemoryIsTouched) {
   const BudgetRef budget = Budget::OfNode(64 * kMiB);
   MemoryThread thread;

@@ -362,26 +362,26 @@ absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
     tokens_[reply.secret] = connection;
   }
   // The doorbell's descriptor is the node's, so its thread sends it.
-  AskNode(connection,
-          [c = connection.get(), id = request.id, reply = std::move(reply)](node::LocalNode& node) {
-            c->MayHave(DescriptorsOf(AttachRequest::Kind::kProof));  // the first
-            Answer(c->socket.get(), id, reply, {node.doorbell_fd()});
-          });
+  AskNode(connection, [id = request.id, reply = std::move(reply)](node::LocalNode& node,
+                                                                  const ConnectionRef& c) {
+    c->MayHave(DescriptorsOf(AttachRequest::Kind::kProof));  // the first
+    Answer(c->socket.get(), id, reply, {node.doorbell_fd()});
+  });
   return absl::OkStatus();
 }
 
-void AttachServer::AskNode(const ConnectionRef& connection,
-                           std::function<void(node::LocalNode& node)> answer) {
+void AttachServer::AskNode(
+    const ConnectionRef& connection,
+    std::function<void(node::LocalNode& node, const ConnectionRef& asked)> answer) {
   connection->Asked();
-  loop_->Post([connection, answer = std::move(answer)](node::LocalNode& node, absl::Time) {
-    answer(node);
-    connection->Answered();
-  });
+  ConnectionRef asked(connection.get(), [connection](Connection* c) { c->Answered(); });
+  loop_->Post([asked = std::move(asked), answer = std::move(answer)](
+                  node::LocalNode& node, absl::Time) { answer(node, asked); });
 }
 
 void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest& request,
                             SessionId session) {
-  AskNode(connection, [c = connection.get(), request, session](node::LocalNode& node) {
+  AskNode(connection, [request, session](node::LocalNode& node, const ConnectionRef& c) {
     const int socket = c->socket.get();
     if (!c->MayHave(DescriptorsOf(request.kind))) {
       return AnswerError(
@@ -399,14 +399,17 @@ void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest
         return;
       }
       case AttachRequest::Kind::kCreateStaging: {
-        const auto staging = node.CreateStaging(session, request.bytes);
-        if (!staging.ok()) return AnswerError(socket, request.id, staging.status());
-        AttachReply reply;
-        reply.arena = staging->arena;
-        reply.bytes = staging->bytes;
-        if (!Answer(socket, request.id, std::move(reply), {staging->fd})) {
-          node.ReleaseStaging(session, staging->arena).IgnoreError();
-        }
+        const auto answer = [&node, c, session,
+                             id = request.id](const absl::StatusOr<node::StagingArena>& staging) {
+          if (!staging.ok()) return AnswerError(c->socket.get(), id, staging.status());
+          AttachReply reply;
+          reply.arena = staging->arena;
+          reply.bytes = staging->bytes;
+          if (!Answer(c->socket.get(), id, std::move(reply), {staging->fd})) {
+            node.ReleaseStaging(session, staging->arena).IgnoreError();
+          }
+        };
+        node.CreateStaging(session, request.bytes, answer);
         return;
       }
       case AttachRequest::Kind::kConfirmStaging:

@@ -120,8 +120,10 @@ class AttachServer {
   absl::Status HandleHello(const ConnectionRef& connection, const AttachRequest& request);
   absl::Status HandleProof(const ConnectionRef& connection, const AttachRequest& request,
                            const Packet& packet);
-  // Runs `answer` on the node thread. It answers one request.
-  void AskNode(const ConnectionRef& connection, std::function<void(node::LocalNode& node)> answer);
+  // Runs `answer` on the node thread. It answers one request, or lets it be answered: this counts
+  // as one that waits for its answer until nobody has `asked` any more.
+  void AskNode(const ConnectionRef& connection,
+               std::function<void(node::LocalNode& node, const ConnectionRef& asked)> answer);
   void CarryOut(const ConnectionRef& connection, const AttachRequest& request, SessionId session);
   void Close(const ConnectionRef& connection);
   // A line of the log: what the connection's process did.

@@ -67,13 +67,14 @@ void OnCreateStaging(const CallRef<v1::CreateStagingResponse>& call,
                      const v1::CreateStagingRequest& request) {
   call->ForSession(request.session(), [call, bytes = request.size_bytes()](
                                           node::LocalNode& node, absl::Time, SessionId session) {
-    const auto staging = node.CreateStaging(session, bytes);
-    if (!staging.ok()) return call->Reply(staging.status());
-    call->Reply(absl::OkStatus(),
-                [arena = staging->arena, size = staging->bytes](v1::CreateStagingResponse* to) {
-                  to->set_arena(arena.value());
-                  to->set_size_bytes(size);
-                });
+    node.CreateStaging(session, bytes, [call](const absl::StatusOr<node::StagingArena>& staging) {
+      if (!staging.ok()) return call->Reply(staging.status());
+      call->Reply(absl::OkStatus(),
+                  [arena = staging->arena, size = staging->bytes](v1::CreateStagingResponse* to) {
+                    to->set_arena(arena.value());
+                    to->set_size_bytes(size);
+                  });
+    });
   });
 }
 

@@ -182,23 +182,29 @@ class DirectLink : public Link {
 
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
     // Mapped on the node thread: the node closes its descriptor when the arena goes.
-    using Made = std::pair<Staging, int64_t>;
-    const absl::StatusOr<Made> made = Ask<absl::StatusOr<Made>>(
-        "create staging", [session = session_, bytes](node::LocalNode& node, absl::Time) {
-          const auto arena = node.CreateStaging(session, bytes);
-          if (!arena.ok()) return absl::StatusOr<Made>(Detached(arena.status()));
-          void* const data = mmap(nullptr, static_cast<size_t>(arena->bytes),
-                                  PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd, 0);
-          if (data == MAP_FAILED) {
-            return absl::StatusOr<Made>(MakeError(Reason::kOutOfMemory, "mmap of an arena"));
-          }
-          const absl::Status confirmed = node.ConfirmStaging(session, arena->arena);
-          if (!confirmed.ok()) return absl::StatusOr<Made>(Detached(confirmed));
-          Staging staging;
-          staging.arena = arena->arena;
-          staging.data = static_cast<char*>(data);
-          return absl::StatusOr<Made>(Made(staging, arena->bytes));
-        });
+    using Made = absl::StatusOr<std::pair<Staging, int64_t>>;
+    const Answer<Made> answer;
+    loop_->Post([session = session_, bytes, answer](node::LocalNode& node, absl::Time) {
+      node.CreateStaging(
+          session, bytes,
+          [&node, session, answer](const absl::StatusOr<node::StagingArena>& arena) {
+            if (!arena.ok()) return answer.Set(Detached(arena.status()));
+            void* const data = mmap(nullptr, static_cast<size_t>(arena->bytes),
+                                    PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd, 0);
+            if (data == MAP_FAILED) {
+              return answer.Set(MakeError(Reason::kOutOfMemory, "mmap of an arena"));
+            }
+            const absl::Status confirmed = node.ConfirmStaging(session, arena->arena);
+            if (!confirmed.ok()) return answer.Set(Detached(confirmed));
+            Staging staging;
+            staging.arena = arena->arena;
+            staging.data = static_cast<char*>(data);
+            answer.Set(std::make_pair(staging, arena->bytes));
+          });
+    });
+    const absl::optional<Made> got = answer.Get(kAnswer);
+    if (!got.has_value()) return Late("create staging");
+    const Made& made = *got;
     CHORUS_RETURN_IF_ERROR(made.status());
     MutexLock lock(&mappings_mutex_);
     mappings_[made->first.arena.value()] = {made->first.data, static_cast<size_t>(made->second)};

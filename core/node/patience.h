@@ -1,0 +1,35 @@
+// How long one who was refused memory for now (IsForNow, core/runtime/budget.h) waits for it.
+//
+// Threads: one. Ownership: none. Errors: none.
+#ifndef CHORUS_CORE_NODE_PATIENCE_H_
+#define CHORUS_CORE_NODE_PATIENCE_H_
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "core/runtime/budget.h"
+
+namespace chorus::node {
+
+class Patience {
+ public:
+  // The kernel takes some 3 GiB of pages back in a second.
+  static constexpr absl::Duration kLongest = absl::Seconds(10);
+
+  // What came of asking at `now`. True: wait, and ask again. False: that was the answer, and the
+  // next question is another one.
+  bool Waits(const absl::Status& answer, absl::Time now) {
+    since_ = std::min(since_, now);
+    const bool waits = IsForNow(answer) && now - since_ < kLongest;
+    if (!waits) since_ = absl::InfiniteFuture();
+    return waits;
+  }
+
+ private:
+  absl::Time since_ = absl::InfiniteFuture();  // the question was asked first
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_PATIENCE_H_
