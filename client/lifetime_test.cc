@@ -60,7 +60,7 @@ class LifetimeTest : public ::testing::TestWithParam<Way> {
     options.listen = {*server::ParseListenAddress("unix:" + directory_ + "/d.sock")};
     options.node.max_graphs = kMaxGraphs;
     options.node.max_worlds = kMaxWorlds;
-    options.node.max_groups_per_world = kMaxGroups;
+    options.node.sequencer.max_groups = kMaxGroups;
     options.node.log_failure = [this](absl::string_view, absl::string_view) { ++failures_; };
     absl::StatusOr<std::unique_ptr<server::Daemon>> daemon =
         server::Daemon::Start(options, DevicesOf(backend_.get()));

@@ -224,7 +224,7 @@ ABSL_FLAG(chorus::server::DurationFlag, download_timeout,
           {chorus::server::Defaults().download_timeout},
           "For a client to take a part (256 KiB) of a tensor that it reads by gRPC; also, from a "
           "call's deadline on, to take any other answer.");
-ABSL_FLAG(int32_t, max_groups_per_world, chorus::server::Defaults().node.max_groups_per_world,
+ABSL_FLAG(int32_t, max_groups_per_world, chorus::server::Defaults().node.sequencer.max_groups,
           "Groups of one world, in its life.");
 ABSL_FLAG(int32_t, max_tensors, chorus::server::Defaults().node.max_tensors,
           "Tensors of one session.");
@@ -345,7 +345,7 @@ DaemonOptions OptionsFromFlags() {
   CHORUS_NODE_FLAG(max_waits, max_waits);
   CHORUS_NODE_FLAG(max_downloads, max_downloads);
   CHORUS_NODE_FLAG(max_session_downloads, max_session_downloads);
-  CHORUS_NODE_FLAG(max_groups_per_world, max_groups_per_world);
+  CHORUS_NODE_FLAG(max_groups_per_world, sequencer.max_groups);
   CHORUS_NODE_FLAG(max_tensors, max_tensors);
   CHORUS_NODE_FLAG(max_graphs, max_graphs);
   CHORUS_NODE_FLAG(max_graph_nodes, max_graph_nodes);

@@ -8,15 +8,15 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/ops/node_spec.h"
 
 namespace chorus {
 namespace {
 
 constexpr int64_t kCacheLine = 64;
 
-// Of one piece, so that sums of their sizes stay within 64 bits. What a graph can ask for is no
-// larger (kMaxValueBytes of core/ops/node_spec.h).
-constexpr int64_t kMaxPieceBytes = int64_t{1} << 40;
+// Of one piece, so that sums of their sizes stay within 64 bits: all that a graph can ask for.
+constexpr int64_t kMaxPieceBytes = kMaxValueBytes;
 // Elements whose results and holders are computed before any of the results is written.
 constexpr int64_t kHoldersBlock = 1024;
 

@@ -26,6 +26,7 @@
 #include "core/graph/encoding.h"
 #include "core/graph/graph.h"
 #include "core/node/background.h"
+#include "core/node/options.h"
 #include "core/node/variants.h"
 #include "core/ops/validate.h"
 #include "core/runtime/budget.h"
@@ -115,7 +116,7 @@ class GraphStore {
     int64_t max_graph_bytes = kMaxClientGraphBytes;
     // A graph that comes in more bytes is large. So is one whose plan takes more, as PlanLimits
     // counts: few bytes may say much.
-    int64_t max_inline_bytes = 4096;
+    int64_t max_inline_bytes = kMaxInlineGraphBytes;
     int64_t max_inline_plan_bytes = 1 << 20;
   };
   // The session that asks. What is made for it, beside what it names, is charged to its budget.

@@ -16,6 +16,9 @@
 
 namespace chorus::node {
 
+// About a hundred nodes, half a millisecond.
+inline constexpr int64_t kMaxInlineGraphBytes = 4096;
+
 struct NodeOptions {
   // One tenant may have seven eighths of each of these (core/runtime/budget.h), so that another
   // always gets in.
@@ -36,14 +39,12 @@ struct NodeOptions {
   int32_t max_graph_collectives = 1 << 11;
   int64_t max_graph_bytes = kMaxClientGraphBytes;  // in memory, and on its way
   PlanLimits plan;
-  // A graph that comes in more bytes than these (about a hundred nodes, half a millisecond) is
-  // decoded, checked and planned beside the node thread.
-  int64_t max_inline_graph_bytes = 4096;
+  // A graph that comes in more bytes is decoded, checked and planned beside the node thread.
+  int64_t max_inline_graph_bytes = kMaxInlineGraphBytes;
   // Runs that fail in one slice beyond so much work (core/base/work.h) wait for the turns that
   // come.
   int64_t fail_work = kTurnWork;
   int64_t max_session_downloads = 64;
-  int32_t max_groups_per_world = 4096;              // in its life
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions, unless they ask
   absl::Duration max_lease = absl::Hours(1);        // that they may ask for
   absl::Duration detach_grace = absl::Seconds(30);  // votes of a session without channel stand

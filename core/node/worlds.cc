@@ -71,7 +71,6 @@ absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session
   world->name = request.name;
   CHORUS_RETURN_IF_ERROR(world->MakeMembers(request.size));
   world->options = options_->sequencer;
-  world->options.max_groups = options_->max_groups_per_world;
   if (request.agree_timeout > absl::ZeroDuration()) {
     world->options.agree_timeout = request.agree_timeout;
   }
