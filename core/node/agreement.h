@@ -72,6 +72,8 @@ class Agreement {
   // More rows than that, or more bytes, are let go of in the background: it takes about 50 ns each.
   static constexpr int64_t kRowsAtOnce = 512;
   static constexpr int64_t kBytesAtOnce = kRowsAtOnce << 10;
+  // That kept causes take, all together.
+  static constexpr int64_t kMostCauseBytes = Sequencer::kMostCauseBytes;
 
   // `world` owns it; the others outlive it.
   Agreement(World* world, const SequencerOptions& options, ActionQueue* queue, TimerQueue* timers,

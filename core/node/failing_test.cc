@@ -14,8 +14,8 @@
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
-#include "core/collective/sequencer.h"
 #include "core/graph/encoding.h"
+#include "core/node/agreement.h"
 #include "core/node/node.h"
 #include "core/node/waiters.h"
 #include "core/ops/graph_builder.h"
@@ -424,7 +424,7 @@ TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
   }
   ASSERT_EQ(worlds(), others + kWorlds);
   // Each may come to remember why epochs have ended.
-  EXPECT_GE(node_->Stats("").memory_used_bytes - used, kWorlds * Sequencer::kMostCauseBytes);
+  EXPECT_GE(node_->Stats("").memory_used_bytes - used, kWorlds * Agreement::kMostCauseBytes);
   Close(bystander());
   ASSERT_GT(worlds(), others) << "it has left all in one slice: nothing to be seen";
   bool released = false;

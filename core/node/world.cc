@@ -29,7 +29,7 @@ absl::Status World::MakeMembers(int size) {
 }
 
 int64_t World::FixedBytes(int size) {
-  return Sequencer::kMostCauseBytes + kGivenUpBytes + int64_t{size} * (kPerMember + kPerRank);
+  return Agreement::kMostCauseBytes + kGivenUpBytes + int64_t{size} * (kPerMember + kPerRank);
 }
 
 absl::Status World::Reserve(size_t calls, size_t groups, size_t group_members) {
