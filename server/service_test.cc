@@ -260,13 +260,25 @@ TEST(CapabilitiesTest, AreThoseOfTheTables) {
   }
   for (const CollectiveKind kind : kinds) expected_names.emplace_back(CollectiveKindName(kind));
   EXPECT_EQ(names, expected_names);
-  std::vector<std::string> reductions;
+  std::vector<std::string> reductions, expected_reductions;
   for (const int reduction : got.reductions()) {
     reductions.emplace_back(ReductionName(static_cast<Reduction>(reduction)));
   }
-  EXPECT_THAT(reductions, testing::ElementsAre("SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM",
-                                               "BAND", "BOR", "BXOR"));
-  for (const int dtype : got.dtypes()) EXPECT_TRUE(IsSupported(static_cast<DType>(dtype)));
+  for (int i = 1; i <= static_cast<int>(kLastReduction); ++i) {
+    expected_reductions.emplace_back(ReductionName(static_cast<Reduction>(i)));
+  }
+  EXPECT_EQ(reductions, expected_reductions);
+  std::vector<std::string> dtypes, expected_dtypes;
+  for (const int dtype : got.dtypes()) {
+    dtypes.emplace_back(DTypeName(static_cast<DType>(dtype)));
+  }
+  for (int i = 0; i < 32; ++i) {  // bits of DTypes
+    const auto dtype = static_cast<DType>(i);
+    if (IsSupported(dtype)) expected_dtypes.emplace_back(DTypeName(dtype));
+  }
+  EXPECT_EQ(dtypes, expected_dtypes);
+  EXPECT_THAT(got.transports(),
+              ElementsAre(v1::TRANSPORT_UNARY, v1::TRANSPORT_STREAM, v1::TRANSPORT_RING));
 }
 
 // The host's devices share its memory and its processors (of a test daemon 1 GiB, and two threads).
