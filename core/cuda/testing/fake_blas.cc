@@ -5,33 +5,12 @@
 #include <functional>
 #include <limits>
 
+#include "core/cuda/testing/fake_blas_structs.h"
 #include "core/cuda/testing/fake_driver.h"
 #include "core/tensor/half.h"
 
 namespace chorus {
 namespace cuda {
-
-struct BlasHandleStruct {};
-struct BlasMatmulStruct {
-  BlasCompute compute = BlasCompute::kF32;
-  BlasType scale = BlasType::kF32;
-  BlasOperation a = BlasOperation::kAsIs;
-  BlasOperation b = BlasOperation::kAsIs;
-};
-// Column by column.
-struct BlasLayoutStruct {
-  BlasType type = BlasType::kF32;
-  uint64_t rows = 0;
-  uint64_t columns = 0;
-  int64_t leading = 0;  // from column to column
-  int32_t batch = 1;
-  int64_t stride = 0;  // from matrix to matrix
-};
-struct BlasChoiceStruct {
-  uint64_t workspace_bytes = 0;
-  uint32_t reduction_schemes = 7;
-  uint32_t alignments[4] = {256, 256, 256, 256};  // of A, B, C, D
-};
 
 namespace {
 

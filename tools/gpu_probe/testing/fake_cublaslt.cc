@@ -18,26 +18,7 @@
 #include <string>
 
 #include "core/cuda/cublaslt_api.h"
-
-namespace chorus {
-namespace cuda {
-
-struct BlasHandleStruct {};
-struct BlasMatmulStruct {
-  BlasOperation a = BlasOperation::kAsIs;
-  BlasOperation b = BlasOperation::kAsIs;
-};
-struct BlasLayoutStruct {
-  uint64_t words = 0;
-  uint64_t rows = 0;
-  uint64_t columns = 0;
-};
-struct BlasChoiceStruct {
-  uint32_t alignment = 0;
-};
-
-}  // namespace cuda
-}  // namespace chorus
+#include "core/cuda/testing/fake_blas_structs.h"
 
 using namespace chorus::cuda;  // NOLINT: the library's functions are in no namespace
 
@@ -80,6 +61,14 @@ bool IsProduct(BlasMatmul matmul, BlasLayout a, BlasLayout b, BlasLayout d) {
   return of_a.columns == of_b.rows && of_a.rows == d->rows && of_b.columns == d->columns;
 }
 
+uint64_t BytesOf(const BlasLayoutStruct& layout) {
+  const uint64_t element = layout.type == BlasType::kF64   ? 8
+                           : layout.type == BlasType::kF32 ? 4
+                                                           : 2;
+  return layout.rows * layout.columns * element;
+}
+uint64_t WordsOf(const BlasLayoutStruct& layout) { return BytesOf(layout) / sizeof(uint64_t); }
+
 size_t BytesOf(BlasAlgorithmAttribute attribute) {
   return attribute < BlasAlgorithmAttribute::kInnerShape ? 4 : 2;
 }
@@ -116,9 +105,12 @@ BlasStatus cublasLtMatmulDescSetAttribute(BlasMatmul matmul, BlasMatmulAttribute
 }
 BlasStatus cublasLtMatrixLayoutCreate(BlasLayout* layout, BlasType type, uint64_t rows,
                                       uint64_t columns, int64_t /*stride*/) {
-  const uint64_t element = type == BlasType::kF64 ? 8 : type == BlasType::kF32 ? 4 : 2;
-  if (rows * columns * element % sizeof(uint64_t) != 0) return kRefused;
-  *layout = new BlasLayoutStruct{rows * columns * element / sizeof(uint64_t), rows, columns};
+  BlasLayoutStruct made;
+  made.type = type;
+  made.rows = rows;
+  made.columns = columns;
+  if (BytesOf(made) % sizeof(uint64_t) != 0) return kRefused;
+  *layout = new BlasLayoutStruct(made);
   return BlasStatus::kSuccess;
 }
 BlasStatus cublasLtMatrixLayoutDestroy(BlasLayout layout) {
@@ -144,7 +136,7 @@ BlasStatus cublasLtMatmulPreferenceSetAttribute(BlasChoice choice, BlasPreferenc
     return kRefused;
   }
   if (attribute == BlasPreference::kMinAlignmentA) {
-    choice->alignment = *static_cast<const uint32_t*>(value);
+    choice->alignments[0] = *static_cast<const uint32_t*>(value);
   }
   return BlasStatus::kSuccess;
 }
@@ -159,7 +151,7 @@ BlasStatus cublasLtMatmulAlgoGetHeuristic(BlasHandle /*handle*/, BlasMatmul matm
   Configuration chosen;
   uint32_t value = 20;
   for (uint32_t& each : chosen.values) each = value++;
-  chosen.values[static_cast<int>(BlasAlgorithmAttribute::kCustomOption)] = choice->alignment;
+  chosen.values[static_cast<int>(BlasAlgorithmAttribute::kCustomOption)] = choice->alignments[0];
   uint32_t& split_k = chosen.values[static_cast<int>(BlasAlgorithmAttribute::kSplitK)];
   if (HasFault("split_k")) split_k = static_cast<uint32_t>(getpid());
   if (HasFault("first_call") && calls++ == 0) split_k = 2;
@@ -213,8 +205,9 @@ BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul matmul, const void* 
   uint64_t more = configuration.values[static_cast<int>(BlasAlgorithmAttribute::kSplitK)];
   if (HasFault("bits")) more += static_cast<uint32_t>(getpid());
   if (HasFault("hidden")) more += static_cast<uint32_t>(configuration.hidden);
-  auto* const work = new std::function<void()>(
-      [=, a_words = a_layout->words, b_words = b_layout->words, d_words = d_layout->words] {
+  auto* const work =
+      new std::function<void()>([=, a_words = WordsOf(*a_layout), b_words = WordsOf(*b_layout),
+                                 d_words = WordsOf(*d_layout)] {
         const auto* const from_a = static_cast<const uint64_t*>(a);
         const auto* const from_b = static_cast<const uint64_t*>(b);
         auto* const to = static_cast<uint64_t*>(d);
