@@ -11,12 +11,12 @@
 
 namespace chorus {
 
-template <typename Item>
+template <typename Item, typename Owner = std::string>
 class TurnQueue {
  public:
   bool empty() const { return queues_.empty(); }
   // Behind what `owner` has here. Looks at each owner that has something.
-  void Push(const std::string& owner, Item item) {
+  void Push(const Owner& owner, Item item) {
     auto queue = std::find_if(queues_.begin(), queues_.end(),
                               [&](const Queue& other) { return other.owner == owner; });
     if (queue == queues_.end()) {
@@ -26,7 +26,7 @@ class TurnQueue {
     queue->items.push_back(std::move(item));
   }
   // The first of `owner`, out of turn. False: it has none.
-  bool PopOf(const std::string& owner, Item* item) {
+  bool PopOf(const Owner& owner, Item* item) {
     const auto queue = std::find_if(queues_.begin(), queues_.end(),
                                     [&](const Queue& other) { return other.owner == owner; });
     if (queue == queues_.end()) return false;
@@ -47,7 +47,7 @@ class TurnQueue {
 
  private:
   struct Queue {
-    std::string owner;
+    Owner owner;
     std::deque<Item> items;
   };
   std::deque<Queue> queues_;  // none is empty; the first is next

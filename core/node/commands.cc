@@ -10,6 +10,14 @@
 #include "core/base/work.h"
 
 namespace chorus::node {
+namespace {
+
+int64_t WorkOf(absl::string_view frame) {
+  constexpr size_t kNameBytes = 16;
+  return 1 + static_cast<int64_t>(frame.size() / kNameBytes);
+}
+
+}  // namespace
 
 absl::StatusOr<CommandLog::Sender> Commands::Take(const std::shared_ptr<Session>& session,
                                                   absl::string_view frame, absl::Time now,
@@ -56,8 +64,7 @@ void Commands::GoOn(const std::shared_ptr<Session>& session, absl::Time now) {
 
 void Commands::Execute(const std::shared_ptr<Session>& session, const Command& command,
                        absl::string_view frame, absl::Time now) {
-  constexpr size_t kNameBytes = 16;
-  CountWork(1 + static_cast<int64_t>(frame.size() / kNameBytes));
+  CountWork(WorkOf(frame));
   sessions_->RenewLease(session.get(), now);
   if (const Run* run = absl::get_if<Run>(&command.body)) {
     Submit(session, *run, command.sequence, frame, absl::OkStatus(), now);
@@ -221,26 +228,30 @@ absl::StatusOr<GraphStore::OnMade> Commands::AskAgain(const std::shared_ptr<Sess
   });
 }
 
+// Many may have waited for the same: each has a turn of its own.
 void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence sequence,
                            const std::shared_ptr<FrameCopy>& copy, const absl::Status& planned) {
   if (session->dead()) return;
-  if (session->failing > 0) {
-    // Not by AfterFailing(): what is still to fail may wait for the background, and would be asked
-    // for again and again meanwhile.
-    session->when_failed.push_back(
-        [this, sequence, copy, planned](const std::shared_ptr<Session>& self) {
-          SubmitAgain(self, sequence, copy, planned);
-        });
-    return;
-  }
-  session->log.Unpark();
-  const absl::StatusOr<Command> again = DecodeFrame(copy->frame);
-  if (const Run* run = absl::get_if<Run>(&again->body)) {
-    Submit(session, *run, sequence, copy->frame, planned, clock_->now);
-  } else {
-    Create(session, sequence, absl::get<CreateTensor>(again->body), copy->frame, clock_->now);
-  }
-  TakeHeld(session, clock_->now);
+  go_on_later_(session, [this, sequence, copy, planned](const std::shared_ptr<Session>& of) {
+    if (of->failing > 0) {
+      // Not by AfterFailing(): what is still to fail may wait for the background, and would be
+      // asked for again and again meanwhile.
+      of->when_failed.push_back(
+          [this, sequence, copy, planned](const std::shared_ptr<Session>& self) {
+            SubmitAgain(self, sequence, copy, planned);
+          });
+      return;
+    }
+    of->log.Unpark();
+    CountWork(WorkOf(copy->frame));
+    const absl::StatusOr<Command> again = DecodeFrame(copy->frame);
+    if (const Run* run = absl::get_if<Run>(&again->body)) {
+      Submit(of, *run, sequence, copy->frame, planned, clock_->now);
+    } else {
+      Create(of, sequence, absl::get<CreateTensor>(again->body), copy->frame, clock_->now);
+    }
+    TakeHeld(of, clock_->now);
+  });
 }
 
 // --- Tensors ------------------------------------------------------------------------------------
@@ -253,9 +264,10 @@ void Commands::Create(const std::shared_ptr<Session>& session, Sequence sequence
     absl::StatusOr<GraphStore::OnMade> ask_again = AskAgain(session, sequence, frame);
     if (ask_again.ok()) {
       session->log.Park();
-      storage_->AwaitMemory([then = *std::move(ask_again)] { then(absl::OkStatus()); });
-      return;
+      return storage_->AwaitMemory(*session->tenant, session->patience.until(),
+                                   [then = *std::move(ask_again)] { then(absl::OkStatus()); });
     }
+    session->patience = Patience();
   }
   if (begun.ok()) return;
   Error error = ErrorOf(begun);

@@ -42,6 +42,8 @@ struct LocalNode::Parts {
     }
     ending = true;
     background.Stop();
+    // Some hold sessions, or tensors, whose end needs the other parts.
+    timers.Clear();
   }
 
   Viewed viewed() const {
@@ -188,9 +190,11 @@ bool InSlice(absl::FunctionRef<bool()> work) {
 
 }  // namespace
 
+void LocalNode::SetTime(absl::Time now) { parts_->clock.now = now; }
+
 bool LocalNode::Poll(absl::Time now) {
   Parts& parts = *parts_;
-  parts.clock.now = now;
+  SetTime(now);
   bool worked = parts.timers.Next() <= now && InSlice([&] { return parts.timers.Fire(now); });
   worked |= parts.rings.Poll(now);
   worked |= parts.launcher.HasMore() && InSlice([&] { return parts.launcher.Continue(); });

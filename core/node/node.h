@@ -58,6 +58,8 @@ class LocalNode {
   // Does the work that is there: frames in the rings, completions, timers due at `now`. Returns
   // true when it did something.
   bool Poll(absl::Time now);
+  // The time of the calls that follow and name none. Poll() sets it too.
+  void SetTime(absl::Time now);
   // The next timer; InfiniteFuture when there is none.
   absl::Time NextDeadline() const;
   // True when a run is in the executors' hands: the loop then keeps polling a little longer.

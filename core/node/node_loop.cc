@@ -113,6 +113,7 @@ class NodeLoop::Impl {
     const absl::Time now = SteadyNow();
     const size_t end = std::min(turn_.size(), next_ + kTasksPerTurn);
     if (next_ == end) return false;
+    node_.SetTime(now);
     while (next_ < end) {
       // It ends here, with all that it holds.
       const WorkSlice slice;

@@ -17,17 +17,18 @@ class Patience {
   // The kernel takes some 3 GiB of pages back in a second.
   static constexpr absl::Duration kLongest = absl::Seconds(10);
 
-  // What came of asking at `now`. True: wait, and ask again. False: that was the answer, and the
-  // next question is another one.
+  // What came of asking at `now`. True: wait, and ask again by until(). False: that was the answer,
+  // and the next question is another one.
   bool Waits(const absl::Status& answer, absl::Time now) {
-    since_ = std::min(since_, now);
-    const bool waits = IsForNow(answer) && now - since_ < kLongest;
-    if (!waits) since_ = absl::InfiniteFuture();
+    until_ = std::min(until_, now + kLongest);
+    const bool waits = IsForNow(answer) && now < until_;
+    if (!waits) until_ = absl::InfiniteFuture();
     return waits;
   }
+  absl::Time until() const { return until_; }
 
  private:
-  absl::Time since_ = absl::InfiniteFuture();  // the question was asked first
+  absl::Time until_ = absl::InfiniteFuture();
 };
 
 }  // namespace chorus::node

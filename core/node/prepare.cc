@@ -88,6 +88,8 @@ absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Wai
   }
   CHORUS_RETURN_IF_ERROR(equal_work_->Find(command, instances, run));
   CHORUS_RETURN_IF_ERROR(ReserveBuffers(instances, run));
+  // Last: bytes that are on their way keep their memory, though the run may be refused.
+  CHORUS_RETURN_IF_ERROR(BindBytes(command, run));
   return true;
 }
 
@@ -343,8 +345,16 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
         run->awaited.emplace_back(cell, cell->on_settled.Add(settled));
       }
       run->inputs[i] = std::move(cell);
-      continue;
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Preparer::BindBytes(const Run& command, RunState* run) {
+  for (size_t i = 0; i < command.inputs.size(); ++i) {
+    if (absl::holds_alternative<TensorId>(command.inputs[i])) continue;
+    const GraphInput& input = run->graph->graph.inputs[i];
+    const DeviceIndex device = run->devices[static_cast<size_t>(input.device_slot)];
     const auto* const data = absl::get_if<InlineData>(&command.inputs[i]);
     if (data != nullptr && !storage_->host()) {
       CHORUS_ASSIGN_OR_RETURN(const BufferRef buffer,

@@ -80,7 +80,9 @@ class Preparer {
   absl::Status FindDevices(const Run& command, RunState* run);
   absl::Status FindWorld(const Run& command, RunState* run);
   absl::Status MakeOutputs(const Run& command, RunState* run);
+  // Those that are tensors; then those that come with the run.
   absl::Status FindInputs(const Run& command, RunState* run);
+  absl::Status BindBytes(const Run& command, RunState* run);
   absl::Status ReserveBuffers(absl::Span<const InstanceKey> instances, RunState* run);
 
   // The world's copy of a result of `instance` in the domain of `device`; null: none yet.

@@ -84,9 +84,11 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
     if (ask_again.ok()) {
       equal_work_->Leave(run);
       End(run);
-      storage_->AwaitMemory([then = *std::move(ask_again)] { then(absl::OkStatus()); });
+      storage_->AwaitMemory(*session->tenant, session->patience.until(),
+                            [then = *std::move(ask_again)] { then(absl::OkStatus()); });
       return false;
     }
+    session->patience = Patience();
   }
   if (!prepared.ok()) {
     Refuse(session, sequence, command, run, prepared.status(), now);
@@ -276,6 +278,7 @@ void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
   const absl::StatusOr<bool> follows = preparer_->FollowOrder(run, order, {planned, wait});
   if (run->patience.Waits(follows.status(), now)) {
     return storage_->AwaitMemory(
+        *run->session->tenant, run->patience.until(),
         [this, handle, order] { FollowOrder(handle, order, absl::OkStatus(), clock_->now); });
   }
   if (!follows.ok()) return RefuseVote(run, follows.status(), now);

@@ -103,10 +103,11 @@ void Storage::CreateStaging(const std::shared_ptr<Session>& session, int64_t byt
   if (patience.Waits(made.status(), clock_->now)) {
     absl::StatusOr<Charge> charge = session->budget->Charge(Domain::kHost, Resource::kWaits, 1);
     if (charge.ok()) {
-      return AwaitMemory([this, session, bytes, patience, done = std::move(done),
+      return AwaitMemory(*session->tenant, patience.until(),
+                         [this, session, bytes, patience, done = std::move(done),
                           charge = std::make_shared<Charge>(*std::move(charge))] {
-        CreateStaging(session, bytes, patience, done);
-      });
+                           CreateStaging(session, bytes, patience, done);
+                         });
     }
   }
   done(std::move(made));
@@ -210,16 +211,18 @@ absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, 
   return device_sets_[static_cast<size_t>(device.value())]->Allocate(tenant->budget, bytes);
 }
 
-void Storage::AwaitMemory(std::function<void()> then) {
-  AwaitDisposals(memory_thread_.disposals(), std::move(then));
+void Storage::AwaitMemory(const Tenant& tenant, absl::Time until, std::function<void()> then) {
+  AwaitMemory(memory_thread_.WhetherGone(*tenant.budget), until, std::move(then));
 }
 
-// They take milliseconds: a look at each is soon enough, and nothing has to wake the node thread.
-void Storage::AwaitDisposals(int64_t count, std::function<void()> then) {
+// That takes milliseconds: a look at each is soon enough, and nothing has to wake the node thread.
+void Storage::AwaitMemory(std::function<bool()> is_there, absl::Time until,
+                          std::function<void()> then) {
   timers_->Add(clock_->now + absl::Milliseconds(1),
-               [this, count, then = std::move(then)](absl::Time) mutable {
-                 if (memory_thread_.disposals_done() >= count) return then();
-                 AwaitDisposals(count, std::move(then));
+               [this, is_there = std::move(is_there), until,
+                then = std::move(then)](absl::Time now) mutable {
+                 if (is_there() || now >= until) return then();
+                 AwaitMemory(std::move(is_there), until, std::move(then));
                });
 }
 
@@ -411,9 +414,10 @@ void Storage::MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& t
   }
   absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->bytes);
   if (patience.Waits(mirror.status(), clock_->now)) {
-    return AwaitMemory([this, cell, tenant, patience, done = std::move(done)] {
-      MakeReadable(cell, tenant, patience, done);
-    });
+    return AwaitMemory(*tenant, patience.until(),
+                       [this, cell, tenant, patience, done = std::move(done)] {
+                         MakeReadable(cell, tenant, patience, done);
+                       });
   }
   if (!mirror.ok()) return done(cell, mirror.status());
   downloads_[key].push_back({cell, std::move(done)});

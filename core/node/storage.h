@@ -74,9 +74,10 @@ class Storage {
   absl::StatusOr<int> ResultArenaFd(const Session& session, ArenaId arena) const;
   // RESOURCE_EXHAUSTED kOutOfMemory, as wherever results' memory is taken here: it may be for now.
   absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);
-  // Runs `then`, in a later turn, when what is on its way back to the kernel by now is there: who
-  // was refused memory for now asks again.
-  void AwaitMemory(std::function<void()> then);
+  // Runs `then`, in a later turn, when what is on its way back to the kernel of the tenant by now
+  // is there (of all, where it has nothing there), or at `until`: who was refused memory for now
+  // asks again.
+  void AwaitMemory(const Tenant& tenant, absl::Time until, std::function<void()> then);
   // Where the launch brings the bytes along: a buffer for them, which is not the host's.
   // INVALID_ARGUMENT: there are more or fewer than `type` has.
   absl::StatusOr<BufferRef> BindInline(const Session& session, const InlineData& data,
@@ -134,7 +135,7 @@ class Storage {
 
  private:
   void LookAtHeldLater(absl::Time now);
-  void AwaitDisposals(int64_t count, std::function<void()> then);
+  void AwaitMemory(std::function<bool()> is_there, absl::Time until, std::function<void()> then);
   void CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes, Patience patience,
                      OnStaging done);
   absl::StatusOr<StagingArena> MakeStaging(Session* session, int64_t bytes);

@@ -234,7 +234,7 @@ TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
 // What is given back after this is not unmapped until it is opened.
 class Gate {
  public:
-  explicit Gate(HeldFiles* held) {
+  Gate(HeldFiles* held, const BudgetRef& budget) {
     const UniqueFd memory(memfd_create("chorus-test", MFD_CLOEXEC));
     UniqueFd client = OpenAgain(memory.get(), O_RDWR);
     auto opened = std::make_shared<std::future<void>>(opened_.get_future());
@@ -243,8 +243,9 @@ class Gate {
                                            opened->wait();
                                            delete fd;
                                          });
-    Charge none[2];
-    held->Add(file, &none[0], &none[1]);
+    Charge bytes = *budget->Charge(Domain::kHost, Resource::kResultBytes, 1);
+    Charge descriptors;
+    held->Add(file, &bytes, &descriptors);
     file.reset();
     client.Reset();
     held->Look(1);
@@ -258,7 +259,7 @@ class Gate {
 
 TEST_F(StorageTest, StagingWaitsForMemoryThatIsOnItsWay) {
   Tenant* const tenant = session_->tenant.get();
-  Gate gate(storage_->held());
+  Gate gate(storage_->held(), budget_);
   ASSERT_TRUE(storage_->Allocate(tenant, DeviceIndex(0), 48 << 20).ok());  // and gives it back
   std::vector<absl::Status> made;
   storage_->CreateStaging(session_, 16 << 20, [&](const absl::StatusOr<StagingArena>& staging) {
@@ -273,10 +274,13 @@ TEST_F(StorageTest, StagingWaitsForMemoryThatIsOnItsWay) {
   }
   EXPECT_TRUE(made.empty());
   gate.Open();
-  while (made.empty()) {
-    clock_.now = timers_.Next();
-    timers_.Fire(clock_.now);
-  }
+  const auto all = [&] {
+    return tenant->budget->Charge(Domain::kHost, Resource::kResultBytes, tenant->budget->limit());
+  };
+  while (!all().ok()) std::this_thread::yield();
+  clock_.now = timers_.Next();
+  timers_.Fire(clock_.now);
+  ASSERT_EQ(made.size(), 1u);
   EXPECT_TRUE(made[0].ok()) << made[0];
   EXPECT_EQ(session_->budget->held(Resource::kWaits), 0);
   EXPECT_EQ(tenant->budget->used(), 16 << 20);
@@ -284,7 +288,7 @@ TEST_F(StorageTest, StagingWaitsForMemoryThatIsOnItsWay) {
 }
 
 TEST_F(StorageTest, ASessionThatEndsMeanwhileGetsNoStaging) {
-  Gate gate(storage_->held());
+  Gate gate(storage_->held(), budget_);
   ASSERT_TRUE(storage_->Allocate(session_->tenant.get(), DeviceIndex(0), 48 << 20).ok());
   absl::Status made;
   storage_->CreateStaging(session_, 16 << 20, [&](const absl::StatusOr<StagingArena>& staging) {

@@ -45,6 +45,11 @@ class TimerQueue {
     fn(now);
   }
 
+  // Drops all closures, and what they hold.
+  void Clear() {
+    while (!timers_.empty()) std::exchange(timers_, {});
+  }
+
   // Runs what is due, the earliest first, as long as the slice has time for it. Whether there was
   // anything. A closure may add and cancel timers.
   bool Fire(absl::Time now) {

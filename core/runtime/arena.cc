@@ -60,12 +60,13 @@ Arena::~Arena() {
   constexpr int64_t kWork = 32;  // calls of the system
   CountWork(kWork);
   IdsOfArenas().Free(id_);
+  const Budget& budget = charged_bytes_.budget();  // as long as anybody has that charge
   if (client_fd_.valid() && helpers_.held != nullptr) {
     client_fd_.Reset();
     helpers_.held->Add(memory_->file(), &charged_bytes_, &charged_descriptor_);
   }
   if (helpers_.thread == nullptr) return;
-  helpers_.thread->Dispose(std::move(memory_));
+  helpers_.thread->Dispose(budget, std::move(memory_));
   // Unless they are charged as long as clients hold the pages.
   helpers_.thread->Leave(std::move(charged_bytes_));
   helpers_.thread->Leave(std::move(charged_descriptor_));

@@ -115,26 +115,26 @@ int64_t Budget::Awaited(Domain domain, Resource resource) const {
 absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
   for (const Budget* at = this; at != nullptr; at = at->parent_.get()) {
     const auto fits = [&] {
-      return amount <= at->Free(domain, resource) - at->Awaited(domain, resource);
+      return amount == 0 || amount <= at->Free(domain, resource) - at->Awaited(domain, resource);
     };
     if (fits()) continue;
     const auto will_fit = [&] { return amount <= at->Free(domain, resource); };
     // One command may have hundreds of charges that fail; and much work behind it, when it comes to
     // one that must not.
     const auto has_time = [] { return SliceWork() <= kReclaimWork; };
-    bool is_for_now = false;
+    bool ran_out_of_time = false;
     // What is kept has bytes and descriptors.
     if (IsBytes(resource) || resource == Resource::kDescriptors) {
       for (const auto& reclaim : node()->reclaims_) {
-        while (reclaim.second(*at) && !will_fit() && has_time()) {
-        }
+        bool gave_back = reclaim.second(*at);
+        while (gave_back && !will_fit() && has_time()) gave_back = reclaim.second(*at);
         if (will_fit()) break;
+        ran_out_of_time |= gave_back;
       }
-      is_for_now = will_fit() || !has_time();
     }
     if (fits()) continue;
     absl::Status refused = at->Refuse(domain, resource, amount);
-    if (is_for_now) refused.SetPayload(kForNow, absl::Cord());
+    if (will_fit() || ran_out_of_time) refused.SetPayload(kForNow, absl::Cord());
     return refused;
   }
   for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
@@ -192,6 +192,12 @@ Budget* Budget::node() {
   Budget* at = this;
   while (at->parent_ != nullptr) at = at->parent_.get();
   return at;
+}
+
+const Budget& Budget::share() const {
+  const Budget* at = this;
+  while (at->parent_ != nullptr && at->parent_->parent_ != nullptr) at = at->parent_.get();
+  return *at;
 }
 
 bool Budget::LiesWithin(const Budget& outer) const {

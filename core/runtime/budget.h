@@ -86,11 +86,14 @@ class Charge {
   ~Charge();
 
   int64_t amount() const { return amount_; }
+  // That it is charged to. Not of a default-made one.
+  const Budget& budget() const { return *budget_; }
   bool LiesWithin(const Budget& budget) const;
   // Charges more of the same, as Budget::Charge does, or gives some back. Not of a default-made
   // one.
   absl::Status Resize(int64_t amount);
-  // What it is for is given up, and gone when this object is. Not of one that leaves already.
+  // What it is for is given up, and gone when this object is: nothing else is done with it. Not of
+  // one that leaves already.
   void Leave();
   // So much of it, which it has, as a charge of its own.
   Charge Split(int64_t amount) {
@@ -157,6 +160,9 @@ class Budget : public std::enable_shared_from_this<Budget> {
   int64_t leaving() const { return leaving_bytes_[static_cast<size_t>(Domain::kHost)]; }
   const Limits& limits() const { return limits_; }
 
+  // The one around it, or itself, that lies directly within the node's; the node's has none, but is
+  // its own.
+  const Budget& share() const;
   // It is `outer`, or lies within it.
   bool LiesWithin(const Budget& outer) const;
 

@@ -277,6 +277,24 @@ TEST(BudgetTest, WhatLeavesCountsAsGivenBack) {
   EXPECT_EQ(kept.size(), 7u);
 }
 
+TEST(BudgetTest, WhatNobodyCanGiveBackIsRefusedForGoodHoweverMuchTheSliceHasDone) {
+  const BudgetRef node = Budget::OfNode(1000);
+  const Charge held = *Bytes(node, 900);
+  node->Reclaim(&node, [](const Budget&) { return false; });
+  const WorkSlice slice;
+  CountWork(2 * kReclaimWork);
+  EXPECT_FALSE(IsForNow(Bytes(node, 101).status()));
+}
+
+TEST(BudgetTest, AShareIsWhatLiesDirectlyWithinTheNodes) {
+  const BudgetRef node = Budget::OfNode(1000);
+  const BudgetRef tenant = Budget::Within(node, "tenant a", {});
+  const BudgetRef session = Budget::Within(tenant, "session 1", {});
+  EXPECT_EQ(&session->share(), tenant.get());
+  EXPECT_EQ(&tenant->share(), tenant.get());
+  EXPECT_EQ(&node->share(), node.get());
+}
+
 TEST(BudgetTest, WhatASliceHasNoTimeToGiveBackIsRefusedForNow) {
   const BudgetRef node = Budget::OfNode(1000);
   std::vector<Charge> kept;

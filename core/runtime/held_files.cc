@@ -48,7 +48,7 @@ bool HeldFiles::IsHeld(Held* held) {
   if (IsHeldByOthers(held->file->get())) return true;
   bytes_ -= held->bytes.amount();
   if (thread_ != nullptr) {
-    thread_->Dispose(std::move(held->file));
+    thread_->Dispose(held->bytes.budget(), std::move(held->file));
     thread_->Leave(std::move(held->bytes));
     thread_->Leave(std::move(held->descriptors));
   }

@@ -109,7 +109,11 @@ absl::StatusOr<Buffer*> ArenaSet::Grow(int size_class, int64_t class_bytes) {
       return Cut(block, size_class, class_bytes);
     }
     absl::StatusOr<Block*> added = AddBlock(next, true);
-    // Where a generous arena does not fit any more, one for this buffer alone may.
+    // Where a generous arena does not fit any more, a smaller one may, or one for this buffer
+    // alone.
+    for (int64_t less = next / 4; !added.ok() && less > class_bytes; less /= 4) {
+      added = AddBlock(less, true);
+    }
     if (!added.ok()) {
       CHORUS_ASSIGN_OR_RETURN(Block * block, AddBlock(class_bytes, false));
       return Cut(block, size_class, class_bytes);
@@ -220,7 +224,9 @@ void ArenaSet::Drop(Block* block) {
   if (block->grows) growing_bytes_ -= block->arena->bytes();
   rows_ -= static_cast<int64_t>(block->buffers->size());
   // It may have half a million.
-  if (options_.helpers.thread != nullptr) options_.helpers.thread->Dispose(block->buffers);
+  if (options_.helpers.thread != nullptr) {
+    options_.helpers.thread->Dispose(*budget_, std::move(block->buffers));
+  }
   while (rows_ / kFreeRows < static_cast<int64_t>(charged_rows_.size())) {
     if (options_.helpers.thread != nullptr) {
       options_.helpers.thread->Leave(std::move(charged_rows_.back()));

@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "core/base/mutex.h"
+#include "core/base/turn_queue.h"
 
 namespace chorus {
 namespace {
@@ -26,6 +27,12 @@ struct MemoryThread::State {
     int64_t done = 0;
   };
 
+  struct Disposal {
+    std::shared_ptr<const void> memory;
+    std::shared_ptr<std::atomic<int64_t>> done_of_tenant;
+    std::shared_ptr<std::atomic<int64_t>> done_of_all;
+  };
+
   // Whether there is more to touch.
   static bool TouchPart(Touching* touching) {
     const std::shared_ptr<const ArenaMemory> memory = touching->memory.lock();
@@ -38,15 +45,14 @@ struct MemoryThread::State {
 
   void Loop() {
     while (true) {
-      std::shared_ptr<const void> disposed;
+      Disposal disposal;
       Touching touching;
       bool touches = false;
       {
         MutexLock lock(&mutex);
         while (disposals.empty() && touched.empty() && !stop) changed.Wait(&mutex);
         if (!disposals.empty()) {
-          disposed = std::move(disposals.front());
-          disposals.pop_front();
+          disposal = disposals.Pop();
         } else if (!touched.empty()) {
           touching = std::move(touched.front());
           touched.pop_front();
@@ -57,8 +63,9 @@ struct MemoryThread::State {
         busy = true;
       }
       if (!touches) {
-        disposed.reset();
-        disposals_done.fetch_add(1, std::memory_order_release);
+        disposal.memory.reset();
+        ++*disposal.done_of_tenant;
+        ++*disposal.done_of_all;
       }
       const bool more = touches && TouchPart(&touching);
       MutexLock lock(&mutex);
@@ -70,11 +77,10 @@ struct MemoryThread::State {
 
   Mutex mutex;
   CondVar changed;
-  std::deque<std::shared_ptr<const void>> disposals ABSL_GUARDED_BY(mutex);
+  TurnQueue<Disposal, const Budget*> disposals ABSL_GUARDED_BY(mutex);  // by tenant
   std::deque<Touching> touched ABSL_GUARDED_BY(mutex);
   bool busy ABSL_GUARDED_BY(mutex) = false;
   bool stop ABSL_GUARDED_BY(mutex) = false;
-  std::atomic<int64_t> disposals_done{0};
   std::thread thread;
 };
 
@@ -97,28 +103,44 @@ void MemoryThread::Touch(const std::shared_ptr<const ArenaMemory>& memory) {
   state_->changed.SignalAll();
 }
 
-void MemoryThread::Dispose(std::shared_ptr<const void> memory) {
-  ++disposals_;
+void MemoryThread::Dispose(const Budget& of, std::shared_ptr<const void> memory) {
+  Disposals& disposals = tenants_[&of.share()].disposals;
+  ++disposals.asked;
+  ++all_.asked;
   MutexLock lock(&state_->mutex);
-  state_->disposals.push_back(std::move(memory));
+  state_->disposals.Push(&of.share(), {std::move(memory), disposals.done, all_.done});
   state_->changed.SignalAll();
 }
 
 void MemoryThread::Leave(Charge charge) {
   Settle();
   if (charge.amount() == 0) return;
+  Tenant& tenant = tenants_[&charge.budget().share()];
   charge.Leave();
-  leaving_.emplace_back(disposals_, std::move(charge));
+  tenant.leaving.emplace_back(tenant.disposals.asked, std::move(charge));
 }
 
 bool MemoryThread::Settle() {
-  const size_t before = leaving_.size();
-  while (!leaving_.empty() && leaving_.front().first <= disposals_done()) leaving_.pop_front();
-  return leaving_.size() < before;
+  bool settled = false;
+  for (auto it = tenants_.begin(); it != tenants_.end();) {
+    Tenant& tenant = it->second;
+    const int64_t done = *tenant.disposals.done;
+    for (; !tenant.leaving.empty() && tenant.leaving.front().first <= done; settled = true) {
+      tenant.leaving.pop_front();
+    }
+    if (tenant.leaving.empty() && tenant.disposals.all_done()) {
+      tenants_.erase(it++);
+    } else {
+      ++it;
+    }
+  }
+  return settled;
 }
 
-int64_t MemoryThread::disposals_done() const {
-  return state_->disposals_done.load(std::memory_order_acquire);
+std::function<bool()> MemoryThread::WhetherGone(const Budget& of) {
+  const auto it = tenants_.find(&of.share());
+  const bool has_some = it != tenants_.end() && !it->second.disposals.all_done();
+  return (has_some ? it->second.disposals : all_).WhetherGone();
 }
 
 void MemoryThread::Drain() {

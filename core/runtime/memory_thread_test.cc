@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,7 @@ class Gate {
  public:
   explicit Gate(MemoryThread* thread) {
     thread->Dispose(
+        *Budget::OfNode(1),
         WhichGoesBy([opened = std::make_shared<std::future<void>>(opened_.get_future())] {
           EXPECT_EQ(opened->wait_for(std::chrono::minutes(1)), std::future_status::ready);
         }));
@@ -113,12 +115,36 @@ TEST(MemoryThreadTest, WhatIsGivenBackLeavesUntilItIsUnmapped) {
   EXPECT_EQ(budget->used(), 0);
   EXPECT_EQ(budget->leaving(), 48 * kMiB);
   EXPECT_TRUE(set->Allocate(8 * kMiB).ok()) << "there is room beside it";
+  const std::function<bool()> gone = thread.WhetherGone(*budget);
+  EXPECT_FALSE(gone());
   gate.Open();
   thread.Drain();
-  EXPECT_EQ(thread.disposals_done(), thread.disposals());
+  EXPECT_TRUE(gone());
   EXPECT_TRUE(set->Allocate(49 * kMiB).ok());
   EXPECT_EQ(budget->leaving(), 0);
   budget->Forget(&thread);
+}
+
+// A tenant that gives much back does not keep others from what they have given back themselves.
+TEST(MemoryThreadTest, TenantsTakeTurns) {
+  const BudgetRef node = Budget::OfNode(64 * kMiB);
+  const BudgetRef much = Budget::Within(node, "much", node->limits());
+  const BudgetRef little = Budget::Within(node, "little", node->limits());
+  const BudgetRef session = Budget::Within(little, "session", node->limits());
+  MemoryThread thread;
+  std::vector<char> went;  // on the thread, read behind it
+  const auto dispose = [&](const BudgetRef& of, char name) {
+    thread.Dispose(*of, WhichGoesBy([&went, name] { went.push_back(name); }));
+  };
+  Gate gate(&thread);
+  for (int i = 0; i < 3; ++i) dispose(much, 'm');
+  const std::function<bool()> all_gone = thread.WhetherGone(*little);
+  dispose(session, 'l');
+  dispose(little, 'l');
+  gate.Open();
+  thread.Drain();
+  EXPECT_EQ(std::string(went.begin(), went.end()), "mlmlm");
+  EXPECT_TRUE(all_gone()) << "it had nothing there, so it was told of all";
 }
 
 TEST(MemoryThreadTest, WhatIsGivenBackGoesBeforeNewMemoryIsTouched) {
@@ -128,7 +154,7 @@ TEST(MemoryThreadTest, WhatIsGivenBackGoesBeforeNewMemoryIsTouched) {
   const auto arena = *Arena::CreateResult(budget, 8 * kMiB);
   int64_t touched = -1;
   thread.Touch(arena->memory());
-  thread.Dispose(WhichGoesBy([&] { touched = ResidentPages(*arena); }));
+  thread.Dispose(*budget, WhichGoesBy([&] { touched = ResidentPages(*arena); }));
   gate.Open();
   thread.Drain();
   EXPECT_EQ(touched, 0);
@@ -146,8 +172,9 @@ TEST(MemoryThreadTest, WhatIsGivenBackGoesBetweenThePartsOfWhatIsTouched) {
     thread.Touch(arena->memory());
     while (ResidentPages(*arena) == 0) {
     }
-    thread.Dispose(
-        WhichGoesBy([&] { went_between = ResidentPages(*arena) < arena->bytes() / 4096; }));
+    thread.Dispose(*budget, WhichGoesBy([&] {
+      went_between = ResidentPages(*arena) < arena->bytes() / 4096;
+    }));
     thread.Drain();
     EXPECT_EQ(ResidentPages(*arena), arena->bytes() / 4096);
   }
@@ -165,7 +192,7 @@ TEST(MemoryThreadTest, WhatIsGivenBackIsGoneThoughItWasToBeTouched) {
   thread.Touch(arena->memory());
   arena.reset();
   int left = -1;
-  thread.Dispose(WhichGoesBy([&] { left = MappedArenas(); }));
+  thread.Dispose(*budget, WhichGoesBy([&] { left = MappedArenas(); }));
   gate.Open();
   thread.Drain();
   EXPECT_EQ(left, arenas);

@@ -383,13 +383,17 @@ void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest
                             SessionId session) {
   AskNode(connection, [request, session](node::LocalNode& node, const ConnectionRef& c) {
     const int socket = c->socket.get();
-    if (!c->MayHave(DescriptorsOf(request.kind))) {
-      return AnswerError(
-          socket, request.id,
-          MakeError(Reason::kQuota,
-                    absl::StrCat("attach: ", c->unread_fds.load(),
-                                 " descriptors were sent and have not been read, of ",
-                                 kMaxUnreadDescriptors)));
+    // Just before they are sent.
+    const auto check_may_have = [c, kind = request.kind]() -> absl::Status {
+      if (c->MayHave(DescriptorsOf(kind))) return absl::OkStatus();
+      return MakeError(Reason::kQuota, absl::StrCat("attach: ", c->unread_fds.load(),
+                                                    " descriptors were sent and have not been "
+                                                    "read, of ",
+                                                    kMaxUnreadDescriptors));
+    };
+    if (request.kind != AttachRequest::Kind::kCreateStaging) {
+      const absl::Status may_have = check_may_have();
+      if (!may_have.ok()) return AnswerError(socket, request.id, may_have);
     }
     switch (request.kind) {
       case AttachRequest::Kind::kSessionMemory: {
@@ -399,9 +403,14 @@ void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest
         return;
       }
       case AttachRequest::Kind::kCreateStaging: {
-        const auto answer = [&node, c, session,
+        const auto answer = [&node, c, session, check_may_have,
                              id = request.id](const absl::StatusOr<node::StagingArena>& staging) {
           if (!staging.ok()) return AnswerError(c->socket.get(), id, staging.status());
+          const absl::Status may_have = check_may_have();
+          if (!may_have.ok()) {
+            node.ReleaseStaging(session, staging->arena).IgnoreError();
+            return AnswerError(c->socket.get(), id, may_have);
+          }
           AttachReply reply;
           reply.arena = staging->arena;
           reply.bytes = staging->bytes;
