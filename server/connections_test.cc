@@ -69,9 +69,18 @@ std::string Frame(char type, char flags, uint32_t stream, const std::string& con
 }
 
 // One field without a table (RFC 7541, section 6.2.2).
+// A length and that many bytes, as HPACK has them (RFC 7541, 5.1 and 5.2).
+std::string Text(const std::string& text) {
+  constexpr size_t kMostInAByte = 126;
+  if (text.size() <= kMostInAByte) return static_cast<char>(text.size()) + text;
+  std::string length(1, static_cast<char>(kMostInAByte + 1));
+  size_t more = text.size() - kMostInAByte - 1;
+  for (; more >= 128; more /= 128) length += static_cast<char>(128 + more % 128);
+  return length + static_cast<char>(more) + text;
+}
+
 std::string Field(const std::string& name, const std::string& value) {
-  return std::string(1, '\0') + static_cast<char>(name.size()) + name +
-         static_cast<char>(value.size()) + value;
+  return std::string(1, '\0') + Text(name) + Text(value);
 }
 
 const char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -133,9 +142,11 @@ void Send(const UniqueFd& client, const std::string& words) {
   }
 }
 
-// So many calls of a method which there is not, after so many before; nobody reads the answers.
+// So many calls of a method which there is not, after so many before; nobody reads the answers,
+// which have its name: 200 of them are more than a socket holds, also where they are written in a
+// few pieces, as on a busy machine.
 void CallNobody(const UniqueFd& client, uint32_t before, uint32_t calls) {
-  const std::string call = Headers("/chorus.v1.Nobody/Has" + std::string(100, 'x'));
+  const std::string call = Headers("/chorus.v1.Nobody/Has" + std::string(1500, 'x'));
   std::string words = before == 0 ? kPreface + Frame(4, 0, 0, "") : "";
   for (uint32_t i = before; i < before + calls; ++i) words += Frame(1, 5, 2 * i + 1, call);
   Send(client, words);
