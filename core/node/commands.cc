@@ -71,7 +71,7 @@ void Commands::Execute(const std::shared_ptr<Session>& session, const Command& c
   } else if (const auto* readable = absl::get_if<chorus::MakeReadable>(&command.body)) {
     MakeReadable(session, command.sequence, *readable);
   } else if (const auto* create = absl::get_if<CreateTensor>(&command.body)) {
-    Create(session, command.sequence, *create, frame, now);
+    Create(session, command.sequence, *create, frame);
   } else if (const auto* graph = absl::get_if<RegisterGraph>(&command.body)) {
     Register(session, command.sequence, *graph);
   } else if (const auto* release = absl::get_if<Release>(&command.body)) {
@@ -248,7 +248,7 @@ void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence seq
     if (const Run* run = absl::get_if<Run>(&again->body)) {
       Submit(of, *run, sequence, copy->frame, planned, clock_->now);
     } else {
-      Create(of, sequence, absl::get<CreateTensor>(again->body), copy->frame, clock_->now);
+      Create(of, sequence, absl::get<CreateTensor>(again->body), copy->frame);
     }
     TakeHeld(of, clock_->now);
   });
@@ -258,17 +258,10 @@ void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence seq
 
 // Its outcome follows when the bytes are there.
 void Commands::Create(const std::shared_ptr<Session>& session, Sequence sequence,
-                      const CreateTensor& command, absl::string_view frame, absl::Time now) {
+                      const CreateTensor& command, absl::string_view frame) {
   const absl::Status begun = BeginCreate(session, sequence, command);
-  if (session->patience.Waits(begun, now)) {
-    absl::StatusOr<GraphStore::OnMade> ask_again = AskAgain(session, sequence, frame);
-    if (ask_again.ok()) {
-      session->log.Park();
-      return storage_->AwaitMemory(*session->tenant, session->patience.until(),
-                                   [then = *std::move(ask_again)] { then(absl::OkStatus()); });
-    }
-    session->patience = Patience();
-  }
+  const auto ask_again = [&] { return AskAgain(session, sequence, frame); };
+  if (storage_->AwaitMemory(session.get(), begun, ask_again)) return session->log.Park();
   if (begun.ok()) return;
   Error error = ErrorOf(begun);
   holders_->Explain(*session, command, &error);

@@ -102,7 +102,7 @@ class Commands {
   bool LoadGraph(const std::shared_ptr<Session>& session, Sequence sequence,
                  const std::shared_ptr<GraphRecord>& record);
   void Create(const std::shared_ptr<Session>& session, Sequence sequence,
-              const CreateTensor& command, absl::string_view frame, absl::Time now);
+              const CreateTensor& command, absl::string_view frame);
   absl::Status BeginCreate(const std::shared_ptr<Session>& session, Sequence sequence,
                            const CreateTensor& command);
   void MakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,

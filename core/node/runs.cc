@@ -78,17 +78,11 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
   session->runs.push_back(run->handle);
   CHORUS_FAILPOINT("node.before_prepare");
   const absl::StatusOr<bool> prepared = preparer_->Prepare(command, waiting, run);
-  if (session->patience.Waits(prepared.status(), now)) {
+  if (storage_->AwaitMemory(session.get(), prepared.status(), waiting.wait)) {
     // Others have not failed: what they and this run have in common stays as it is.
-    absl::StatusOr<GraphStore::OnMade> ask_again = waiting.wait();
-    if (ask_again.ok()) {
-      equal_work_->Leave(run);
-      End(run);
-      storage_->AwaitMemory(*session->tenant, session->patience.until(),
-                            [then = *std::move(ask_again)] { then(absl::OkStatus()); });
-      return false;
-    }
-    session->patience = Patience();
+    equal_work_->Leave(run);
+    End(run);
+    return false;
   }
   if (!prepared.ok()) {
     Refuse(session, sequence, command, run, prepared.status(), now);

@@ -215,6 +215,19 @@ void Storage::AwaitMemory(const Tenant& tenant, absl::Time until, std::function<
   AwaitMemory(memory_thread_.WhetherGone(*tenant.budget), until, std::move(then));
 }
 
+bool Storage::AwaitMemory(Session* session, const absl::Status& answer, AskAgain ask_again) {
+  Patience& patience = session->patience;
+  if (!patience.Waits(answer, clock_->now)) return false;
+  auto again = ask_again();
+  if (!again.ok()) {
+    patience = Patience();
+    return false;
+  }
+  AwaitMemory(*session->tenant, patience.until(),
+              [again = *std::move(again)] { again(absl::OkStatus()); });
+  return true;
+}
+
 // That takes milliseconds: a look at each is soon enough, and nothing has to wake the node thread.
 void Storage::AwaitMemory(std::function<bool()> is_there, absl::Time until,
                           std::function<void()> then) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -78,6 +79,10 @@ class Storage {
   // is there (of all, where it has nothing there), or at `until`: who was refused memory for now
   // asks again.
   void AwaitMemory(const Tenant& tenant, absl::Time until, std::function<void()> then);
+  // The same of a command of the session's log, to which `answer` came; what `ask_again` gives is
+  // called then, with OK. False: that was the answer, or how it is asked again cannot be kept.
+  using AskAgain = absl::FunctionRef<absl::StatusOr<std::function<void(const absl::Status&)>>()>;
+  bool AwaitMemory(Session* session, const absl::Status& answer, AskAgain ask_again);
   // Where the launch brings the bytes along: a buffer for them, which is not the host's.
   // INVALID_ARGUMENT: there are more or fewer than `type` has.
   absl::StatusOr<BufferRef> BindInline(const Session& session, const InlineData& data,
