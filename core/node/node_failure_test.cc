@@ -542,14 +542,7 @@ TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
   // Less than a page is left of what their tenant may hold.
   const int64_t free_bytes =
       options.memory_limit_bytes / 8 * 7 - ranks_[0]->Stats().memory_used_bytes;
-  ASSERT_TRUE(
-      ranks_[0]
-          ->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
-            node.CreateStaging(
-                ranks_[0]->session(), free_bytes / 4096 * 4096,
-                [done](absl::StatusOr<StagingArena> made) { done->Set(std::move(made)); });
-          })
-          .ok());
+  ASSERT_TRUE(ranks_[0]->CreateStaging(free_bytes / 4096 * 4096).ok());
   ranks_[0]->RunInline(0, {1, 2, 3, 4}, {0, 1});
   const Error refused = ErrorOf(ranks_[0]->LastOutcome());
   EXPECT_EQ(refused.code, absl::StatusCode::kResourceExhausted);

@@ -406,14 +406,7 @@ TEST_F(NodeTest, GroupsAreChargedBeforeTheyAreMade) {
   const int64_t used = ranks_[0]->Stats().memory_used_bytes;
   EXPECT_GE(used, idle + 200 * 512);
   const int64_t free_bytes = options.memory_limit_bytes / 8 * 7 - used;
-  ASSERT_TRUE(
-      ranks_[0]
-          ->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
-            node.CreateStaging(
-                ranks_[0]->session(), free_bytes / 4096 * 4096,
-                [done](absl::StatusOr<StagingArena> made) { done->Set(std::move(made)); });
-          })
-          .ok());
+  ASSERT_TRUE(ranks_[0]->CreateStaging(free_bytes / 4096 * 4096).ok());
   EXPECT_EQ(ErrorOf(make(200)).reason, Reason::kOutOfMemory);
 }
 

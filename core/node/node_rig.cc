@@ -259,13 +259,15 @@ RunGroup DirectRank::BindGroup(GroupId group, int64_t base) const {
   return bound;
 }
 
+absl::StatusOr<StagingArena> DirectRank::CreateStaging(int64_t bytes) {
+  return Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
+    node.CreateStaging(session_, bytes,
+                       [done](absl::StatusOr<StagingArena> made) { done->Set(std::move(made)); });
+  });
+}
+
 ClientMemory::ClientMemory(DirectRank* rank, int64_t elements) : bytes_(elements * 4) {
-  const auto made =
-      rank->Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
-        node.CreateStaging(rank->session(), bytes_, [done](absl::StatusOr<StagingArena> staging) {
-          done->Set(std::move(staging));
-        });
-      });
+  const absl::StatusOr<StagingArena> made = rank->CreateStaging(bytes_);
   EXPECT_TRUE(made.ok()) << made.status();
   arena_ = made->arena;
   void* const mapped =

@@ -115,6 +115,7 @@ class DirectRank {
                const std::vector<TensorId>& outs);
 
   GroupId CreateGroup(const std::vector<Rank>& members);
+  absl::StatusOr<StagingArena> CreateStaging(int64_t bytes);
   // Sends to itself, of tags from `first` on, that this rank could not make.
   void RefuseSends(int64_t first, int64_t count);
   void AbortWorld(const std::string& why);
