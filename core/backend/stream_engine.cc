@@ -14,7 +14,8 @@ struct StreamEngine::Meeting {
   struct Part {
     StreamState* stream = nullptr;  // null: this member has not called
     bool reached = false;           // its stream stands at the call
-    CollectiveCall call;
+    // Null: in no call so far that this was used for. Few of many members may take part.
+    std::unique_ptr<CollectiveCall> call;
   };
 
   Group* group = nullptr;
@@ -55,20 +56,22 @@ struct StreamEngine::Group {
 // --- Items ---
 
 StreamEngine::Item& StreamEngine::ItemQueue::Push() {
-  if (size_ == slots_.size()) {
-    std::vector<Item> larger(std::max<size_t>(8, 2 * slots_.size()));
-    for (size_t i = 0; i < size_; ++i) {
-      larger[i] = std::move(slots_[(first_ + i) & (slots_.size() - 1)]);
-    }
-    slots_ = std::move(larger);
-    first_ = 0;
+  if (blocks_.empty() || end_ == kBlock) {
+    blocks_.push_back(spare_ != nullptr ? std::move(spare_) : std::make_unique<Block>());
+    end_ = 0;
   }
-  return slots_[(first_ + size_++) & (slots_.size() - 1)];
+  return (*blocks_.back())[end_++];
 }
 
 void StreamEngine::ItemQueue::Pop() {
-  first_ = (first_ + 1) & (slots_.size() - 1);
-  if (--size_ == 0 && slots_.size() > kKept) slots_ = {};
+  ++first_;
+  if (blocks_.size() == 1 && first_ == end_) {
+    first_ = end_ = 0;
+  } else if (first_ == kBlock) {
+    spare_ = std::move(blocks_.front());
+    blocks_.pop_front();
+    first_ = 0;
+  }
 }
 
 // --- Streams and events ---
@@ -191,7 +194,7 @@ bool StreamEngine::AsksTheHost(const Item& item) {
   if (const auto* kernel = absl::get_if<KernelCall>(&item)) return kernel->unless != nullptr;
   const auto* collective = absl::get_if<CollectiveItem>(&item);
   return collective != nullptr &&
-         collective->meeting->parts[collective->member].call.veto != nullptr;
+         collective->meeting->parts[collective->member].call->veto != nullptr;
 }
 
 bool StreamEngine::Begin(StreamState* stream, Item* work) {
@@ -227,8 +230,8 @@ bool StreamEngine::Begin(StreamState* stream, Item* work) {
     if (const auto* collective = absl::get_if<CollectiveItem>(&head)) {
       Meeting* meeting = collective->meeting;
       Meeting::Part& part = meeting->parts[collective->member];
-      if (part.call.veto != nullptr && meeting->failure.ok()) {
-        const absl::Status veto = part.call.veto->status();
+      if (part.call->veto != nullptr && meeting->failure.ok()) {
+        const absl::Status veto = part.call->veto->status();
         if (!veto.ok()) Break(meeting->group, veto);  // this meeting with the others
       }
       if (!meeting->failure.ok()) {
@@ -449,7 +452,8 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
   }
   Meeting* meeting = channel->incomplete[index];
   Meeting::Part& part = meeting->parts[member];
-  CopyCall(call, &part.call);
+  if (part.call == nullptr) part.call = std::make_unique<CollectiveCall>();
+  CopyCall(call, part.call.get());
   // Members call in the same order, so the first meeting is complete first.
   if (++meeting->arrived == meeting->expected) {
     channel->incomplete.pop_front();
@@ -488,7 +492,7 @@ void StreamEngine::ListMembers(Meeting* meeting) {
   for (size_t m = 0; m < size; ++m) {
     const Meeting::Part& part = meeting->parts[m];
     meeting->members[m] = {meeting->group->devices[m],
-                           part.stream != nullptr ? &part.call : nullptr};
+                           part.stream != nullptr ? part.call.get() : nullptr};
   }
 }
 

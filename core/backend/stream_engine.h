@@ -19,6 +19,7 @@
 #ifndef CHORUS_CORE_BACKEND_STREAM_ENGINE_H_
 #define CHORUS_CORE_BACKEND_STREAM_ENGINE_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -78,19 +79,22 @@ class StreamEngine {
   using Item =
       absl::variant<WaitItem, RecordItem, CopyItem, KernelCall, CallbackItem, CollectiveItem>;
 
-  // First in, first out, in memory that it keeps unless that is much.
+  // First in, first out. A long one takes no more than its items: they never move, and what those
+  // that have gone leave empty is given back, but for one block.
   class ItemQueue {
    public:
-    bool empty() const { return size_ == 0; }
-    Item& front() { return slots_[first_]; }
+    bool empty() const { return blocks_.empty() || (first_ == end_ && blocks_.size() == 1); }
+    Item& front() { return (*blocks_.front())[first_]; }
     Item& Push();  // a slot at the end, to be assigned
     void Pop();
 
    private:
-    static constexpr size_t kKept = 1024;
-    std::vector<Item> slots_;  // a power of two of them, or none
-    size_t first_ = 0;
-    size_t size_ = 0;
+    static constexpr size_t kBlock = 64;
+    using Block = std::array<Item, kBlock>;
+    std::deque<std::unique_ptr<Block>> blocks_;
+    std::unique_ptr<Block> spare_;
+    size_t first_ = 0;  // in the first block
+    size_t end_ = 0;    // in the last one
   };
 
   struct StreamState {

@@ -18,14 +18,15 @@ namespace {
 class FakeExecutor : public Executor {
  public:
   void LoadPlan(PlanId, absl::string_view) override {}
-  void UnloadPlan(PlanId) override {}
+  std::shared_ptr<void> UnloadPlan(PlanId) override { return nullptr; }
   void OpenCommunicator(CommunicatorId id, absl::Span<const int>, int) override { open.insert(id); }
   void AbortCommunicator(CommunicatorId id, absl::Status) override { aborted.insert(id); }
   void CloseCommunicator(CommunicatorId id) override { open.erase(id); }
   bool Launch(absl::string_view) override { return false; }
   bool Continue() override { return false; }
   void Abandon(LaunchId) override {}
-  void Settled(LaunchId, TransferId) override {}
+  void Settled(LaunchId) override {}
+  void Settled(TransferId) override {}
   void Upload(TransferId, DeviceAddress, const void*, int64_t) override {}
   void Download(TransferId, void*, DeviceAddress, int64_t, LaunchId) override {}
 

@@ -55,16 +55,16 @@ int32_t Gangs::New() {
 }
 
 void Gangs::Recycle(int32_t index) {
-  const bool failed = !at(index).status.ok();
-  timers_->Cancel(at(index).watch);
-  at(index).Recycle();
-  free_.push_back(index);
-  while (!launches_.empty() && runs_->Find(launches_.front().run) == nullptr) {
-    launches_.pop_front();
-    ++first_launch_;
+  Gang& gang = at(index);
+  for (const LaunchId launch : gang.launches) {
+    const auto launched = launches_.find(launch);
+    // Runs that follow are told of a launch only while its results are on their way.
+    if (!gang.status.ok()) launcher_->executor(launched->second.device)->Settled(launch);
+    launches_.erase(launched);
   }
-  // Runs that follow are told of a launch only while its results are on their way.
-  if (failed) launcher_->Settled(LaunchId(first_launch_.value() - 1));
+  timers_->Cancel(gang.watch);
+  gang.Recycle();
+  free_.push_back(index);
 }
 
 // --- Launch: the point of no return -------------------------------------------------------------
@@ -436,7 +436,8 @@ void Gangs::LaunchRun(RunState* run) {
         run->outputs[i]->launch = message.launch;
       }
     }
-    launches_.push_back({run->handle, run->devices[slot]});
+    launches_.emplace(message.launch, Launched{run->handle, run->devices[slot]});
+    at(run->gang).launches.push_back(message.launch);
     launcher_->Launch(run->devices[slot], message);
   }
 }
@@ -444,9 +445,9 @@ void Gangs::LaunchRun(RunState* run) {
 // --- Completion ---------------------------------------------------------------------------------
 
 absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion, absl::Time now) {
-  const uint64_t index = completion.launch.value() - first_launch_.value();
-  if (completion.launch < first_launch_ || index >= launches_.size()) return absl::nullopt;
-  Launched& launched = launches_[index];
+  const auto found = launches_.find(completion.launch);
+  if (found == launches_.end()) return absl::nullopt;
+  Launched& launched = found->second;
   RunState* const run = runs_->Find(launched.run);
   if (run == nullptr || std::exchange(launched.complete, true)) return absl::nullopt;
   const auto device = static_cast<size_t>(launched.device.value());
@@ -464,7 +465,7 @@ absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion, abs
 void Gangs::Abandon(RunState* run) {
   if (run->launches_left == 0 || std::exchange(run->abandoned, true)) return;
   for (const LaunchMessage& message : run->launches) {
-    const Launched& launched = launches_[message.launch.value() - first_launch_.value()];
+    const Launched& launched = launches_.find(message.launch)->second;
     if (!launched.complete) launcher_->executor(launched.device)->Abandon(message.launch);
   }
 }
@@ -533,7 +534,7 @@ absl::Time Gangs::KillDevicesOf(const RunState& run, absl::Time now) {
   const absl::Duration patience = options_->sequencer.exec_timeout + options_->kill_timeout;
   absl::Time next = absl::InfiniteFuture();
   for (const LaunchMessage& message : run.launches) {
-    const Launched& launched = launches_[message.launch.value() - first_launch_.value()];
+    const Launched& launched = launches_.find(message.launch)->second;
     if (launched.complete) continue;
     const auto device = static_cast<size_t>(launched.device.value());
     const Ended last = device < ended_.size() ? ended_[device] : Ended();

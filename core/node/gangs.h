@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
@@ -37,6 +38,7 @@ struct Gang {
   std::shared_ptr<World> world;  // null: one local run
   Ticket ticket;
   std::vector<RunHandle> runs;
+  std::vector<LaunchId> launches;
   absl::Time launched;
   int32_t launches_left = 0;
   TimerQueue::Id watch;  // of one that was aborted (Gangs::Abort)
@@ -56,6 +58,7 @@ struct Gang {
     world.reset();
     ticket = Ticket();
     runs.clear();
+    launches.clear();
     launched = absl::Time();
     launches_left = 0;
     watch = TimerQueue::Id();
@@ -144,14 +147,13 @@ class Gangs {
 
   std::deque<Gang> gangs_;  // a deque: references stay valid
   std::vector<int32_t> free_;
-  // Launches of gangs under way: launch `first_launch_` + i.
+  // Of gangs under way.
   struct Launched {
     RunHandle run;
     DeviceIndex device;
     bool complete = false;
   };
-  std::deque<Launched> launches_;
-  LaunchId first_launch_{1};
+  absl::flat_hash_map<LaunchId, Launched> launches_;
   // By device: the launch that it has ended last.
   struct Ended {
     LaunchId launch;

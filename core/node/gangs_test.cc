@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/base/work.h"
 #include "core/graph/encoding.h"
@@ -47,7 +48,7 @@ class ToldExecutor : public Executor {
  public:
   ToldExecutor(Told* told, int device) : told_(told), device_(device) {}
   void LoadPlan(PlanId id, absl::string_view) override { Say(LoadedMessage{id, {}}); }
-  void UnloadPlan(PlanId) override {}
+  std::shared_ptr<void> UnloadPlan(PlanId) override { return nullptr; }
   void OpenCommunicator(CommunicatorId id, absl::Span<const int>, int) override {
     Say(OpenedMessage{id, {}});
   }
@@ -62,7 +63,8 @@ class ToldExecutor : public Executor {
     told_->abandoned.insert(launch);
     ++told_->abandonings;
   }
-  void Settled(LaunchId, TransferId) override {}
+  void Settled(LaunchId) override {}
+  void Settled(TransferId) override {}
   void Upload(TransferId id, DeviceAddress, const void*, int64_t) override {
     Say(TransferredMessage{id, {}});
   }
@@ -250,6 +252,30 @@ TEST_F(GangsTest, WhatAnEndedSessionHasLaunchedIsAbandoned) {
   Poll();
   EXPECT_THAT(told_.abandoned, ElementsAre(collective, last))
       << "the first, " << first.value() << ", has ended";
+}
+
+// However long the oldest launch takes, and whatever becomes of the others.
+TEST_F(GangsTest, OfLaunchesThatHaveEndedNothingIsKept) {
+  constexpr uint32_t kRuns = 5000;  // so many that errors, which are kept by their number, are full
+  Client* const client = Open("uid:1", absl::Hours(1));
+  Client* const other = Open("uid:2", absl::Hours(1));
+  RunLocal(client, 0);
+  told_.launches.reserve(8 * kRuns);
+  other->told.reserve(8 * kRuns);
+  const auto run = [&](uint32_t generation) {
+    const TensorId result = {0, generation};
+    Submit(other, DirectRank::LocalRun(1, {DirectRank::Inline({1})}, {result}));
+    End(told_.launches.size() - 1,
+        generation % 2 == 0 ? absl::OkStatus() : absl::InternalError("broken"));
+    Release release;
+    release.tensors = {result};
+    Submit(other, std::move(release));
+  };
+  uint32_t generation = 0;
+  while (generation < kRuns) run(++generation);
+  const HeapUse heap;
+  while (generation < 2 * kRuns) run(++generation);
+  EXPECT_LE(heap.bytes(), 4096);
 }
 
 TEST_F(GangsTest, WhatOthersWantIsNotAbandonedUntilTheyHaveIt) {

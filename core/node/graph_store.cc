@@ -300,11 +300,18 @@ absl::StatusOr<std::shared_ptr<LoadedPlan>> GraphStore::PlanOf(
 
 // --- Going --------------------------------------------------------------------------------------
 
-void GraphStore::UnloadAll(const LoadedPlan& plan) const {
-  for (const auto& slot : plan.locations) {
+// What was loaded goes with the plan, and what it was charged for with that.
+std::vector<Charge> GraphStore::UnloadAll(LoadedPlan* plan) const {
+  std::vector<Charge> charges;
+  for (const auto& slot : plan->locations) {
     CountWork(kWorkPerUnload * static_cast<int64_t>(slot.size()));
-    for (const auto& location : slot) unload_(location.first, location.second);
+    for (const auto& location : slot) {
+      UnloadedPart part = unload_(location.first, location.second);
+      plan->unloaded.push_back(std::move(part.program));
+      charges.push_back(std::move(part.charge));
+    }
   }
+  return charges;
 }
 
 std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> record, bool large,
@@ -312,11 +319,12 @@ std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> reco
   record->large = large;
   return {record.release(), [this, large, forget = std::move(forget)](GraphRecord* unused) {
             Go([this, unused, large, forget] {
-              UnloadAll(unused->main);
+              std::vector<Charge> charges = UnloadAll(&unused->main);
               // Each on its own way.
               unused->plans = {};
               unused->at_sizes = {};
-              TakeApart(std::unique_ptr<GraphRecord>(unused), unused->bytes, large, forget);
+              TakeApart(std::unique_ptr<GraphRecord>(unused), std::move(charges), unused->bytes,
+                        large, forget);
             });
           }};
 }
@@ -324,9 +332,9 @@ std::shared_ptr<GraphRecord> GraphStore::Share(std::unique_ptr<GraphRecord> reco
 std::shared_ptr<LoadedPlan> GraphStore::Share(std::unique_ptr<LoadedPlan> plan, bool large) {
   return {plan.release(), [this, large](LoadedPlan* unused) {
             Go([this, unused, large] {
-              UnloadAll(*unused);
-              TakeApart(std::unique_ptr<LoadedPlan>(unused), unused->charge.amount(), large,
-                        nullptr);
+              std::vector<Charge> charges = UnloadAll(unused);
+              TakeApart(std::unique_ptr<LoadedPlan>(unused), std::move(charges),
+                        unused->charge.amount(), large, nullptr);
             });
           }};
 }
@@ -350,10 +358,11 @@ bool GraphStore::Continue() {
 
 // Millions of small pieces take their time. Until they are gone they stay charged.
 template <typename T>
-void GraphStore::TakeApart(std::unique_ptr<T> unused, int64_t bytes, bool large,
-                           const std::function<void()>& forget) {
+void GraphStore::TakeApart(std::unique_ptr<T> unused, std::vector<Charge> charges, int64_t bytes,
+                           bool large, const std::function<void()>& forget) {
   const int64_t work = kWorkPerEnd + bytes / kBytesOfWork;
-  auto charge = std::make_shared<Charge>(std::move(unused->charge));
+  charges.push_back(std::move(unused->charge));
+  auto charged = std::make_shared<std::vector<Charge>>(std::move(charges));
   const auto end = [forget] {
     if (forget != nullptr) forget();
   };
@@ -363,14 +372,14 @@ void GraphStore::TakeApart(std::unique_ptr<T> unused, int64_t bytes, bool large,
     return end();
   }
   auto take_apart = [doomed = std::shared_ptr<T>(std::move(unused))]() mutable { doomed.reset(); };
-  if (!large) return background_->Do("", std::move(take_apart), [charge, end] { end(); });
+  if (!large) return background_->Do("", std::move(take_apart), [charged, end] { end(); });
   background_->Do(
       "",
       [take_apart, end]() mutable {
         take_apart();
         end();
       },
-      [charge] {});
+      [charged] {});
 }
 
 }  // namespace chorus::node

@@ -43,6 +43,14 @@ struct LoadedPlan {
   std::vector<std::vector<int32_t>> peer_buffers;
   std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> locations;  // by device slot
   Waits<std::vector<DeviceIndex>> loading;                             // by device slot
+  std::vector<std::shared_ptr<void>> unloaded;  // what is left of those, once nobody uses them
+};
+
+// What Executor::UnloadPlan returned, and what it is charged for: that of one device is in what the
+// graph costs.
+struct UnloadedPart {
+  std::shared_ptr<void> program;
+  Charge charge;
 };
 
 // What an executor makes of a device's part of a plan, by its bytes, from above.
@@ -76,6 +84,7 @@ struct GraphRecord {
   // For a record that another one is at some sizes; for one without a name, until whoever had it
   // made names it; for one without a name left, until it is gone.
   Charge charge;
+  int names = 0;  // of sessions, each of which has a charge for it
   std::vector<std::shared_ptr<const TensorType>> output_types;
   // Collectives in program order, all members having called equally often, and all devices of one
   // domain, where any are.
@@ -126,7 +135,7 @@ class GraphStore {
   };
   // `unload` is told of every loaded plan whose last session has gone. `background` outlives this;
   // null: all is done at once.
-  using Unload = std::function<void(DeviceIndex device, PlanId plan)>;
+  using Unload = std::function<UnloadedPart(DeviceIndex device, PlanId plan)>;
   GraphStore(const Options& options, Background* background, Unload unload)
       : options_(options), background_(background), unload_(std::move(unload)) {}
   ~GraphStore() { Continue(); }
@@ -199,9 +208,9 @@ class GraphStore {
                                                  Make make);
   void Go(std::function<void()> end);
   template <typename T>
-  void TakeApart(std::unique_ptr<T> unused, int64_t bytes, bool large,
+  void TakeApart(std::unique_ptr<T> unused, std::vector<Charge> charges, int64_t bytes, bool large,
                  const std::function<void()>& forget);
-  void UnloadAll(const LoadedPlan& plan) const;
+  std::vector<Charge> UnloadAll(LoadedPlan* plan) const;
 
   const Options options_;
   Background* const background_;

@@ -30,6 +30,8 @@
 namespace chorus::node {
 namespace {
 
+UnloadedPart NothingIsLoaded(DeviceIndex, PlanId) { return {}; }
+
 std::string Independent(int collectives) {
   testing::RankBuilder builder(0, 2);
   builder.set_wants_grad(false);
@@ -126,7 +128,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> MakeLarge(
 // For the text of an error of memory: nobody looks for it at the time.
 TEST(GraphStoreTest, AGraphKnowsItsNodeWithTheLargestResult) {
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
-  GraphStore store({}, nullptr, [](DeviceIndex, PlanId) {});
+  GraphStore store({}, nullptr, NothingIsLoaded);
   for (const int largest : {0, 1, 6}) {
     testing::RankBuilder builder(0, 2);
     builder.set_wants_grad(false);
@@ -146,7 +148,7 @@ TEST(GraphStoreTest, AGraphKnowsItsNodeWithTheLargestResult) {
 // Which groups are of one domain tells plans apart as their order does.
 TEST(GraphStoreTest, APlanIsOfItsDomains) {
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
-  GraphStore store({}, nullptr, [](DeviceIndex, PlanId) {});
+  GraphStore store({}, nullptr, NothingIsLoaded);
   const auto record = store.Register(Independent(1), ClientOf(budget), nullptr);
   ASSERT_TRUE(record.ok()) << record.status();
   const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
@@ -174,7 +176,10 @@ TEST(GraphStoreTest, APlanIsOfItsDomains) {
 TEST(GraphStoreTest, WhatASliceHasNoTimeToTakeApartGoesInOthersAndStaysChargedUntilThen) {
   std::set<PlanId> unloaded;
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
-  GraphStore store({}, nullptr, [&unloaded](DeviceIndex, PlanId plan) { unloaded.insert(plan); });
+  GraphStore store({}, nullptr, [&unloaded](DeviceIndex, PlanId plan) {
+    unloaded.insert(plan);
+    return UnloadedPart();
+  });
   constexpr int kCollectives = 8;
   absl::StatusOr<std::shared_ptr<GraphRecord>> record =
       store.Register(Independent(kCollectives), ClientOf(budget), nullptr);
@@ -213,7 +218,10 @@ TEST(GraphStoreTest, WhatASliceHasNoTimeToTakeApartGoesInOthersAndStaysChargedUn
 TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
   std::set<PlanId> unloaded;
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
-  GraphStore store({}, nullptr, [&unloaded](DeviceIndex, PlanId plan) { unloaded.insert(plan); });
+  GraphStore store({}, nullptr, [&unloaded](DeviceIndex, PlanId plan) {
+    unloaded.insert(plan);
+    return UnloadedPart();
+  });
   constexpr int kCollectives = 5;
   absl::StatusOr<std::shared_ptr<GraphRecord>> record =
       store.Register(Independent(kCollectives), ClientOf(budget), nullptr);
@@ -252,7 +260,7 @@ TEST(GraphStoreTest, KeepsThePlansOfTheLastOrders) {
 TEST(GraphStoreTest, PlansBesideTheMainOneAreChargedToWhoAskedForThem) {
   const BudgetRef poor = Budget::OfNode(100);
   const BudgetRef rich = Budget::OfNode(int64_t{1} << 30);
-  GraphStore store({}, nullptr, [](DeviceIndex, PlanId) {});
+  GraphStore store({}, nullptr, NothingIsLoaded);
   auto record = store.Register(Independent(3), ClientOf(rich), nullptr);
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(rich->used(), (*record)->bytes);
@@ -269,7 +277,7 @@ TEST(GraphStoreTest, PlansBesideTheMainOneAreChargedToWhoAskedForThem) {
 // Tenants share a graph's record, and wait for what is made of it together.
 TEST(GraphStoreTest, ThatTheFirstWhoAsksCannotPayIsNothingToTheOthers) {
   Posts posts;
-  GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+  GraphStore store(AllLarge(), &posts.background(), NothingIsLoaded);
   const BudgetRef poor = Budget::OfNode(100);
   const BudgetRef rich = Budget::OfNode(int64_t{1} << 30);
   const std::shared_ptr<GraphRecord> record = *MakeLarge(&store, Independent(3), rich, &posts);
@@ -306,7 +314,7 @@ TEST(GraphStoreTest, RefusesGraphsThatAreTooMuchAndKeepsNothingOfThem) {
     GraphStore::Options options;
     options.limits.max_nodes = max_nodes;
     options.max_graph_bytes = max_bytes;
-    GraphStore store(options, nullptr, [](DeviceIndex, PlanId) {});
+    GraphStore store(options, nullptr, NothingIsLoaded);
     return store.Register(encoded, ClientOf(Budget::OfNode(int64_t{1} << 30)), nullptr).status();
   };
   const std::string three = Independent(3);
@@ -342,7 +350,7 @@ TEST(GraphStoreTest, AGraphIsChargedBeforeEachStepOfMakingIt) {
   const Graph graph = *DecodeGraph(encoded);
   const int64_t copy = static_cast<int64_t>(encoded.size());
   const int64_t bytes_to_plan = *MemoryToPlan(graph, kMuch);
-  GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+  GraphStore store(AllLarge(), &posts.background(), NothingIsLoaded);
   std::vector<int64_t> held;
   auto record = MakeLarge(&store, encoded, budget, &posts, [&] { held.push_back(HeldOf(budget)); });
   ASSERT_TRUE(record.ok()) << record.status();
@@ -371,7 +379,7 @@ TEST(GraphStoreTest, AGraphIsChargedBeforeEachStepOfMakingIt) {
 TEST(GraphStoreTest, VariantsAreChargedBeforeTheyAreMade) {
   Posts posts;
   const BudgetRef budget = Budget::OfNode(kMuch);
-  GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+  GraphStore store(AllLarge(), &posts.background(), NothingIsLoaded);
   const auto record = *MakeLarge(&store, Independent(70), budget, &posts);
   const int64_t before = HeldOf(budget);
   std::vector<int32_t> order(70);
@@ -423,7 +431,7 @@ TEST(GraphStoreTest, MakingTakesNoMoreThanIsChargedForIt) {
     const BudgetRef budget = Budget::OfNode(kMuch);
     int64_t charged = 0;
     {
-      GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+      GraphStore store(AllLarge(), &posts.background(), NothingIsLoaded);
       const auto record = MakeLarge(&store, encoded, budget, &posts,
                                     [&] { charged = std::max(charged, HeldOf(budget)); });
       EXPECT_EQ(record.ok(), name != "bomb" && name != "no graph") << record.status();
@@ -452,7 +460,7 @@ TEST(GraphStoreTest, WhoCannotBeChargedHasNothingMade) {
       const BudgetRef session = Budget::Within(node, "session 1", limits);
       Posts posts;
       GraphStore store(is_large ? AllLarge() : GraphStore::Options(), &posts.background(),
-                       [](DeviceIndex, PlanId) {});
+                       NothingIsLoaded);
       absl::optional<HeapUse> heap;
       posts.background().Do(
           "", [&heap] { heap.emplace(); }, [] {});
@@ -486,7 +494,7 @@ TEST(GraphStoreTest, WhatHasGoneIsTakenApartBeforeWhoNeedsItsMemoryIsRefused) {
   const auto status_within = [&](int64_t bytes) {
     Posts posts;
     const BudgetRef budget = Budget::OfNode(bytes);
-    GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+    GraphStore store(AllLarge(), &posts.background(), NothingIsLoaded);
     absl::StatusOr<std::shared_ptr<GraphRecord>> record =
         MakeLarge(&store, encoded, budget, &posts);
     if (!record.ok()) return record.status();
@@ -524,7 +532,7 @@ TEST(GraphStoreTest, WhatHasGoneIsTakenApartBeforeWhoNeedsItsMemoryIsRefused) {
   {
     Posts posts;
     const BudgetRef budget = Budget::OfNode(kMuch);
-    GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+    GraphStore store(AllLarge(), &posts.background(), NothingIsLoaded);
     const auto look = [&] { enough = std::max(enough, budget->used()); };
     ASSERT_TRUE(MakeLarge(&store, encoded, budget, &posts, look).ok());
     posts.background().Stop();
@@ -537,7 +545,7 @@ TEST(GraphStoreTest, WhatIsChargedForMakingGoesWhenTheNodeEnds) {
   for (const int answers : {0, 1, 2}) {
     Posts posts;
     const BudgetRef budget = Budget::OfNode(kMuch);
-    GraphStore store(AllLarge(), &posts.background(), [](DeviceIndex, PlanId) {});
+    GraphStore store(AllLarge(), &posts.background(), NothingIsLoaded);
     const auto never = [](const absl::StatusOr<std::shared_ptr<GraphRecord>>&) { FAIL(); };
     const std::string encoded = Independent(70);
     ASSERT_TRUE(store.Register(encoded, ClientOf(budget), never).ok());
@@ -554,7 +562,7 @@ TEST(GraphStoreTest, APlanOfManyPiecesIsMadeInTheBackground) {
   Posts posts;
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
   {
-    GraphStore store({}, &posts.background(), [](DeviceIndex, PlanId) {});
+    GraphStore store({}, &posts.background(), NothingIsLoaded);
     // As large as graphs of the node thread's are.
     const std::string common = Independent(70);
     EXPECT_GT(common.size(), 3000u);

@@ -29,13 +29,8 @@ Launcher::Launcher(Devices* devices, Background* background, std::function<void(
       lost_plans_(launch_counts_.size()),
       communicators_(std::make_shared<CommunicatorPool>(&executors_)) {
   for (int i = 0; i < devices->info().count(); ++i) {
-    DeviceExecutorOptions options;
-    options.dispose = [this](std::function<void()> take_apart) {
-      background_->Do("", std::move(take_apart), [] {});
-    };
     executors_.push_back(devices->OpenExecutor(
-        i, [this, i](absl::string_view bytes) { OnEvent(DeviceIndex(i), bytes); },
-        std::move(options)));
+        i, [this, i](absl::string_view bytes) { OnEvent(DeviceIndex(i), bytes); }, {}));
   }
 }
 
@@ -152,7 +147,7 @@ void Launcher::Take(const LoadedMessage& loaded) {
     loaded_.emplace(loaded.plan, std::move(part.charge));
     // Others may have asked for it, together with other devices.
     if (FindOn(*loading.plan, part.slot, part.device) != PlanId()) {
-      UnloadPlan(part.device, loaded.plan);
+      LetGo(UnloadPlan(part.device, loaded.plan));
     } else {
       loading.plan->locations[part.slot].emplace_back(part.device, loaded.plan);
     }
@@ -163,9 +158,22 @@ void Launcher::Take(const LoadedMessage& loaded) {
   if (loading.is_waited_for) plan->loading.Tell(loading.key, loading.status);
 }
 
-void Launcher::UnloadPlan(DeviceIndex device, PlanId plan) {
-  executor(device)->UnloadPlan(plan);
-  loaded_.erase(plan);
+UnloadedPart Launcher::UnloadPlan(DeviceIndex device, PlanId plan) {
+  UnloadedPart part;
+  part.program = executor(device)->UnloadPlan(plan);
+  const auto loaded = loaded_.find(plan);
+  if (loaded != loaded_.end()) {
+    part.charge = std::move(loaded->second);
+    loaded_.erase(loaded);
+  }
+  return part;
+}
+
+void Launcher::LetGo(UnloadedPart part) {
+  if (background_ == nullptr) return;
+  auto charge = std::make_shared<Charge>(std::move(part.charge));
+  background_->Do(
+      "", [program = std::move(part.program)]() mutable { program.reset(); }, [charge] {});
 }
 
 void Launcher::Launch(DeviceIndex device, const LaunchMessage& message) {
@@ -179,13 +187,6 @@ void Launcher::Launch(DeviceIndex device, const LaunchMessage& message) {
   }
 }
 
-// What has failed before an older transfer that is still under way is kept until the next time.
-void Launcher::Settled(LaunchId last) {
-  const TransferId ended =
-      transfers_.empty() ? last_transfer_ : TransferId(transfers_.begin()->first.value() - 1);
-  for (auto& executor : executors_) executor->Settled(last, ended);
-}
-
 bool Launcher::Continue() {
   if (unfinished_.empty()) return false;
   unfinished_.erase(
@@ -197,26 +198,30 @@ bool Launcher::Continue() {
 
 TransferId Launcher::Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
                             OnTransferred done) {
-  const TransferId id = BeginTransfer(std::move(done));
+  const TransferId id = BeginTransfer(device, std::move(done));
   executor(device)->Upload(id, to, from, bytes);
   return id;
 }
 
 void Launcher::Download(DeviceIndex device, void* to, DeviceAddress from, int64_t bytes,
                         OnTransferred done) {
-  executor(device)->Download(BeginTransfer(std::move(done)), to, from, bytes, LaunchId());
+  executor(device)->Download(BeginTransfer(device, std::move(done)), to, from, bytes, LaunchId());
 }
 
 // What a transfer keeps alive counts its references on this thread alone: the executor gets no more
 // than a number.
-TransferId Launcher::BeginTransfer(OnTransferred done) {
-  transfers_.emplace(++last_transfer_, std::move(done));
+TransferId Launcher::BeginTransfer(DeviceIndex device, OnTransferred done) {
+  transfers_.emplace(++last_transfer_, Transfer{device, std::move(done)});
   return last_transfer_;
 }
 
 void Launcher::Take(const TransferredMessage& transferred) {
   auto node = transfers_.extract(transferred.transfer);
-  if (node) node.mapped()(transferred.status);
+  if (!node) return;
+  const Transfer& transfer = node.mapped();
+  transfer.done(transferred.status);
+  // What waited for it has failed as well.
+  if (!transferred.status.ok()) executor(transfer.device)->Settled(transferred.transfer);
 }
 
 // What was loaded there and opened is not there any more; what had been asked for has ended.

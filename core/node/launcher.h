@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -53,7 +53,8 @@ class Launcher {
                                 const GraphStore::Waiting& waiting);
   // The part for device slot `slot` on `device`. INTERNAL: it has not been loaded there.
   absl::StatusOr<PlanId> PlanOn(const LoadedPlan& plan, int slot, DeviceIndex device) const;
-  void UnloadPlan(DeviceIndex device, PlanId plan);
+  // No run of it is under way.
+  UnloadedPart UnloadPlan(DeviceIndex device, PlanId plan);
   int64_t loaded_plans() const { return static_cast<int64_t>(loaded_.size()); }
 
   // Of communicators, for whoever is to share them with nobody; charged to `budget`.
@@ -67,8 +68,6 @@ class Launcher {
   // Goes on with launches that were too large to be enqueued at once. Whether there were any.
   bool Continue();
   bool HasMore() const { return !unfinished_.empty(); }
-  // Executor::Settled, on each device; of uploads, those that have ended.
-  void Settled(LaunchId last);
 
   // Executor::Upload and Download; the host memory must stand until `done`, which Drain() calls.
   using OnTransferred = std::function<void(const absl::Status&)>;
@@ -123,7 +122,8 @@ class Launcher {
   void TakeLoss(DeviceIndex device);
   PlanId FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) const;
   void ForgetLost(LoadedPlan* plan, size_t slot);
-  TransferId BeginTransfer(OnTransferred done);
+  void LetGo(UnloadedPart part);
+  TransferId BeginTransfer(DeviceIndex device, OnTransferred done);
 
   Background* const background_;
   const std::function<void()> wake_;
@@ -139,7 +139,11 @@ class Launcher {
   std::map<PlanId, LoadingPart> loading_;
   std::map<PlanId, Charge> loaded_;
   TransferId last_transfer_;
-  absl::btree_map<TransferId, OnTransferred> transfers_;  // under way
+  struct Transfer {
+    DeviceIndex device;
+    OnTransferred done;
+  };
+  absl::flat_hash_map<TransferId, Transfer> transfers_;  // under way
   LaunchId last_launch_;
   ByteWriter scratch_;
   std::vector<DeviceIndex> unfinished_;  // executors that have not enqueued all they were given

@@ -1,5 +1,6 @@
 #include "core/node/launcher.h"
 
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
 #include "core/graph/encoding.h"
+#include "core/node/prepare.h"
 #include "core/ops/host_kernels.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/runtime/devices.h"
@@ -24,8 +26,9 @@ class LauncherTest : public ::testing::Test {
  protected:
   LauncherTest() {
     HostBackendOptions host;
-    host.devices = 3;
+    host.devices = 4;
     host.pool = &pool_;
+    host.inline_bytes = 0;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
     devices_ = DevicesOf(backend_.get());
@@ -60,12 +63,58 @@ class LauncherTest : public ::testing::Test {
     return launcher_->PlanOn(record.main, 0, DeviceIndex(device)).value_or(PlanId());
   }
 
+  // Of many nodes each, of some kinds.
+  static constexpr int kNodes = 500;
+  std::vector<std::shared_ptr<GraphRecord>> Chains() {
+    const auto chain = [&](const TensorType& type, auto next) {
+      return Register([&](RankBuilder* b) {
+        ValueIndex x = b->Input(type);
+        for (int i = 0; i < kNodes; ++i) x = next(b, x);
+        return x;
+      });
+    };
+    const TensorType vector(DType::kF32, {5});
+    const TensorType square(DType::kF32, {5, 5});
+    return {
+        chain(vector, [](RankBuilder* b, ValueIndex x) { return b->Op("neg", {x}); }),
+        chain(vector,
+              [](RankBuilder* b, ValueIndex x) {
+                return b->Op("add", {x, x});
+              }),
+        chain(square,
+              [](RankBuilder* b, ValueIndex x) {
+                return b->Op("matmul", {x, x});
+              }),
+        chain(square,
+              [](RankBuilder* b, ValueIndex x) {
+                const std::vector<int64_t> perm = {1, 0};
+                return b->Op("transpose", {x}, {{"perm", perm}});
+              }),
+        chain(vector,
+              [](RankBuilder* b, ValueIndex x) {
+                return b->Op(
+                    "concat",
+                    std::vector<ValueIndex>(
+                        20,
+                        b->Op("slice", {x},
+                              {{"axis", int64_t{0}}, {"begin", int64_t{0}}, {"end", int64_t{1}}})),
+                    {{"axis", int64_t{0}}});
+              }),
+        chain(vector, [](RankBuilder* b, ValueIndex x) { return b->AllReduce(x); }),
+        chain(vector,
+              [](RankBuilder* b, ValueIndex x) {
+                return b->Op("slice", {b->ApplyCollective("all_gather_into_tensor", {x})[0]},
+                             {{"axis", int64_t{0}}, {"begin", int64_t{0}}, {"end", int64_t{5}}});
+              }),
+    };
+  }
+
   const BudgetRef budget_ = Budget::OfNode(int64_t{1} << 30);
   ThreadPool pool_{1};
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Devices> devices_;
   std::unique_ptr<Launcher> launcher_;
-  GraphStore graphs_{{}, nullptr, [](DeviceIndex, PlanId) {}};
+  GraphStore graphs_{{}, nullptr, [](DeviceIndex, PlanId) { return UnloadedPart(); }};
 };
 
 // Others have their turns in between, and what comes meanwhile comes behind.
@@ -119,38 +168,7 @@ TEST_F(LauncherTest, EachDeviceMoreThatHasAPlanIsCharged) {
 }
 
 TEST_F(LauncherTest, ALoadedPartTakesNoMoreThanItIsChargedFor) {
-  constexpr int kNodes = 500;
-  const auto chain = [&](const TensorType& type, auto next) {
-    return Register([&](RankBuilder* b) {
-      ValueIndex x = b->Input(type);
-      for (int i = 0; i < kNodes; ++i) x = next(b, x);
-      return x;
-    });
-  };
-  const TensorType vector(DType::kF32, {5});
-  const TensorType square(DType::kF32, {5, 5});
-  const std::vector<std::shared_ptr<GraphRecord>> records = {
-      chain(vector, [](RankBuilder* b, ValueIndex x) { return b->Op("neg", {x}); }),
-      chain(vector,
-            [](RankBuilder* b, ValueIndex x) {
-              return b->Op("add", {x, x});
-            }),
-      chain(square,
-            [](RankBuilder* b, ValueIndex x) {
-              return b->Op("matmul", {x, x});
-            }),
-      chain(square,
-            [](RankBuilder* b, ValueIndex x) {
-              const std::vector<int64_t> perm = {1, 0};
-              return b->Op("transpose", {x}, {{"perm", perm}});
-            }),
-      chain(vector, [](RankBuilder* b, ValueIndex x) { return b->AllReduce(x); }),
-      chain(vector,
-            [](RankBuilder* b, ValueIndex x) {
-              return b->Op("slice", {b->ApplyCollective("all_gather_into_tensor", {x})[0]},
-                           {{"axis", int64_t{0}}, {"begin", int64_t{0}}, {"end", int64_t{5}}});
-            }),
-  };
+  const std::vector<std::shared_ptr<GraphRecord>> records = Chains();
   for (size_t i = 0; i < records.size(); ++i) {
     const std::string& encoded = records[i]->main.plan.device_plans[0];
     const HeapUse heap;
@@ -160,6 +178,61 @@ TEST_F(LauncherTest, ALoadedPartTakesNoMoreThanItIsChargedFor) {
     RecordProperty(
         "times_" + std::to_string(i),
         std::to_string(static_cast<double>(heap.bytes()) / static_cast<double>(encoded.size())));
+  }
+}
+
+// Behind what takes long, in the device's queues: a thousand runs of a session may.
+TEST_F(LauncherTest, ALaunchThatWaitsTakesNoMoreThanItIsChargedFor) {
+  constexpr int kLaunches = 10;
+  std::promise<void> begun;
+  std::promise<void> goes_on;
+  pool_.Post([&] {
+    begun.set_value();
+    goes_on.get_future().wait();
+  });
+  begun.get_future().wait();
+  const auto lease = launcher_->LeaseCommunicators(budget_);
+  const absl::StatusOr<CommunicatorId> communicator = lease->Of(
+      std::vector<DeviceIndex>{DeviceIndex(0), DeviceIndex(1), DeviceIndex(2), DeviceIndex(3)});
+  ASSERT_TRUE(communicator.ok()) << communicator.status();
+  std::vector<std::vector<double>> memory;
+  const std::vector<std::shared_ptr<GraphRecord>> records = Chains();
+  for (size_t i = 0; i < records.size(); ++i) {
+    ASSERT_TRUE(Load(records[i], 0, budget_).ok());
+    const Plan& plan = records[i]->main.plan;
+    LaunchMessage message;
+    message.plan = PlanOn(*records[i], 0);
+    for (const BufferSpec& spec : plan.buffers) {
+      memory.emplace_back(static_cast<size_t>(spec.bytes) / sizeof(double) + 1);
+      message.buffers.push_back(reinterpret_cast<DeviceAddress>(memory.back().data()));
+    }
+    for (size_t c = 0; c < plan.collectives[0].size(); ++c) {
+      message.collectives.emplace_back();
+      message.collectives.back().communicator = *communicator;
+      message.collectives.back().present = {0};  // nobody shares what the call takes
+    }
+    const HeapUse heap;
+    for (int l = 0; l < kLaunches; ++l) {
+      message.launch = launcher_->NextLaunchId();
+      launcher_->Launch(DeviceIndex(0), message);
+      while (launcher_->Continue()) {
+      }
+    }
+    const int64_t bytes = heap.bytes() / kLaunches;
+    const int64_t charged = MemoryOfRun(records[i]->graph, plan);
+    EXPECT_LE(bytes, charged) << "graph " << i;
+    RecordProperty("charged_times_" + std::to_string(i),
+                   std::to_string(static_cast<double>(charged) / static_cast<double>(bytes)));
+    RecordProperty("bytes_of_step_" + std::to_string(i), std::to_string(bytes / kNodes));
+    RecordProperty("encoded_step_" + std::to_string(i),
+                   std::to_string(static_cast<int>(plan.device_plans[0].size()) / kNodes));
+  }
+  goes_on.set_value();
+  for (size_t left = records.size() * kLaunches; left > 0;) {
+    launcher_->Drain([&left](const CompletionMessage& completed) {
+      EXPECT_TRUE(completed.status.ok()) << completed.status;
+      --left;
+    });
   }
 }
 

@@ -185,6 +185,7 @@ absl::Status Names::Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRe
   slot->charge = std::move((*record)->charge);
   slot->counted = std::move(counted);
   slot->record = *std::move(record);
+  ++slot->record->names;
   return absl::OkStatus();
 }
 
@@ -214,9 +215,9 @@ void Names::Release(GraphSlot* slot) {
   Empty(slot);
 }
 
-// A graph that goes with its last name stays charged until it is gone.
+// A graph that has no name any more stays charged until it is gone: its runs may keep it for hours.
 void Names::Empty(GraphSlot* slot) {
-  if (slot->record != nullptr && slot->record.use_count() == 1) {
+  if (slot->record != nullptr && --slot->record->names == 0) {
     slot->record->charge = std::move(slot->charge);
   }
   slot->record.reset();

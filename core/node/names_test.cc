@@ -138,7 +138,7 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   EXPECT_EQ(ErrorOf(names_.FindGraph(GraphAt(2, 1)).status()).message, "no such shape");
   EXPECT_EQ(names_.live_graphs(), 0);
   EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(2, 1))), Reason::kMalformed);
-  const auto record = std::make_shared<GraphRecord>();
+  auto record = std::make_shared<GraphRecord>();
   record->bytes = 1000;
   EXPECT_TRUE(names_.NameGraph(GraphAt(2, 2), record).ok());
   EXPECT_EQ(budget_->held(Resource::kGraphBytes), 1000);
@@ -149,8 +149,8 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   EXPECT_EQ(names_.live_graphs(), 1);
   names_.ReleaseGraph(GraphAt(2, 2));
   EXPECT_EQ(ReasonOf(names_.FindGraph(GraphAt(2, 2)).status()), Reason::kUnknownName);
-  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 0);
   // There is no memory for a larger one: that is what its runs are told.
+  record = std::make_shared<GraphRecord>();
   record->bytes = 1 << 20;
   EXPECT_EQ(ReasonOf(names_.NameGraph(GraphAt(2, 3), record)), Reason::kOutOfMemory);
   EXPECT_EQ(ReasonOf(names_.FindGraph(GraphAt(2, 3)).status()), Reason::kOutOfMemory);
@@ -164,12 +164,18 @@ TEST_F(NamesTest, TheFirstNameOfAGraphTakesWhatMakingItIsChargedFor) {
     record->bytes = 1000;
     record->charge = *budget->Charge(Domain::kHost, Resource::kGraphBytes, record->bytes);
   };
-  const auto own = std::make_shared<GraphRecord>();
+  auto own = std::make_shared<GraphRecord>();
   charge_for(own.get(), budget_);
   EXPECT_TRUE(names_.NameGraph(GraphAt(0, 1), own).ok());
   EXPECT_EQ(budget_->held(Resource::kGraphBytes), 1000);
   EXPECT_EQ(own->charge.amount(), 0);
+  EXPECT_TRUE(names_.NameGraph(GraphAt(3, 1), own).ok());
+  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 2000) << "each name is charged";
   names_.ReleaseGraph(GraphAt(0, 1));
+  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 1000);
+  names_.ReleaseGraph(GraphAt(3, 1));
+  EXPECT_EQ(budget_->held(Resource::kGraphBytes), 1000) << "its runs may still need it";
+  own.reset();
   EXPECT_EQ(budget_->held(Resource::kGraphBytes), 0);
 
   const auto others = std::make_shared<GraphRecord>();

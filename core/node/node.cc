@@ -134,7 +134,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Device
               }),
       graphs(GraphsOf(options, domains, *devices), &background,
              [this](DeviceIndex device, PlanId plan) {
-               if (!ending) launcher.UnloadPlan(device, plan);
+               return ending ? UnloadedPart() : launcher.UnloadPlan(device, plan);
              }),
       sessions(&options, devices->info().count(), &timers,
                [node](const std::shared_ptr<Session>& session, const std::string& how,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -49,6 +50,27 @@ int64_t BytesOfFrame(const Vote& vote) {
 }
 
 }  // namespace
+
+int64_t MemoryOfRun(const Graph& graph, const Plan& plan) {
+  constexpr int64_t kPerRow = 4096;
+  constexpr int64_t kPerInput = 192;  // bytes that come along, or their upload, too
+  static_assert(sizeof(LaunchMessage::Inline) + 2 * sizeof(RunState::uploads[0]) + 64 <= kPerInput);
+  constexpr int64_t kPerOutput = 320;  // its cell, too, which has a name of its own for a while
+  static_assert(sizeof(Cell) + sizeof(CellRef) + sizeof(TensorId) + 64 <= kPerOutput);
+  constexpr int64_t kPerBuffer = 64;
+  constexpr int64_t kPerBufferAndDevice = 16;
+  constexpr int64_t kPerParticipation = 1024;  // its vote, too; what it makes there is its world's
+  // A step that waits, by the bytes of the device's part: launcher_test has what they are.
+  constexpr int64_t kTimesQueued = 6;
+  const auto buffers = static_cast<int64_t>(plan.buffers.size());
+  int64_t bytes = kPerRow + kPerInput * static_cast<int64_t>(graph.inputs.size()) +
+                  kPerOutput * static_cast<int64_t>(graph.outputs.size()) + kPerBuffer * buffers +
+                  kPerParticipation * static_cast<int64_t>(plan.votes->participations.size());
+  for (const std::string& part : plan.device_plans) {
+    bytes += kPerBufferAndDevice * buffers + kTimesQueued * static_cast<int64_t>(part.size());
+  }
+  return bytes;
+}
 
 std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session) {
   std::vector<NamedWorld> named;
@@ -146,9 +168,7 @@ absl::Status Preparer::Charge(RunState* run, int64_t bytes) {
   return absl::OkStatus();
 }
 
-// What a run takes beside the graph and the plan, which its session has: the names of its outputs,
-// what its ranks may still ask of its calls, and its own row, of what RunState lists by input,
-// output, buffer and participation and what its vote keeps of the frame.
+// The names of its outputs and what its ranks may still ask of its calls, too.
 absl::Status Preparer::ChargeRows(RunState* run) {
   int32_t top_slot = -1;
   for (const TensorId& id : run->output_ids) top_slot = std::max(top_slot, id.slot);
@@ -156,20 +176,9 @@ absl::Status Preparer::ChargeRows(RunState* run) {
   if (run->world != nullptr) {
     CHORUS_RETURN_IF_ERROR(run->world->ReserveCalls(run->plan->plan.votes->participations.size()));
   }
-  const Plan& plan = run->plan->plan;
-  const Graph& graph = run->graph->graph;
-  constexpr int64_t kPerRow = 4096;
-  constexpr int64_t kPerInput = 192;  // bytes that come along, or their upload, too
-  static_assert(sizeof(LaunchMessage::Inline) + 2 * sizeof(RunState::uploads[0]) + 64 <= kPerInput);
-  constexpr int64_t kPerOutput = 320;  // its cell, too, which has a name of its own for a while
-  static_assert(sizeof(Cell) + sizeof(CellRef) + sizeof(TensorId) + 64 <= kPerOutput);
-  constexpr int64_t kPerBuffer = 64;
-  constexpr int64_t kPerParticipation = 512;  // its vote, too; what it makes there is its world's
-  const int64_t bytes = kPerRow + kPerInput * static_cast<int64_t>(graph.inputs.size()) +
-                        kPerOutput * static_cast<int64_t>(graph.outputs.size()) +
-                        kPerBuffer * static_cast<int64_t>(plan.buffers.size()) +
-                        kPerParticipation * static_cast<int64_t>(plan.votes->participations.size());
-  return Charge(run, bytes + BytesOfFrame(run->vote));
+  const int64_t to_write = Storage::kBytesToCopyLater * static_cast<int64_t>(run->intos.size());
+  return Charge(
+      run, MemoryOfRun(run->graph->graph, run->plan->plan) + BytesOfFrame(run->vote) + to_write);
 }
 
 absl::Status Preparer::FindDevices(const Run& command, RunState* run) {

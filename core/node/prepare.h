@@ -38,6 +38,11 @@ struct NamedWorld {
 inline constexpr size_t kMaxNamedWorlds = 8;
 std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session);
 
+// What a run takes beside its graph and the plan, which its session has: its row, what RunState
+// lists by input, output, buffer and participation, and what stands in the queues of its devices
+// until its turn comes.
+int64_t MemoryOfRun(const Graph& graph, const Plan& plan);
+
 class Preparer {
  public:
   // `arrived` is called when bytes of a run's inputs have come to its device, or cannot: kLater,

@@ -255,6 +255,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   Bound bound;
   BufferRef copy;                  // in host memory
   std::shared_ptr<Arena> gathers;  // what is to be copied from there in the background
+  Charge gathering;
   if (const auto* data = absl::get_if<InlineData>(&binding)) {
     CHORUS_RETURN_IF_ERROR(CheckInline(*data, type));
     if (bytes == 0) return bound;
@@ -288,6 +289,8 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
     if (IsForLater(bytes)) {
+      CHORUS_ASSIGN_OR_RETURN(
+          gathering, session.budget->Charge(Domain::kHost, Resource::kRunBytes, kBytesToCopyLater));
       gathers = std::move(arena);
     } else {
       CopyStrided(type, range.strides, 0, type.num_elements(), source, copy->host());
@@ -303,7 +306,8 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   if (gathers != nullptr) {
     bound.arrival = Arrival::kLater;
     Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, copy,
-           [this, device, target = bound.buffer, copy, arrived = std::move(arrived)] {
+           [this, charge = std::make_shared<Charge>(std::move(gathering)), device,
+            target = bound.buffer, copy, arrived = std::move(arrived)] {
              if (host_) return arrived(Arrival::kLater, absl::OkStatus());
              Upload(device, target, copy->host(), copy, Arrival::kLater, arrived);
            });

@@ -87,6 +87,9 @@ class Storage {
   // INVALID_ARGUMENT: there are more or fewer than `type` has.
   absl::StatusOr<BufferRef> BindInline(const Session& session, const InlineData& data,
                                        const TensorType& type, DeviceIndex device);
+  // What a copy from or to staging memory takes, beside the bytes, until the background has made
+  // it.
+  static constexpr int64_t kBytesToCopyLater = 1024;
   // The bytes that `binding` names, as a buffer that the device can read. `stable`: they must not
   // change any more, so client-writable memory is copied.
   enum class Arrival : uint8_t {

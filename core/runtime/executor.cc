@@ -93,6 +93,60 @@ std::unique_ptr<DeviceProgram::LoadedCall> LoadCall(const DevicePlan::Collective
   return loaded;
 }
 
+// Which of its launches, or uploads, have failed: as long as somebody may ask, and no longer.
+// Threads: any.
+template <typename Id>
+class FailureLog {
+ public:
+  using Ids = absl::InlinedVector<Id, 4>;
+  void Note(Id failed) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    rows_[failed].failed = true;
+  }
+  // A question about each of these is to come. Returns them, each once.
+  template <typename List>
+  Ids Await(const List& list) ABSL_LOCKS_EXCLUDED(mutex_) {
+    Ids ids(list.begin(), list.end());
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    if (ids.empty()) return ids;
+    MutexLock lock(&mutex_);
+    for (const Id id : ids) ++rows_[id].questions;
+    return ids;
+  }
+  bool Ask(Id id) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    const auto row = rows_.find(id);
+    const bool failed = row->second.failed;
+    --row->second.questions;
+    DropIfUnwanted(row);
+    return failed;
+  }
+  // Of one that has ended: nobody will await it any more.
+  void Settle(Id id) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    const auto row = rows_.find(id);
+    if (row == rows_.end()) return;
+    row->second.settled = true;
+    DropIfUnwanted(row);
+  }
+
+ private:
+  struct Row {
+    int32_t questions = 0;
+    bool failed = false;
+    bool settled = false;
+  };
+  using Rows = absl::flat_hash_map<Id, Row>;
+  void DropIfUnwanted(typename Rows::iterator row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Row& of = row->second;
+    if (of.questions == 0 && (of.settled || !of.failed)) rows_.erase(row);
+  }
+
+  Mutex mutex_;
+  Rows rows_ ABSL_GUARDED_BY(mutex_);
+};
+
 class DeviceExecutor final : public Executor {
  public:
   DeviceExecutor(Backend* backend, int index, OnEvent on_event, DeviceExecutorOptions options)
@@ -132,17 +186,14 @@ class DeviceExecutor final : public Executor {
     Say(LoadedMessage{id, std::move(loaded)});
   }
 
-  void UnloadPlan(PlanId id) override {
-    if (MustWait([this, id] { UnloadPlan(id); })) return;
-    if (FindPlan(id) == nullptr) return;
+  std::shared_ptr<void> UnloadPlan(PlanId id) override {
+    if (FindPlan(id) == nullptr) return nullptr;
     const auto it = plans_.find(id);
-    retired_.plans.push_back(std::move(it->second));
+    std::shared_ptr<DeviceProgram> plan = std::move(it->second);
     plans_.erase(it);
-    {
-      MutexLock lock(&loading_mutex_);
-      ids_.erase(id);
-    }
-    Reap();
+    MutexLock lock(&loading_mutex_);
+    ids_.erase(id);
+    return plan;
   }
 
   void OpenCommunicator(CommunicatorId id, absl::Span<const int> devices, int member) override {
@@ -164,11 +215,7 @@ class DeviceExecutor final : public Executor {
 
   void CloseCommunicator(CommunicatorId id) override {
     if (MustWait([this, id] { CloseCommunicator(id); })) return;
-    const auto it = communicators_.find(id);
-    if (it == communicators_.end()) return;
-    if (it->second.ok()) retired_.communicators.push_back(*std::move(it->second));
-    communicators_.erase(it);
-    Reap();
+    communicators_.erase(id);
   }
 
   bool Launch(absl::string_view bytes) override {
@@ -207,34 +254,30 @@ class DeviceExecutor final : public Executor {
     MustWait([this, launch] { Abandon(launch); });
   }
 
-  void Settled(LaunchId last, TransferId last_upload) override {
-    if (MustWait([this, last, last_upload] { Settled(last, last_upload); })) return;
-    MutexLock lock(&failures_mutex_);
-    // What waits for its turn is not put off: the next call comes with the next failure.
-    if (!forgets_) {
-      forgets_ = true;
-      forget_ = last;
-      forget_upload_ = last_upload;
-      forget_behind_ = last_guarded_;
-    }
-    ForgetFailures();
+  void Settled(LaunchId launch) override {
+    if (MustWait([this, launch] { Settled(launch); })) return;
+    launch_failures_.Settle(launch);
+  }
+  void Settled(TransferId upload) override {
+    if (MustWait([this, upload] { Settled(upload); })) return;
+    upload_failures_.Settle(upload);
   }
 
   void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) override {
-    const int parity = Begin();
+    Begin();
     uploaded_ = ++enqueued_.end[kCopy];
     streams_[kCopy]->CopyFromHost(to, from, bytes);
-    EndTransfer(id, parity, /*is_upload=*/true);
+    EndTransfer(id, /*is_upload=*/true);
   }
 
   void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
                 LaunchId after) override {
     if (MustWait([=] { Download(id, to, from, bytes, after); })) return;
     if (after != LaunchId()) Order(kCopy, NeededBy({after}));
-    const int parity = Begin();
+    Begin();
     ++enqueued_.end[kCopy];
     streams_[kCopy]->CopyToHost(to, from, bytes);
-    EndTransfer(id, parity, /*is_upload=*/false);
+    EndTransfer(id, /*is_upload=*/false);
   }
 
  private:
@@ -250,9 +293,8 @@ class DeviceExecutor final : public Executor {
   }
 
   void BeginLaunch(absl::string_view bytes) {
-    if (!retired_.empty() || !dying_.empty()) Reap();
     if (!DecodeLaunchInto(bytes, &message_)) {
-      NoteFailure(message_.launch);
+      launch_failures_.Note(message_.launch);
       Complete(message_.launch,
                Malformed(absl::StrCat("a launch of ", bytes.size(), " bytes does not decode")),
                /*held_back=*/true);
@@ -260,7 +302,7 @@ class DeviceExecutor final : public Executor {
     }
     DeviceProgram* plan = nullptr;
     if (absl::Status status = Bind(&plan); !status.ok()) {
-      NoteFailure(message_.launch);
+      launch_failures_.Note(message_.launch);
       Complete(message_.launch, status, /*held_back=*/true);
       return;
     }
@@ -294,7 +336,7 @@ class DeviceExecutor final : public Executor {
     for (int s = 0; s < kPlanStreams; ++s) {
       if (launch.uses[s]) Order(s, needed);
     }
-    launch.parity = Begin();
+    Begin();
     launching_ = true;
     BringInlines();
     EnqueueSlice();
@@ -349,11 +391,6 @@ class DeviceExecutor final : public Executor {
     int64_t end[kStreams] = {};
     bool may_fail = false;  // the launch, or one whose results it reads
   };
-  struct Retired {
-    std::vector<std::unique_ptr<DeviceProgram>> plans;
-    std::vector<std::unique_ptr<Communicator>> communicators;
-    bool empty() const { return plans.empty() && communicators.empty(); }
-  };
   // What a launch has come to: the first failure, or the first of its own.
   struct Failure {
     absl::Status status;
@@ -392,7 +429,6 @@ class DeviceExecutor final : public Executor {
     bool commits = false;
     bool may_fail = false;  // else it has nothing to hold back for
     bool uses[kPlanStreams] = {};
-    int parity = 0;
     Failure failure;  // of what could not be enqueued
     std::shared_ptr<Guard> guard;
     std::shared_ptr<Ending> ending;          // null: of its kernels none can be left out
@@ -620,18 +656,18 @@ class DeviceExecutor final : public Executor {
   std::shared_ptr<Guard> MakeGuard(const bool (&uses)[kPlanStreams], const Failure& enqueued) {
     auto guard = std::make_shared<Guard>();
     guard->Add(enqueued.status, enqueued.is_origin);
-    const LaunchId launch = last_guarded_ = message_.launch;
     const auto add = [guard](const absl::Status& result) { guard->Add(result); };
     if (uses[kCommunication]) {
       streams_[kCommunication]->Callback(add);
       streams_[kCommunication]->Record(crossing_[kCommunication].get());
       streams_[kCompute]->Wait(crossing_[kCommunication].get());
     }
-    streams_[kCompute]->Callback([this, guard, launch, after = message_.after,
-                                  uploads = message_.uploads](const absl::Status& result) {
-      guard->Add(result, /*is_own=*/true);
-      guard->Add(FailureOf(launch, after, uploads));
-    });
+    streams_[kCompute]->Callback(
+        [this, guard, after = launch_failures_.Await(message_.after),
+         uploads = upload_failures_.Await(message_.uploads)](const absl::Status& result) {
+          guard->Add(result, /*is_own=*/true);
+          guard->Add(FailureOf(after, uploads));
+        });
     if (commit_ == nullptr) return guard;
     streams_[kCompute]->Record(crossing_[kCompute].get());
     streams_[kCommunication]->Wait(crossing_[kCompute].get());
@@ -705,58 +741,27 @@ class DeviceExecutor final : public Executor {
 
   // --- The end of launches ---
 
-  bool AllDone() const {
-    return in_flight_[0].load(std::memory_order_acquire) == 0 &&
-           in_flight_[1].load(std::memory_order_acquire) == 0;
-  }
-  int Begin() {
-    in_flight_[parity_].fetch_add(1, std::memory_order_relaxed);
-    return parity_;
-  }
-  void End(int parity) { in_flight_[parity].fetch_sub(1, std::memory_order_release); }
+  bool AllDone() const { return in_flight_.load(std::memory_order_acquire) == 0; }
+  void Begin() { in_flight_.fetch_add(1, std::memory_order_relaxed); }
+  void End() { in_flight_.fetch_sub(1, std::memory_order_release); }
 
-  // Launches that read results of this one may ask before its completion has been sent.
-  void NoteFailure(LaunchId launch) ABSL_LOCKS_EXCLUDED(failures_mutex_) {
-    MutexLock lock(&failures_mutex_);
-    failures_.insert(launch);
-  }
-  // Asked by each launch with a guard, in their order: the guard's callbacks are of one stream.
-  absl::Status FailureOf(LaunchId guarded, absl::Span<const LaunchId> launches,
-                         absl::Span<const TransferId> uploads)
-      ABSL_LOCKS_EXCLUDED(failures_mutex_) {
-    MutexLock lock(&failures_mutex_);
+  // Asked by the guard of a launch that reads these.
+  absl::Status FailureOf(absl::Span<const LaunchId> launches,
+                         absl::Span<const TransferId> uploads) {
     absl::Status status;
     for (const LaunchId launch : launches) {
-      if (!failures_.contains(launch)) continue;
+      if (!launch_failures_.Ask(launch)) continue;
       status.Update(MakeError(
           Reason::kExecFailed,
           absl::StrCat("launch ", launch.value(), ", whose results it reads, has failed")));
     }
     for (const TransferId upload : uploads) {
-      if (!failed_uploads_.contains(upload)) continue;
+      if (!upload_failures_.Ask(upload)) continue;
       status.Update(
           MakeError(Reason::kExecFailed,
                     absl::StrCat("upload ", upload.value(), ", whose bytes it reads, has failed")));
     }
-    last_asked_ = guarded;
-    ForgetFailures();
     return status;
-  }
-  // Once the launches that may still ask have.
-  void ForgetFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(failures_mutex_) {
-    if (!forgets_ || last_asked_ < forget_behind_) return;
-    const auto forget = [](auto last, auto* failed) {
-      for (auto it = failed->begin(); it != failed->end();) {
-        if (*it <= last) {
-          failed->erase(it++);
-        } else {
-          ++it;
-        }
-      }
-    };
-    forget(forget_, &failures_);
-    forget(forget_upload_, &failed_uploads_);
-    forgets_ = false;
   }
 
   void Say(const EventMessage& event) {
@@ -770,13 +775,10 @@ class DeviceExecutor final : public Executor {
     Say(CompletionMessage{launch, status, held_back, is_origin});
   }
 
-  void EndTransfer(TransferId id, int parity, bool is_upload) {
-    streams_[kCopy]->Callback([this, parity, id, is_upload](absl::Status status) {
-      if (is_upload && !status.ok()) {
-        MutexLock lock(&failures_mutex_);
-        failed_uploads_.insert(id);
-      }
-      End(parity);
+  void EndTransfer(TransferId id, bool is_upload) {
+    streams_[kCopy]->Callback([this, id, is_upload](absl::Status status) {
+      if (is_upload && !status.ok()) upload_failures_.Note(id);
+      End();
       Say(TransferredMessage{id, std::move(status)});
     });
   }
@@ -784,19 +786,17 @@ class DeviceExecutor final : public Executor {
   // Takes from `done` what its ends keep.
   void Finish(UnderWay* done) {
     const LaunchId launch = message_.launch;
-    const int parity = done->parity;
     const bool(&uses)[kPlanStreams] = done->uses;
     if (uses[kCompute] != uses[kCommunication] && done->failure.status.ok() &&
         done->guard == nullptr && done->ending == nullptr && done->inlines == nullptr) {
       // Two words, so that std::function needs no memory for them.
-      const uint64_t tagged = launch.value() << 2 | static_cast<uint64_t>(uses[kCompute]) << 1 |
-                              static_cast<uint64_t>(parity);
+      const uint64_t tagged = launch.value() << 1 | static_cast<uint64_t>(uses[kCompute]);
       streams_[uses[kCompute] ? kCompute : kCommunication]->Callback(
           [this, tagged](const absl::Status& result) {
-            if (!result.ok()) NoteFailure(LaunchId(tagged >> 2));
-            End(static_cast<int>(tagged & 1));
-            Complete(LaunchId(tagged >> 2), result, /*held_back=*/false,
-                     /*is_origin=*/(tagged & 2) != 0);
+            const LaunchId ended(tagged >> 1);
+            if (!result.ok()) launch_failures_.Note(ended);
+            End();
+            Complete(ended, result, /*held_back=*/false, /*is_origin=*/(tagged & 1) != 0);
           });
       return;
     }
@@ -812,57 +812,29 @@ class DeviceExecutor final : public Executor {
     for (int s = 0; s < kPlanStreams; ++s) {
       if (!uses[s]) continue;
       const bool is_own = s == kCompute;
-      streams_[s]->Callback(
-          [this, ending, guard, launch, parity, is_own](const absl::Status& result) {
-            Failure all;
-            {
-              MutexLock lock(&ending->mutex);
-              ending->failure.Add(result, is_own);
-              if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-              if (ending->unwanted) {
-                ending->failure.Add(
-                    MakeError(Reason::kCancelled,
-                              absl::StrCat("launch ", launch.value(), " was abandoned")),
-                    /*is_own=*/false);
-              }
-              all = ending->failure;
-            }
-            const Failure before = guard == nullptr ? Failure() : guard->Result();
-            const bool held_back = !before.status.ok();
-            const Failure& failure = held_back ? before : all;
-            if (!failure.status.ok()) NoteFailure(launch);
-            End(parity);
-            Complete(launch, failure.status, held_back, failure.is_origin);
-          });
+      streams_[s]->Callback([this, ending, guard, launch, is_own](const absl::Status& result) {
+        Failure all;
+        {
+          MutexLock lock(&ending->mutex);
+          ending->failure.Add(result, is_own);
+          if (ending->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+          if (ending->unwanted) {
+            ending->failure.Add(
+                MakeError(Reason::kCancelled,
+                          absl::StrCat("launch ", launch.value(), " was abandoned")),
+                /*is_own=*/false);
+          }
+          all = ending->failure;
+        }
+        const Failure before = guard == nullptr ? Failure() : guard->Result();
+        const bool held_back = !before.status.ok();
+        const Failure& failure = held_back ? before : all;
+        // Launches that read results of this one may ask before its completion has been sent.
+        if (!failure.status.ok()) launch_failures_.Note(launch);
+        End();
+        Complete(launch, failure.status, held_back, failure.is_origin);
+      });
     }
-  }
-
-  // Frees what was unloaded or closed once no launch from before uses it. Launches are counted in
-  // two classes: those of before the last flip, and those since. What was retired before a flip may
-  // go when the older class is empty.
-  void Reap() {
-    if (in_flight_[1 - parity_].load(std::memory_order_acquire) != 0) return;
-    Free(&dying_);
-    if (retired_.empty()) return;
-    if (in_flight_[parity_].load(std::memory_order_acquire) == 0) {
-      Free(&retired_);
-      return;
-    }
-    std::swap(dying_, retired_);
-    parity_ = 1 - parity_;
-  }
-
-  void Free(Retired* retired) {
-    for (std::unique_ptr<DeviceProgram>& plan : retired->plans) {
-      if (options_.dispose == nullptr ||
-          static_cast<int64_t>(plan->steps.size()) <= options_.slice_steps) {
-        continue;
-      }
-      options_.dispose(
-          [large = std::shared_ptr<DeviceProgram>(std::move(plan))]() mutable { large.reset(); });
-    }
-    retired->plans.clear();
-    retired->communicators.clear();
   }
 
   Backend* const backend_;
@@ -878,8 +850,6 @@ class DeviceExecutor final : public Executor {
   std::atomic<size_t> num_events_{0};  // of `events_`
   absl::flat_hash_map<PlanId, std::unique_ptr<DeviceProgram>> plans_;
   absl::node_hash_map<CommunicatorId, OpenedCommunicator> communicators_;
-  Retired retired_;                                        // since the last flip
-  Retired dying_;                                          // before it
   std::vector<std::unique_ptr<Event>> events_;             // of plans; each launch uses them afresh
   std::array<std::unique_ptr<Event>, kStreams> crossing_;  // between launches; [s]: recorded on s
 
@@ -901,21 +871,9 @@ class DeviceExecutor final : public Executor {
   std::vector<bool> left_out_;  // by group of equal work
   const OpenedCommunicator* commit_ = nullptr;
 
-  LaunchId last_guarded_;  // the last launch that has a guard
-  Mutex failures_mutex_;
-  // That may be asked for.
-  absl::flat_hash_set<LaunchId> failures_ ABSL_GUARDED_BY(failures_mutex_);
-  absl::flat_hash_set<TransferId> failed_uploads_ ABSL_GUARDED_BY(failures_mutex_);
-  LaunchId last_asked_ ABSL_GUARDED_BY(failures_mutex_);  // the last launch whose guard has
-  // Whether failures up to these are to be forgotten, once that launch's guard has asked.
-  bool forgets_ ABSL_GUARDED_BY(failures_mutex_) = false;
-  LaunchId forget_ ABSL_GUARDED_BY(failures_mutex_);
-  TransferId forget_upload_ ABSL_GUARDED_BY(failures_mutex_);
-  LaunchId forget_behind_ ABSL_GUARDED_BY(failures_mutex_);
-
-  // Written by completions.
-  std::atomic<int64_t> in_flight_[2] = {{0}, {0}};
-  int parity_ = 0;
+  FailureLog<LaunchId> launch_failures_;
+  FailureLog<TransferId> upload_failures_;
+  std::atomic<int64_t> in_flight_{0};  // ended by completions
 
   // Last: the work on them uses the rest.
   std::array<std::unique_ptr<Stream>, kStreams> streams_;

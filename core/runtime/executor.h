@@ -35,7 +35,9 @@ class Executor {
   // plan. INVALID_ARGUMENT: bytes that are no plan, or an id that is taken. UNIMPLEMENTED: an op or
   // dtype that this build does not run. INTERNAL: an op without a kernel here.
   virtual void LoadPlan(PlanId id, absl::string_view plan) = 0;
-  virtual void UnloadPlan(PlanId id) = 0;  // launches under way keep it
+  // No launch of it is under way, nor will be. Returns what is left of it, if that is here: to let
+  // go of it, on any thread, takes time for each step, and its memory is there until then.
+  virtual std::shared_ptr<void> UnloadPlan(PlanId id) = 0;
   // Ends with an OpenedMessage. Launches that follow may use it: where it could not be opened their
   // calls in it fail for the same reason, and those of its other members wait until it is aborted.
   // INVALID_ARGUMENT: an id that is taken; else as Backend::OpenCommunicator.
@@ -43,7 +45,7 @@ class Executor {
   // Ends the calls that wait in it, with `why`; for what later calls do see Communicator. Unknown
   // ids are ignored, here and below.
   virtual void AbortCommunicator(CommunicatorId id, absl::Status why) = 0;
-  // Launches under way keep it until they are complete.
+  // No call of this device is under way in it, or it has been aborted.
   virtual void CloseCommunicator(CommunicatorId id) = 0;
   // Enqueues one launch; never waits. A failure comes as its completion. Of a large one a slice is
   // enqueued, so that the caller has time for others, and true is returned: then Continue(), the
@@ -56,9 +58,10 @@ class Executor {
   // left out. One of which something may have been left out completes with kCancelled, if with no
   // other failure.
   virtual void Abandon(LaunchId launch) = 0;
-  // No launch that follows reads what these or earlier ones wrote: nobody will ask any more whether
-  // they have failed. Until then that is kept of each that has.
-  virtual void Settled(LaunchId last, TransferId last_upload) = 0;
+  // No launch that follows reads what this one, which has ended, wrote: nobody more will ask
+  // whether it has failed. That is kept of each that has until then.
+  virtual void Settled(LaunchId launch) = 0;
+  virtual void Settled(TransferId upload) = 0;
   // Copies between host memory and the device, on a stream of their own beside the launches' work;
   // each ends with a TransferredMessage, until which the host memory must stand. Ids ascend.
   // Launches that follow an Upload see it; a Download sees what launch `after` wrote (none: nothing
@@ -79,9 +82,6 @@ class Executor {
 // let the executors that launch together Continue() to the end.
 struct DeviceExecutorOptions {
   int64_t slice_steps = Executor::kSliceSteps;
-  // Takes large plans apart, which takes time for each step: runs or drops what it is given, on any
-  // thread, now or later. Null: it is done by the call that they end in.
-  std::function<void(std::function<void()> take_apart)> dispose;
   // Sees each launch before it is bound, and may change its addresses. What it refuses is the
   // launch's completion. Null: nobody does.
   std::function<absl::Status(LaunchMessage* launch)> prepare;

@@ -834,7 +834,7 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
   launch("neg", 1, {sound.get(), 0, 0}, &completion);
   EXPECT_FALSE(completion.held_back);
   // What nobody asks for is forgotten.
-  rig.executor(0)->Settled(behind->sessions[0].launches[0], TransferId());
+  rig.executor(0)->Settled(failed->sessions[0].launches[0]);
   const auto forgiven = launch("mul", 2, {failed.get(), 0, 0}, &completion);
   EXPECT_TRUE(completion.status.ok()) << completion.status;
   // What somebody may ask for is not, however many of others fail meanwhile, and they are not all
@@ -1044,30 +1044,15 @@ TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
   }
 }
 
-TEST_P(ExecutorTest, LargePlansAreTakenApartElsewhere) {
-  const std::unique_ptr<Backend> backend = GetParam().open(1, Seed());
-  std::vector<std::function<void()>> work;
-  DeviceExecutorOptions options;
-  options.slice_steps = 8;
-  options.dispose = [&work](std::function<void()> take_apart) {
-    work.push_back(std::move(take_apart));
-  };
-  int loaded = 0;
-  const auto executor = CreateDeviceExecutor(
-      backend.get(), 0,
-      [&loaded](absl::string_view bytes) {
-        const absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
-        loaded += event.ok() && absl::get<LoadedMessage>(*event).status.ok() ? 1 : 0;
-      },
-      std::move(options));
-  for (const int steps : {8, 9}) {
-    executor->LoadPlan(PlanId(1), NegatedTimes(rig_, steps));
-    ASSERT_EQ(loaded, steps - 7);
-    executor->UnloadPlan(PlanId(1));
-    EXPECT_EQ(work.size(), steps == 9 ? 1u : 0u) << steps;
-  }
-  work.front()();
-  work.front()();  // nothing is left
+TEST_P(ExecutorTest, WhatIsLeftOfAPlanIsTheCallers) {
+  Executor& executor = *rig_.executor(0);
+  const std::string plan = NegatedTimes(rig_, 20);
+  ASSERT_TRUE(rig_.LoadPlan(0, PlanId(1000), plan).ok());
+  std::shared_ptr<void> left = executor.UnloadPlan(PlanId(1000));
+  EXPECT_NE(left, nullptr);
+  EXPECT_EQ(left.use_count(), 1);
+  EXPECT_EQ(executor.UnloadPlan(PlanId(1000)), nullptr);
+  EXPECT_TRUE(rig_.LoadPlan(0, PlanId(1000), plan).ok()) << "the id is free again";
 }
 
 // --- Slices ---
@@ -1088,7 +1073,7 @@ TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
   bool unfinished = false;
   for (LaunchMessage& message : messages) {
     message.launch = rig_.NextLaunch();
-    message.plan = PlanId(1000);
+    message.plan = PlanId(&message == &messages[2] ? 1001 : 1000);  // the last one's is unknown
     for (const BufferSpec& spec : plan->buffers) {
       message.buffers.push_back(rig_.Allocate(0, std::max<int64_t>(spec.bytes, 16)));
       if (spec.kind == BufferSpec::Kind::kInput) {
@@ -1097,8 +1082,6 @@ TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
     }
   }
   for (int i = 0; i < 3; ++i) {
-    // Gone for the third alone.
-    if (i == 2) executor.UnloadPlan(PlanId(1000));
     ByteWriter bytes;
     EncodeLaunch(messages[i], &bytes);
     unfinished = executor.Launch(bytes.bytes());
@@ -1193,13 +1176,12 @@ TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsabl
   EncodeLaunch(message, &bytes);
   rig_.executor(0)->Launch(bytes.bytes());
   const CommunicatorId id = message.collectives[0].communicator;
-  // Both go while the launch uses them.
-  rig_.executor(0)->UnloadPlan(PlanId(1000));
+  // It goes while the launch uses it.
   rig_.executor(0)->AbortCommunicator(id, absl::AbortedError("rank 1 died"));
+  for (int r = 0; r < ranks(); ++r) rig_.executor(r)->CloseCommunicator(id);
   const absl::Status status = rig_.WaitFor(message.launch);
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_EQ(ErrorOf(status).message, "rank 1 died");
-  for (int r = 0; r < ranks(); ++r) rig_.executor(r)->CloseCommunicator(id);
   // The next gang opens new ones.
   GangRig fresh(GetParam().open(ranks(), Seed()));
   EXPECT_EQ(fresh.Check(

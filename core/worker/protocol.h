@@ -110,11 +110,11 @@ struct Abandon {
   LaunchId launch;
   CHORUS_FIELDS(m.device, m.launch)
 };
-struct Settled {
+struct Settled {  // a launch, or an upload
   int32_t device = 0;
-  LaunchId last;
-  TransferId last_upload;
-  CHORUS_FIELDS(m.device, m.last, m.last_upload)
+  LaunchId launch;
+  TransferId upload;
+  CHORUS_FIELDS(m.device, m.launch, m.upload)
 };
 // One piece of an upload: they come in order, the last is said to be.
 struct Upload {

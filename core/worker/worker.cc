@@ -261,7 +261,7 @@ class Server {
     return absl::OkStatus();
   }
   absl::Status Do(const UnloadPlan& asked, Executor* executor) {
-    executor->UnloadPlan(asked.plan);
+    loading_.Post([plan = executor->UnloadPlan(asked.plan)]() mutable { plan.reset(); });
     return absl::OkStatus();
   }
   absl::Status Do(const OpenCommunicator& asked, Executor* executor) {
@@ -285,7 +285,8 @@ class Server {
     return absl::OkStatus();
   }
   absl::Status Do(const Settled& asked, Executor* executor) {
-    executor->Settled(asked.last, asked.last_upload);
+    if (asked.launch != LaunchId()) executor->Settled(asked.launch);
+    if (asked.upload != TransferId()) executor->Settled(asked.upload);
     return absl::OkStatus();
   }
 

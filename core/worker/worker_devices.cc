@@ -152,8 +152,9 @@ class FarDevices final : public WorkerDevices {
                                           [id](UnderWay* all) { all->Add(id); });
       if (!refused.ok()) devices_->Say(device_, LoadedMessage{id, refused});
     }
-    void UnloadPlan(PlanId id) override {
+    std::shared_ptr<void> UnloadPlan(PlanId id) override {
       devices_->Post(device_, worker::UnloadPlan{device_, id}).IgnoreError();
+      return nullptr;
     }
     void OpenCommunicator(CommunicatorId id, absl::Span<const int> devices, int member) override {
       worker::OpenCommunicator open;
@@ -183,8 +184,11 @@ class FarDevices final : public WorkerDevices {
     void Abandon(LaunchId launch) override {
       devices_->Post(device_, worker::Abandon{device_, launch}).IgnoreError();
     }
-    void Settled(LaunchId last, TransferId last_upload) override {
-      devices_->Post(device_, worker::Settled{device_, last, last_upload}).IgnoreError();
+    void Settled(LaunchId launch) override {
+      devices_->Post(device_, worker::Settled{device_, launch, {}}).IgnoreError();
+    }
+    void Settled(TransferId upload) override {
+      devices_->Post(device_, worker::Settled{device_, {}, upload}).IgnoreError();
     }
     void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) override {
       UnderWay::Transfer transfer;

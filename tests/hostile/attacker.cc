@@ -576,10 +576,9 @@ absl::StatusOr<Report> Steps(Attacker* attacker) {
   return report;
 }
 
-// Runs of much arithmetic on little memory, which nobody waits for.
-absl::StatusOr<Report> Compute(Attacker* attacker) {
-  Report report;
-  Attacker::Impl& impl = attacker->impl();
+// Runs of much arithmetic on little memory, which nobody waits for: the device has enough to do for
+// hours. What the graph was refused with.
+absl::StatusOr<absl::Status> KeepDeviceBusy(Attacker::Impl* impl, int runs) {
   constexpr int64_t kSide = 512;
   constexpr int kProducts = 20000;  // each of a quarter of a milliard steps
   const TensorType square(DType::kF32, {kSide, kSide});
@@ -590,18 +589,70 @@ absl::StatusOr<Report> Compute(Attacker* attacker) {
     node.inputs.push_back(0);
     node.outputs = {square};
   }
-  CHORUS_ASSIGN_OR_RETURN(report.refused, impl.RegisterStaged(EncodeGraph(graph), /*slot=*/0));
-  if (!report.refused.ok()) return report;
+  CHORUS_ASSIGN_OR_RETURN(const absl::Status refused,
+                          impl->RegisterStaged(EncodeGraph(graph), /*slot=*/0));
+  if (!refused.ok()) return refused;
   CHORUS_ASSIGN_OR_RETURN(const AttachClient::Staging staging,
-                          impl.Stage(std::string(static_cast<size_t>(square.num_bytes()), '\0')));
+                          impl->Stage(std::string(static_cast<size_t>(square.num_bytes()), '\0')));
   ExternalRange zeros;
   zeros.arena = staging.arena;
   Run run;
   run.graph = {0, 1};
   run.inputs = {zeros};
   run.outputs.emplace_back();  // nobody wants it
-  for (; report.done < 4; ++report.done) CHORUS_RETURN_IF_ERROR(impl.Submit(run).status());
-  CHORUS_RETURN_IF_ERROR(impl.Do(Release()).status());
+  for (int i = 0; i < runs; ++i) CHORUS_RETURN_IF_ERROR(impl->Submit(run).status());
+  CHORUS_RETURN_IF_ERROR(impl->Do(Release()).status());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Report> Compute(Attacker* attacker) {
+  Report report;
+  constexpr int kRuns = 4;
+  CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&attacker->impl(), kRuns));
+  if (report.refused.ok()) report.done = kRuns;
+  return report;
+}
+
+// Runs behind those, each of a graph of its own, which has no name any more.
+absl::StatusOr<Report> Queues(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&impl, 1));
+  while (report.refused.ok() && report.done < 500) {
+    const auto slot = static_cast<int32_t>(++report.done);
+    CHORUS_ASSIGN_OR_RETURN(
+        report.refused,
+        impl.RegisterStaged(EncodeGraph(Chain(10000 + slot, Dim(int64_t{2}))), slot));
+    if (!report.refused.ok()) break;
+    Run run;
+    run.graph = {slot, 1};
+    run.inputs.emplace_back(Zeros(2));
+    run.outputs.emplace_back();
+    CHORUS_ASSIGN_OR_RETURN(const Sequence number, impl.Submit(run));
+    Release release;
+    release.graphs = {run.graph};
+    CHORUS_RETURN_IF_ERROR(impl.Do(std::move(release)).status());
+    CHORUS_ASSIGN_OR_RETURN(const absl::optional<RunOutcome> outcome, impl.waiter->Run(number));
+    if (outcome.has_value()) report.refused = absl::Status(outcome->code, "");
+  }
+  return report;
+}
+
+// Graphs that are registered and released while the device works.
+absl::StatusOr<Report> Unloads(Attacker* attacker) {
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&impl, 1));
+  while (report.refused.ok() && report.done < 60) {
+    const auto slot = static_cast<int32_t>(++report.done);
+    CHORUS_ASSIGN_OR_RETURN(
+        report.refused,
+        impl.RegisterStaged(EncodeGraph(Chain(20000 + slot, Dim(int64_t{2}))), slot));
+    if (!report.refused.ok()) break;
+    Release release;
+    release.graphs = {{slot, 1}};
+    CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(release)).status());
+  }
   return report;
 }
 
@@ -811,6 +862,8 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"sizes", &Sizes},
       {"steps", &Steps},
       {"compute", &Compute},
+      {"queues", &Queues},
+      {"unloads", &Unloads},
       {"strides", &Strides},
       {"copies", &Copies},
       {"flood", &Flood},

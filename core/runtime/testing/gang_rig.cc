@@ -436,8 +436,6 @@ void GangRig::Start(const Result& result) {
     bytes.Clear();
     EncodeLaunch(message, &bytes);
     executor(device)->Launch(bytes.bytes());
-    // Launches under way keep their plan.
-    executor(device)->UnloadPlan(message.plan);
   }
 }
 
