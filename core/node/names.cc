@@ -75,6 +75,12 @@ void Names::NameTensor(TensorId id, CellRef cell) {
   ++live_tensors_;
 }
 
+bool Names::NameIfRoom(TensorId id, CellRef cell) {
+  if (!Cover(1, id.slot).ok()) return false;
+  NameTensor(id, std::move(cell));
+  return true;
+}
+
 std::shared_ptr<const Error> Names::Keep(Error error) {
   const int64_t bytes = BytesOf(error);
   if (!CoverNames(live_tensors_, bytes).ok()) {
@@ -94,7 +100,7 @@ void Names::NameFailed(TensorId id, std::shared_ptr<const Error> error) {
   cell->error = std::move(error);
   cell->type = std::make_shared<TensorType>();
   Publish(id, *cell);
-  if (Cover(1, id.slot).ok()) NameTensor(id, std::move(cell));
+  NameIfRoom(id, std::move(cell));
 }
 
 bool Names::StandsFor(TensorId id, const Cell& cell) const {

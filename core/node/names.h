@@ -86,6 +86,8 @@ class Names {
   }
   // The id is fresh, and reserved.
   void NameTensor(TensorId id, CellRef cell);
+  // The id is fresh, and nothing was reserved for it. False: there is no memory for the name.
+  bool NameIfRoom(TensorId id, CellRef cell);
   // `error` as cells keep it that have failed: charged, with its texts, as long as one of them has
   // it. Where there is no memory for the texts it is kept without; GetError has them.
   std::shared_ptr<const Error> Keep(Error error);

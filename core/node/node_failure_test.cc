@@ -555,6 +555,43 @@ TEST_F(NodeTest, WhoIsLateForAnEndedEpochGetsItsCauseAlsoWithoutMemory) {
   EXPECT_EQ(peer_error.culprit.pid, 1000);
 }
 
+// Nobody would pay for names that it is given without being asked.
+TEST_F(NodeTest, WhoIsLateForAnEndedEpochNamesWhatThereIsMemoryFor) {
+  constexpr int32_t kResults = 4000;
+  constexpr int64_t kBytesPerName = 512;
+  constexpr int64_t kNamesAtOnce = 64;  // are charged together
+  NodeOptions options;
+  options.memory_limit_bytes = 64 << 20;
+  Start(1, options);
+  DirectRank& rank = *ranks_[0];
+  GraphBuilder builder(1, {SlotOf(0, 1)});
+  const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {1}));
+  const ValueIndex sum = AddAllReduce(&builder, x, 0, "a.cc:1");
+  for (int32_t i = 0; i < kResults; ++i) AddOutput(&builder, sum);
+  rank.Register(0, builder.Build());
+  ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  rank.AbortWorld("enough");
+  int32_t slot = 0;
+  // Returns how many results have names afterwards.
+  const auto run_late = [&] {
+    std::vector<TensorId> results;
+    for (int32_t i = 0; i < kResults; ++i) results.push_back({slot++, 1});
+    rank.Submit(rank.WorldRun(0, {DirectRank::Inline({1})}, results));
+    EXPECT_EQ(ErrorOf(rank.LastOutcome()).reason, Reason::kAborted) << rank.LastOutcome();
+    return rank.Call<int64_t>([&](LocalNode& node, absl::Time now, auto* done) {
+      done->Set(node.Describe(rank.session(), now)->live_tensors);
+    });
+  };
+  const int64_t idle = rank.Stats().memory_used_bytes;
+  EXPECT_EQ(run_late(), kResults);
+  EXPECT_GE(rank.Stats().memory_used_bytes - idle, kResults * kBytesPerName);
+  EXPECT_EQ(ErrorOf(rank.Read({kResults - 1, 1}).status()).reason, Reason::kAborted);
+  const int64_t free_bytes = options.memory_limit_bytes / 8 * 7 - rank.Stats().memory_used_bytes;
+  ASSERT_TRUE(rank.CreateStaging(free_bytes / 4096 * 4096).ok());
+  for (int i = 0; i < 3; ++i) EXPECT_LE(run_late(), kResults + kNamesAtOnce) << i;
+  EXPECT_EQ(ErrorOf(rank.Read({slot - 1, 1}).status()).reason, Reason::kUnknownName);
+}
+
 // A result that the ranks have in common is reserved by the first of them to vote.
 TEST_F(NodeTest, AnEndedEpochKeepsNoSharedResult) {
   Start(2);

@@ -92,13 +92,22 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
     End(run);
     return false;
   }
+  const bool late = run->world != nullptr && HasEnded(*run);
   const absl::Status awaited = AwaitProducers(run, now);
   if (!awaited.ok()) {
     Refuse(session, sequence, command, run, awaited, now);
     return true;
   }
+  // For a late one nothing is reserved: those without a name are told to the session all the same.
+  bool has_room = true;
   for (size_t i = 0; i < run->outputs.size(); ++i) {
-    if (run->outputs[i] != nullptr) session->names.NameTensor(run->output_ids[i], run->outputs[i]);
+    const CellRef& cell = run->outputs[i];
+    if (cell == nullptr) continue;
+    if (late) {
+      has_room = has_room && session->names.NameIfRoom(run->output_ids[i], cell);
+    } else {
+      session->names.NameTensor(run->output_ids[i], cell);
+    }
   }
   if (run->world == nullptr) {
     if (run->blockers == 0) LaunchLocal(run, now);
