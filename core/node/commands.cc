@@ -266,7 +266,7 @@ void Commands::Create(const std::shared_ptr<Session>& session, Sequence sequence
   Error error = ErrorOf(begun);
   holders_->Explain(*session, command, &error);
   failures_->Record(session.get(), nullptr, &error);
-  session->names.NameFailed(command.tensor, session->names.Keep(error));
+  session->names.NameFailed({command.tensor}, session->names.Keep(error));
   session->log.Finish(sequence, error);
 }
 

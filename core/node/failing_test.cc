@@ -247,6 +247,18 @@ TEST_F(FailingTest, WhoComesBackFromTheBackgroundMeanwhileWaits) {
   EXPECT_EQ(rank(0)->told.back(), std::make_pair(planned, Reason::kUnspecified));
 }
 
+// A frame may name thousands of results, and each is told to the session.
+TEST_F(FailingTest, TheNamesOfARunThatIsRefusedAreCounted) {
+  constexpr int kNames = 13000;
+  const WorkSlice slice;
+  Submit(bystander(), RunOf(0, {0, 1}, kNames));
+  ASSERT_EQ(bystander()->told.size(), 1u);
+  EXPECT_EQ(bystander()->told[0].second, Reason::kUnknownName) << "the graph is not there";
+  EXPECT_EQ(node_->Describe(bystander()->session, now_)->live_tensors, kNames);
+  EXPECT_GE(SliceWork(), kNames / 2);
+  EXPECT_LE(SliceWork(), kMaxSliceWork - kTurnWork);
+}
+
 // As many commands wait for one result as their session can pay for.
 TEST_F(FailingTest, ManyHearOfAResultInTurnsOfBoundedWork) {
   constexpr size_t kWait = 3000;

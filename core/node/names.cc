@@ -12,6 +12,8 @@ namespace {
 
 // The work of releasing a name, beside that of a graph's end (graph_store.cc).
 constexpr int64_t kWorkPerName = 1;
+// So many names that come to stand for one error are a piece.
+constexpr int64_t kFailedNamesOfWork = 2;
 
 // What it is about, in as many bytes whatever it was.
 Error WithoutTexts(const Error& error) {
@@ -49,22 +51,25 @@ absl::StatusOr<CellRef> Names::FindTensor(TensorId id) const {
                    ", which is not launched yet: it can be used again if that run fails"));
 }
 
+bool Names::IsFresh(TensorId id) const {
+  if (id.slot < 0 || id.slot >= limits_.tensors) return false;
+  if (static_cast<size_t>(id.slot) >= tensors_.size()) return id.generation > 0;
+  const TensorSlot& slot = tensors_[static_cast<size_t>(id.slot)];
+  return slot.cell == nullptr && id.generation > slot.generation;
+}
+
 absl::Status Names::CheckFresh(TensorId id) const {
+  if (IsFresh(id)) return absl::OkStatus();
   if (id.slot < 0 || id.slot >= limits_.tensors) {
     return Malformed(
         absl::StrCat("tensor slots go from 0 to ", limits_.tensors - 1, ", not ", id.slot));
   }
   if (static_cast<size_t>(id.slot) >= tensors_.size()) {
-    return id.generation > 0 ? absl::OkStatus()
-                             : Malformed("a tensor slot's first generation is 1");
+    return Malformed("a tensor slot's first generation is 1");
   }
-  const TensorSlot& slot = tensors_[static_cast<size_t>(id.slot)];
-  if (slot.cell != nullptr || id.generation <= slot.generation) {
-    return Malformed(absl::StrCat("tensor slot ", id.slot, " is in use, or generation ",
-                                  id.generation, " of it is not new (the last was ",
-                                  slot.generation, ")"));
-  }
-  return absl::OkStatus();
+  return Malformed(absl::StrCat("tensor slot ", id.slot, " is in use, or generation ",
+                                id.generation, " of it is not new (the last was ",
+                                tensors_[static_cast<size_t>(id.slot)].generation, ")"));
 }
 
 void Names::NameTensor(TensorId id, CellRef cell) {
@@ -93,14 +98,19 @@ std::shared_ptr<const Error> Names::Keep(Error error) {
           }};
 }
 
-void Names::NameFailed(TensorId id, std::shared_ptr<const Error> error) {
-  if (!CheckFresh(id).ok()) return;
-  auto cell = std::make_shared<Cell>();
+void Names::NameFailed(absl::Span<const TensorId> ids, std::shared_ptr<const Error> error) {
+  CountWork(1 + static_cast<int64_t>(ids.size()) / kFailedNamesOfWork);
+  const auto cell = std::make_shared<Cell>();  // one for all: there is nothing to tell them apart
   cell->state = Cell::State::kFailed;
   cell->error = std::move(error);
   cell->type = std::make_shared<TensorType>();
-  Publish(id, *cell);
-  NameIfRoom(id, std::move(cell));
+  // Memory that is refused is not asked for again: that takes twenty times as long as a name.
+  bool has_room = true;
+  for (const TensorId id : ids) {
+    if (!IsFresh(id)) continue;
+    Publish(id, *cell);
+    has_room = has_room && NameIfRoom(id, cell);
+  }
 }
 
 bool Names::StandsFor(TensorId id, const Cell& cell) const {

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/node/cell.h"
@@ -91,9 +92,9 @@ class Names {
   // `error` as cells keep it that have failed: charged, with its texts, as long as one of them has
   // it. Where there is no memory for the texts it is kept without; GetError has them.
   std::shared_ptr<const Error> Keep(Error error);
-  // The name, if it is fresh and there is memory for it, stands for the error; the session is told
-  // in any case.
-  void NameFailed(TensorId id, std::shared_ptr<const Error> error);
+  // Those of these names that are fresh stand for the error, as long as there is memory for them;
+  // the session is told of all in any case.
+  void NameFailed(absl::Span<const TensorId> ids, std::shared_ptr<const Error> error);
   // Whether the name, unless it was released, still stands for `cell`.
   bool StandsFor(TensorId id, const Cell& cell) const;
   // The name, unless it was released, stands for `cell` now.
@@ -171,6 +172,7 @@ class Names {
                          static_cast<int64_t>(graph_slots) * kBytesPerGraphSlot +
                          refused * kBytesPerRefusal);
   }
+  bool IsFresh(TensorId id) const;
   // Null: it names nothing.
   const TensorSlot* SlotOf(TensorId id) const;
   TensorSlot* SlotOf(TensorId id) {

@@ -111,16 +111,31 @@ TEST_F(NamesTest, ANameThatWasReleasedIsNotReplaced) {
 
 TEST_F(NamesTest, WhatFailedHasAName) {
   Error error(Reason::kMismatch, "they differ");
-  names_.NameFailed(Tensor(2, 1), std::make_shared<Error>(error));
+  names_.NameFailed({Tensor(2, 1)}, std::make_shared<Error>(error));
   const absl::StatusOr<CellRef> cell = names_.FindTensor(Tensor(2, 1));
   ASSERT_TRUE(cell.ok());
   EXPECT_EQ((*cell)->state, Cell::State::kFailed);
   EXPECT_EQ((*cell)->error->message, "they differ");
   // A name that is not free is left as it is.
-  names_.NameFailed(Tensor(2, 1), std::make_shared<Error>(Reason::kMalformed));
+  names_.NameFailed({Tensor(2, 1)}, std::make_shared<Error>(Reason::kMalformed));
   EXPECT_EQ((*names_.FindTensor(Tensor(2, 1)))->error->message, "they differ");
-  names_.NameFailed(Tensor(999, 1), std::make_shared<Error>(error));
+  names_.NameFailed({Tensor(999, 1)}, std::make_shared<Error>(error));
   EXPECT_EQ(names_.live_tensors(), 1);
+}
+
+// To be refused takes much longer than a name, with a text and a look at what others keep.
+TEST_F(NamesTest, MemoryForNamesOfWhatFailedIsNotAskedForAgain) {
+  int asked = 0;
+  budget_->Reclaim(&asked, [&asked](const Budget&) {
+    ++asked;
+    return false;
+  });
+  std::vector<TensorId> ids;
+  for (int32_t slot = 0; slot < 200; ++slot) ids.push_back(Tensor(slot, 1));
+  names_.NameFailed(ids, std::make_shared<Error>(Reason::kMismatch));
+  EXPECT_EQ(names_.live_tensors(), 64);
+  EXPECT_EQ(asked, 1);
+  budget_->Forget(&asked);
 }
 
 TEST_F(NamesTest, APromisedTensorCannotBeUsed) {
@@ -204,7 +219,7 @@ TEST_F(NamesTest, NamesAreChargedBeforeTheyAreGiven) {
   EXPECT_EQ(ReasonOf(names_.Reserve(5, kNames)), Reason::kOutOfMemory);
   // The others are for what fails, as long as there is memory.
   for (int32_t i = kNames; i < 100; ++i) {
-    names_.NameFailed(Tensor(i, 1), std::make_shared<Error>(Reason::kMismatch));
+    names_.NameFailed({Tensor(i, 1)}, std::make_shared<Error>(Reason::kMismatch));
   }
   EXPECT_EQ(names_.live_tensors(), 64);
   EXPECT_TRUE(names_.FindTensor(Tensor(kNames, 1)).ok());

@@ -17,9 +17,11 @@
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
 #include "core/graph/encoding.h"
+#include "core/node/names.h"
 #include "core/node/node.h"
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/devices.h"
 #include "core/transport/command.h"
 #include "core/transport/completion.h"
@@ -328,9 +330,55 @@ BENCHMARK(BM_LongestTurn)
     ->ArgNames({"results", "collectives"})
     ->Args({1, 1})
     ->Args({1000, 1})
-    ->Args({2900, 1})  // as many as a frame can name
+    ->Args({13000, 1})  // as many as a frame can name
     ->Args({1, 1000})
     ->Args({1, 2048});  // as many as a graph may have
+
+// Of the results of a run that is refused: each has its own, they have one, or there is no memory
+// for names.
+enum ResultNames { kEach, kOne, kNoMemory };
+
+// The turn of the node for such a run.
+void BM_Refusal(benchmark::State& state) {
+  const int results = static_cast<int>(state.range(0));
+  const int64_t names = state.range(1);
+  HostDevices devices(1);
+  NodeOptions options;
+  options.memory_limit_bytes = int64_t{64} << 20;
+  LocalNode node(options, DevicesOf(devices.backend.get()), [] {});
+  Client client(&node, DeviceIndex(0));
+  if (names == kNoMemory) {
+    const int64_t left = ShareOf(options.memory_limit_bytes) - node.Stats("").memory_used_bytes;
+    node.CreateStaging(client.session, (left - Names::kTableStep) / 4096 * 4096,
+                       [](const absl::StatusOr<StagingArena>& made) { made.value(); });
+  }
+  Run run;
+  run.graph = {0, 1};  // which is not there
+  run.outputs.resize(static_cast<size_t>(results));
+  for (OutBinding& out : run.outputs) out.kind = OutBinding::Kind::kFresh;
+  std::vector<absl::Duration> turns;
+  uint32_t generation = 0;
+  for (auto _ : state) {
+    ++generation;
+    int32_t slot = 0;
+    for (OutBinding& out : run.outputs) out.id = {names == kOne ? 0 : slot++, generation};
+    client.Submit(run);
+    turns.push_back(TimeOf([&node] { node.Poll(absl::Now()); }));
+    Release release;
+    for (const OutBinding& out : run.outputs) release.tensors.push_back(out.id);
+    client.Submit(std::move(release));
+    const Sequence released(client.sequence);
+    while (!client.waiter->Run(released)->has_value()) node.Poll(absl::Now());
+  }
+  state.counters["refusal_us"] = MedianMicroseconds(std::move(turns));
+}
+BENCHMARK(BM_Refusal)
+    ->ArgNames({"results", "names"})
+    ->Iterations(100)  // of each name so many generations take one byte
+    ->Args({1000, kEach})
+    ->Args({13000, kEach})  // as many as a frame can name
+    ->Args({13000, kOne})
+    ->Args({13000, kNoMemory});
 
 // The longest turn of the node for the end of an epoch in which one rank waits for the other with
 // so many runs of so many collectives.

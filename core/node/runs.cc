@@ -191,12 +191,11 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
     SayOpenEpoch(*world, world->agreement->epoch(), &error);
   }
   failures_->Record(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
-  std::shared_ptr<const Error> kept;
+  std::vector<TensorId> results;
   for (const OutBinding& binding : command.outputs) {
-    if (binding.kind != OutBinding::Kind::kFresh) continue;
-    if (kept == nullptr) kept = session->names.Keep(error);
-    session->names.NameFailed(binding.id, kept);
+    if (binding.kind == OutBinding::Kind::kFresh) results.push_back(binding.id);
   }
+  if (!results.empty()) session->names.NameFailed(results, session->names.Keep(error));
   if (run != nullptr) End(run);
   ++stats_->runs_failed;
   failures_->Note(FlightKind::kFailed, now, session.get(), nullptr, sequence, Ticket(), error.id);
