@@ -259,6 +259,34 @@ TEST_F(FailingTest, TheNamesOfARunThatIsRefusedAreCounted) {
   EXPECT_LE(SliceWork(), kMaxSliceWork - kTurnWork);
 }
 
+// Runs of a barrier have no memory that could be looked at.
+TEST_F(FailingTest, WhoLooksForTheLargestHoldersCountsRunsWithoutMemoryToo) {
+  constexpr int kWaiting = 200;
+  testing::RankBuilder b(/*rank=*/0, kRanks);
+  b.Barrier();
+  RegisterGraph graph;
+  graph.graph = {0, 1};
+  graph.encoded = EncodeGraph(b.graph().Build());
+  Submit(rank(0), std::move(graph));
+  while (rank(0)->told.empty()) Poll();
+  for (int number = 0; number < kWaiting; ++number) {
+    chorus::Run run = RunOf(number, {0, 1}, /*results=*/0);
+    run.inputs.clear();
+    run.groups[0].base[0].call = number;
+    Submit(rank(0), std::move(run));
+  }
+  ASSERT_EQ(node_->Stats("").live_runs, kWaiting);
+  CreateTensor create;
+  create.tensor = {0, 1};
+  create.type = TensorType(DType::kU8, {NodeOptions().memory_limit_bytes + 1});
+  create.device = DeviceIndex(0);
+  create.source = InlineData();
+  const WorkSlice slice;
+  Submit(rank(0), std::move(create));
+  EXPECT_EQ(rank(0)->told.back().second, Reason::kOutOfMemory);
+  EXPECT_GE(SliceWork(), 2 * kWaiting);
+}
+
 // As many commands wait for one result as their session can pay for.
 TEST_F(FailingTest, ManyHearOfAResultInTurnsOfBoundedWork) {
   constexpr size_t kWait = 3000;

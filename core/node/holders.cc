@@ -14,13 +14,18 @@
 namespace chorus::node {
 namespace {
 
+// Of a session's memberships, hundreds perhaps, with long names, the first are enough: each error
+// has them.
 std::string NameOf(const Session& session) {
+  constexpr size_t kNamed = 3;
+  const std::vector<Session::Membership>& all = session.memberships;
   std::string name;
-  for (const Session::Membership& membership : session.memberships) {
-    absl::StrAppend(&name, name.empty() ? "" : " and ", "rank ", membership.rank.value(), " of \"",
-                    membership.world->name, "\"");
+  for (size_t i = 0; i < std::min(all.size(), kNamed); ++i) {
+    absl::StrAppend(&name, i == 0 ? "" : " and ", "rank ", all[i].rank.value(), " of \"",
+                    all[i].world->name, "\"");
   }
-  if (name.empty()) name = absl::StrCat("session \"", session.request.label, "\"");
+  if (all.size() > kNamed) absl::StrAppend(&name, " and ", all.size() - kNamed, " more");
+  if (all.empty()) name = absl::StrCat("session \"", session.request.label, "\"");
   return absl::StrCat(name, " (pid ", session.request.pid, ")");
 }
 
@@ -70,7 +75,7 @@ std::string Holders::TextOf(const Tenant& tenant, int64_t most_slots) {
   const int64_t most_of_one = most_slots / 2;  // so that there is something left for the others
   struct Holder {
     Held held;
-    std::string name;
+    const Session* session;
   };
   int64_t room = most_slots;
   std::vector<Holder> holders;
@@ -78,17 +83,18 @@ std::string Holders::TextOf(const Tenant& tenant, int64_t most_slots) {
     if (session->tenant.get() != &tenant) return;
     const Held held = HeldBy(*session, std::min(room, most_of_one));
     room -= held.slots;
-    if (held.bytes > 0) holders.push_back({held, NameOf(*session)});
+    if (held.bytes > 0) holders.push_back({held, session.get()});
   });
   CountWork(kWorkPerSlot * (most_slots - room));
   std::sort(holders.begin(), holders.end(), [](const Holder& a, const Holder& b) {
-    return std::tie(b.held.bytes, a.name) < std::tie(a.held.bytes, b.name);
+    return std::tie(b.held.bytes, a.session->id) < std::tie(a.held.bytes, b.session->id);
   });
   std::string text;
   for (size_t i = 0; i < std::min(holders.size(), kNamed); ++i) {
     const Held& held = holders[i].held;
-    absl::StrAppend(&text, i == 0 ? "; the largest holders are " : ", ", holders[i].name, " with ",
-                    held.all ? "" : "at least ", held.bytes, " bytes");
+    absl::StrAppend(&text, i == 0 ? "; the largest holders are " : ", ",
+                    NameOf(*holders[i].session), " with ", held.all ? "" : "at least ", held.bytes,
+                    " bytes");
   }
   return text;
 }
@@ -106,7 +112,7 @@ Holders::Held Holders::HeldBy(const Session& session, int64_t most_slots) {
   held.all = held.slots < most_slots;
   for (const RunHandle handle : session.runs) {
     const auto& refs = runs_->Find(handle)->refs;
-    const int64_t slots = held.slots + static_cast<int64_t>(refs.size());
+    const int64_t slots = held.slots + 1 + static_cast<int64_t>(refs.size());
     if (slots > most_slots) {
       held.all = false;
       break;

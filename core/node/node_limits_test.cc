@@ -127,6 +127,42 @@ TEST_F(NodeTest, WantOfMemoryIsToldWithOpLineNeedFreeAndTheLargestHolders) {
                                             testing::HasSubstr(held)));
 }
 
+// A session may be in hundreds of worlds, with names of 256 bytes: each error would have them all.
+TEST_F(NodeTest, OfTheWorldsOfALargestHolderAFewAreNamed) {
+  constexpr int kWorlds = 50;
+  NodeOptions options;
+  options.memory_limit_bytes = int64_t{64} << 20;
+  Start(1, options);
+  DirectRank& rank = *ranks_[0];
+  for (int i = 0; i < kWorlds; ++i) {
+    JoinRequest join;
+    join.name = absl::StrCat("world", i);
+    join.size = 1;
+    join.rank = Rank(0);
+    EXPECT_TRUE(rank.Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
+                      node.JoinWorld(rank.session(), join, now,
+                                     [done](const absl::StatusOr<WorldInfo>& joined) {
+                                       done->Set(Detached(joined.status()));
+                                     });
+                    })
+                    .ok());
+  }
+  CreateTensor create;
+  create.tensor = {0, 1};
+  create.type = TensorType(DType::kU8, {8});
+  create.source = DirectRank::Inline({1, 2});
+  rank.Submit(create);
+  create.tensor = {1, 1};
+  create.type = TensorType(DType::kU8, {options.memory_limit_bytes + 1});
+  rank.Submit(create);
+  const Error error = ErrorOf(rank.LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kOutOfMemory) << error.message;
+  EXPECT_THAT(error.message,
+              testing::HasSubstr("the largest holders are rank 0 of \"job\" and rank 0 of "
+                                 "\"world0\" and rank 0 of \"world1\" and 48 more (pid 1000) "
+                                 "with 8 bytes"));
+}
+
 // To look at all that a session with tens of thousands of tensors has would take too long.
 TEST_F(NodeTest, TheLargestHoldersAreLookedForInSoManyTensors) {
   constexpr int32_t kTensors = 5000;
