@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 
@@ -20,6 +21,7 @@ void Producers::Find(RunState* run) {
 bool Producers::LiesBetween(const RunState& local, const World* world) {
   return std::any_of(local.voted_producers.begin(), local.voted_producers.end(),
                      [&](RunHandle handle) {
+                       CountWork(1);
                        const RunState* const producer = runs_->Find(handle);
                        return producer != nullptr && producer->world.get() == world &&
                               producer->phase == RunState::Phase::kVoted;
@@ -33,6 +35,7 @@ std::vector<RunHandle> Producers::Between(const RunState& run) {
   while (!consumers.empty()) {
     const RunState* const consumer = consumers.back();
     consumers.pop_back();
+    CountWork(static_cast<int64_t>(consumer->producers.size()));
     for (const RunHandle handle : consumer->producers) {
       RunState* const producer = runs_->Find(handle);
       if (producer == nullptr || producer->phase != RunState::Phase::kWaiting) continue;
@@ -50,6 +53,7 @@ std::vector<RunHandle> Producers::Between(const RunState& run) {
 
 void Producers::Join(const std::shared_ptr<World>& world, RunState* local) {
   local->world = world;
+  CountWork(static_cast<int64_t>(local->voted_producers.size() + local->producers.size()));
   const int64_t look = runs_->BeginLook();
   for (const RunHandle handle : local->voted_producers) {
     if (RunState* const known = runs_->Find(handle)) RunTable::FirstSeen(known, look);
@@ -61,6 +65,7 @@ void Producers::Join(const std::shared_ptr<World>& world, RunState* local) {
       continue;
     }
     auto& consumers = producer->consumers;
+    CountWork(static_cast<int64_t>(consumers.size() * sizeof(RunHandle)) / kBytesOfWork);
     consumers.erase(std::find(consumers.begin(), consumers.end(), local->handle));
     --local->blockers;
     AddVoted(producer, look, local);

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/work.h"
 #include "core/collective/vote.h"
 #include "core/node/world.h"
 #include "core/runtime/budget.h"
@@ -142,6 +143,28 @@ TEST_F(ProducersTest, LocalRunsBetweenTwoOfOneWorldJoinItInTheirOrder) {
   EXPECT_THAT(first->consumers, IsEmpty());
   second->phase = RunState::Phase::kVoted;
   EXPECT_THAT(producers_.Between(*reader), IsEmpty());
+}
+
+// Of a thousand runs each may read what all before it make.
+TEST_F(ProducersTest, WhatIsLookedAtIsCounted) {
+  constexpr int kLocals = 100;
+  constexpr int64_t kProducers = kLocals * (kLocals + 1) / 2;  // of all of them together
+  std::vector<RunState*> made = {Voted(world_)};
+  for (int i = 0; i < kLocals; ++i) made.push_back(Local(made));
+  RunState* const reader = Voting(world_, {made.back()});
+  std::vector<RunHandle> between;
+  {
+    const WorkSlice slice;
+    between = producers_.Between(*reader);
+    EXPECT_GE(SliceWork(), kProducers);
+  }
+  ASSERT_EQ(between.size(), static_cast<size_t>(kLocals));
+  const WorkSlice slice;
+  for (const RunHandle handle : between) {
+    producers_.Join(world_, runs_.Find(handle));
+    runs_.Find(handle)->phase = RunState::Phase::kVoted;
+  }
+  EXPECT_GE(SliceWork(), kProducers);
 }
 
 }  // namespace
