@@ -45,6 +45,12 @@ bool operator<(const InstanceKey& a, const InstanceKey& b) {
              : rest(a) < rest(b);
 }
 
+int64_t HeapBytesOf(const InstanceKey& key) {
+  static const size_t in_key = InstanceKey().path.capacity();
+  const size_t capacity = key.path.capacity();
+  return capacity <= in_key ? 0 : static_cast<int64_t>(capacity * sizeof(InstanceKey::Request));
+}
+
 void EncodeInstanceKey(const InstanceKey& key, ByteWriter* out) {
   out->PutSigned(key.group.value());
   out->PutSigned(key.since.value());

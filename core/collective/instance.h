@@ -118,6 +118,9 @@ struct InstanceKey {
   }
 };
 
+// What a key has beside its own size: a path that is longer than what stands in the key itself.
+int64_t HeapBytesOf(const InstanceKey& key);
+
 // Calls of one group, or at one end of a pair, that a member has counted without taking part.
 struct RefusedCalls {
   GroupId group;

@@ -43,6 +43,13 @@ int64_t OverUntil(const sequencer_tables::Member& member) {
   return member.step + (member.left_rest ? 1 : 0);
 }
 
+// Of a row that is free from now on; `counted` has the bytes of it.
+void LetGoOfPath(InstanceKey* key, int64_t* counted) {
+  *counted -= HeapBytesOf(*key);
+  key->path.clear();
+  key->path.shrink_to_fit();
+}
+
 // What a run adds to its gang's.
 int64_t SizeOf(const Vote& vote) {
   return static_cast<int64_t>(vote.what->participations.size()) + vote.results;
@@ -175,9 +182,15 @@ absl::Status Sequencer::CheckGroups(const Vote& vote) const {
 }
 
 absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
+  ForgetKeys();
+  absl::Status resolved = ResolveAll(vote, late);
+  if (!resolved.ok()) ForgetKeys();
+  return resolved;
+}
+
+absl::Status Sequencer::ResolveAll(const Vote& vote, bool late) {
   CHORUS_RETURN_IF_ERROR(CheckGroups(vote));
   const size_t n = vote.what->participations.size();
-  keys_.clear();
   keys_.resize(n);
   seats_.resize(n);
   asked_.assign(n, 0);
@@ -204,6 +217,12 @@ absl::Status Sequencer::ResolveKeys(const Vote& vote, bool late) {
                     : CallPosition{last.step, last.call + 1, 0};
   }
   return late ? absl::OkStatus() : CheckRoom(vote);
+}
+
+// They may be long, and a world that has nothing to do for a while has no use for them.
+void Sequencer::ForgetKeys() {
+  keys_.clear();
+  vote_path_bytes_ = 0;
 }
 
 // A vote for what others have brought makes nothing, and always has room: so those that are behind
@@ -438,6 +457,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
         return refuse(absl::StrCat("gradients go up to order ", kMaxGradientOrder));
       }
       key = keys_[node].Gradient({step, part.instance.request});
+      vote_path_bytes_ += HeapBytesOf(key);
       break;
     }
     case InstanceRef::Kind::kBound: {
@@ -446,6 +466,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
         return refuse(absl::StrCat("instance slot ", slot, " is not bound"));
       }
       key = vote.bound[slot];
+      vote_path_bytes_ += HeapBytesOf(key);
       if (!key.is_gradient() || key.path.size() > kMaxGradientOrder) {
         return refuse(absl::StrCat("instance slot ", slot, " is bound to ", key.ToString(),
                                    "; expected a gradient of order 1 to ", kMaxGradientOrder));
@@ -808,6 +829,7 @@ void Sequencer::LookAt(int32_t id, Chair* chair) {
     if (seat == kNone || RankAt(key, seat) != chair->rank) continue;
     if (!IsPassed(instance, seat)) continue;
     passed_.emplace_back(key, seat);
+    passed_path_bytes_ += HeapBytesOf(passed_.back().first);
     break;
   }
 }
@@ -856,6 +878,7 @@ void Sequencer::FailSomePassed(Actions* actions) {
     }
     const std::pair<InstanceKey, int32_t> passed = std::move(passed_.back());
     passed_.pop_back();
+    passed_path_bytes_ -= HeapBytesOf(passed.first);
     CountWork(1);
     const int32_t row = FindInstance(passed.first);
     // Failed with another one, or it got zeros since.
@@ -873,6 +896,7 @@ std::vector<RefusedMember> Sequencer::CallsOf(const Vote& vote) {
   resolved_ = RunHandle();
   std::vector<RefusedMember> members;
   if (vote.what == nullptr || !ResolveKeys(vote, /*late=*/true).ok()) return members;
+  ForgetKeys();
   for (const auto& step : steps_) {
     members.emplace_back();
     members.back().rank = step.rank;
@@ -1001,6 +1025,12 @@ void Sequencer::ForgetRun(int32_t r) {
 }
 
 absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* actions) {
+  absl::Status taken = Take(vote, now, actions);
+  ForgetKeys();
+  return taken;
+}
+
+absl::Status Sequencer::Take(const Vote& vote, absl::Time now, Actions* actions) {
   const bool resolved = resolved_ == vote.run && vote.run != RunHandle();
   BeginEvent(now);
   if (vote.what == nullptr) return Malformed("a vote without a template");
@@ -1145,6 +1175,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   const int32_t id = instances_.New();
   Instance& instance = instances_[id];
   instance.key = key;
+  instance_path_bytes_ += HeapBytesOf(instance.key);
   instance.missing = seats;
   instance.tape = kNone;
   instance.parent = parent;
@@ -1300,6 +1331,7 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   instances_[id].tape = t;
   Tape& tape = tapes_[t];
   tape.key = key;
+  tape_path_bytes_ += HeapBytesOf(tape.key);
   tape_by_key_.Add(hash, t);
   tape.instance = id;
   tape.live = 0;
@@ -1446,6 +1478,7 @@ void Sequencer::ForgetTapeIfUnused(int32_t t) {
   tape_by_key_.Erase(t, tapes_);
   for (TapeEntry& entry : tape.entries) SetLabel(&entry, nullptr);
   tape.entries.clear();
+  LetGoOfPath(&tape.key, &tape_path_bytes_);
   tapes_.Free(t);
 }
 
@@ -2095,6 +2128,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.Erase(id, instances_);
     instance.seats.clear();
+    LetGoOfPath(&instance.key, &instance_path_bytes_);
     instances_.Free(id);
   }
   if (!path_.empty() && path_.back().component == component) path_.pop_back();
@@ -2666,6 +2700,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
       std::move(ended->remains), std::exchange(tapes_, {}), std::exchange(tape_by_key_, {})});
   label_uses_.Clear();
   label_bytes_ = 0;
+  tape_path_bytes_ = 0;
   ended_tapes_.clear();
   gone_tapes_ = 0;
   refused_members_ = 0;
@@ -2754,6 +2789,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
     if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.Erase(id, instances_);
     instance.seats.clear();
+    LetGoOfPath(&instance.key, &instance_path_bytes_);
     instances_.Free(id);
   }
   // What waits for any of it has failed as well.
@@ -2792,6 +2828,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   auto remains = std::make_shared<Remains>();
   remains->runs = std::exchange(runs_, {});
   remains->instances = std::exchange(instances_, {});
+  instance_path_bytes_ = 0;
   remains->instance_by_key = std::exchange(instance_by_key_, {});
   remains->instance_by_place = std::exchange(instance_by_place_, {});
   remains->components = std::exchange(components_, {});
@@ -2811,6 +2848,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   differing_.clear();
   stretches_.clear();
   passed_.clear();
+  passed_path_bytes_ = 0;
   further_parts_ = 0;
   for (Member& member : members_) member.lacking = member.lacking_gradients = 0;
   ForgetSome();
@@ -2964,12 +3002,14 @@ int64_t Sequencer::InstanceBytes() const {
          SeatBytes(sizeof(Seat));
 }
 
-// Rows that were used once are there for the next ones; what an entry of theirs has is not.
+// Rows that were used once are there for the next ones; what an entry of theirs has is not. Whoever
+// keeps something by the name of what is pending has that name once more.
 int64_t Sequencer::HeldBytes() const {
   constexpr int64_t kPair = kInTable<decltype(Member::pairs)> + kLineBytes + 16;
   int64_t bytes = tapes_.end() * TapeBytes() + instances_.end() * InstanceBytes();
   bytes += static_cast<int64_t>(tapes_.size()) * SeatBytes(sizeof(TapeEntry));
   bytes += static_cast<int64_t>(HeldPairs()) * kPair;
+  bytes += tape_path_bytes_ + 2 * instance_path_bytes_ + passed_path_bytes_ + vote_path_bytes_;
   const auto list = [](const auto& rows) {
     return static_cast<int64_t>(rows.capacity() * sizeof(rows[0]));
   };
@@ -2994,6 +3034,14 @@ int64_t Sequencer::BytesPerCall() const {
   // A vote brings labels for its own seats.
   constexpr int64_t kLabel = kMostLabelBytes + kInTable<decltype(label_uses_)>;
   return TapeBytes() + SeatBytes(sizeof(TapeEntry)) + InstanceBytes() + kLabel + kScratch;
+}
+
+absl::StatusOr<int64_t> Sequencer::PathBytes(const Vote& vote) {
+  if (vote.run == RunHandle() || resolved_ != vote.run) {
+    CHORUS_RETURN_IF_ERROR(Resolve(vote).status());
+  }
+  // A tape has the name, and what is pending, twice (HeldBytes).
+  return 3 * vote_path_bytes_;
 }
 
 size_t Sequencer::LiveRows() const {

@@ -184,6 +184,10 @@ class Sequencer {
   int64_t HeldBytes() const;
   // How much more that may be for each call of a vote, or for each pair of a refusal.
   int64_t BytesPerCall() const;
+  // And what comes to that for the names of the gradients that this vote asks for, which are as
+  // long as their order is high. Errors and validity as of Resolve(), which it calls unless that
+  // has just been done.
+  absl::StatusOr<int64_t> PathBytes(const Vote& vote);
 
  private:
   static constexpr int32_t kNone = sequencer_tables::kNone;
@@ -221,11 +225,14 @@ class Sequencer {
   };
 
   // Submit.
+  absl::Status Take(const Vote& vote, absl::Time now, Actions* actions);
   absl::Status CheckGroups(const Vote& vote) const;
   // Fills keys_, seats_, steps_, moves_ and requests_, and changes nothing else. `late`: only the
   // counts matter, so a gradient may be of what is gone.
   absl::Status ResolveKeys(const Vote& vote, bool late);
+  absl::Status ResolveAll(const Vote& vote, bool late);
   absl::Status ResolveOne(const Vote& vote, size_t i, bool late);
+  void ForgetKeys();
   // Whether the world may have what the vote of keys_ makes.
   absl::Status CheckRoom(const Vote& vote) const;
   absl::Status CheckGang(const Vote& vote) const;
@@ -423,6 +430,7 @@ class Sequencer {
   absl::flat_hash_set<uint64_t> warned_sites_;  // hashes of pairs of lines
   int64_t further_parts_ = 0;                   // pending instances with a part that is not 0
   SplitHashIndex<InstanceKey> instance_by_key_;
+  int64_t instance_path_bytes_ = 0;  // HeapBytesOf the keys of instances_
   Pool<Component> components_;
   // Tapes that nobody can ask anything of any more go a few an event (ForgetSome): those of an
   // ended epoch, whose instance is kGone, and those whose holders have left, are dead or were
@@ -432,6 +440,7 @@ class Sequencer {
   size_t gone_tapes_ = 0;             // rows that are
   int32_t refused_members_ = 0;       // that have a newest_refused
   SplitHashIndex<InstanceKey> tape_by_key_;
+  int64_t tape_path_bytes_ = 0;  // HeapBytesOf the keys of tapes_
   Pool<OpenGang> gangs_;
   Pool<OpenGang>::Chain launched_;  // by ticket
   SplitHashMap<Ticket, int32_t> gang_by_ticket_;
@@ -457,6 +466,7 @@ class Sequencer {
   };
   std::vector<Stretch> stretches_;
   std::vector<std::pair<InstanceKey, int32_t>> passed_;  // with the seat of who has passed it
+  int64_t passed_path_bytes_ = 0;                        // HeapBytesOf these keys
 
   // Circles, as far as no slice has had the time to look for them: a run of each component to look
   // from; and the way of the search at hand.
@@ -473,6 +483,7 @@ class Sequencer {
 
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand
+  int64_t vote_path_bytes_ = 0;    // HeapBytesOf these
   RunHandle resolved_;             // whose keys_ ... requests_ hold until the next event; 0: none
   std::vector<int32_t> seats_;
   std::vector<Move> moves_;

@@ -3680,6 +3680,116 @@ TEST(SequencerMemoryTest, LabelsOfTapesAreOfTheBytesThatItSays) {
   EXPECT_LT(sequencer.HeldBytes(), held - kCalls * 512);
 }
 
+// A gradient's name is the longer the higher its order is, and what does not stand in the name's
+// row is on the heap.
+TEST(SequencerMemoryTest, PathsOfGradientsAreOfTheBytesThatItSays) {
+  constexpr int64_t kCalls = 1500;
+  constexpr int64_t kLittle = 16384;
+  for (const int size : {1, 2}) {
+    for (const size_t order : {size_t{2}, size_t{3}, size_t{31}, kMaxGradientOrder}) {
+      SCOPED_TRACE(absl::StrCat(size, " ranks, order ", order));
+      Actions actions;
+      actions.reserve(64);
+      const HeapUse heap;
+      Sequencer sequencer = World(size);
+      int64_t votes = 0;
+      // The gradients of all ranks, or of the first alone: then they wait.
+      const auto ask = [&](const InstanceKey& forward, int64_t request, bool all) {
+        for (int32_t rank = 0; rank < (all ? size : 1); ++rank) {
+          const int64_t before = sequencer.HeldBytes();
+          int64_t room = before + sequencer.BytesPerCall();
+          {
+            TestRun run(++votes, Epoch(1));
+            const int32_t slot = run.Slot(kWorld, size, {rank}, {1});
+            run.GradientOf(forward, static_cast<int32_t>(request), slot, rank).wants_grad = true;
+            const Vote& vote = run.Build();
+            room += *sequencer.PathBytes(vote);
+            ASSERT_TRUE(sequencer.Submit(vote, At(0), &actions).ok());
+          }
+          EXPECT_LE(sequencer.HeldBytes(), std::max(room, before + kLittle));
+          for (const SequencerAction& action : std::exchange(actions, {})) {
+            Actions none;
+            sequencer.Finished(action.ticket, absl::OkStatus(), At(0), &none);
+          }
+        }
+      };
+      InstanceKey forward = Forward(&sequencer, 1000000, 0);
+      sequencer.Finished(Ticket(1), absl::OkStatus(), At(0), &actions);
+      while (forward.path.size() + 1 < order) {
+        ask(forward, 0, /*all=*/true);
+        forward = forward.Gradient({0, 0});
+      }
+      for (int64_t request = 0; request < kCalls; ++request) {
+        ask(forward, request, /*all=*/true);
+        ASSERT_LE(heap.bytes(), sequencer.HeldBytes() + kLittle) << request;
+      }
+      const int64_t most = heap.bytes();
+      for (int64_t request = 0; request < kCalls; ++request) {
+        const InstanceKey key = forward.Gradient({0, request});
+        for (int32_t rank = 0; rank < size; ++rank) {
+          sequencer.DropTape(Rank(rank), key, false, Epoch(1), At(0), &actions);
+        }
+        ASSERT_LE(heap.bytes(), sequencer.HeldBytes() + kLittle) << request;
+      }
+      if (order > 2) {
+        const auto path = static_cast<int64_t>(order * sizeof(InstanceKey::Request));
+        EXPECT_LE(heap.bytes(), most - kCalls * path + kLittle) << "free rows have no path";
+      }
+      if (size == 1) continue;
+      // Pending runs have bytes of their own.
+      for (int64_t request = 0; request < kCalls; ++request) {
+        ask(forward, kCalls + request, /*all=*/false);
+        ASSERT_LE(heap.bytes(), sequencer.HeldBytes() + kLittle + 512 * (request + 1)) << request;
+      }
+      const int64_t pending = sequencer.HeldBytes();
+      sequencer.Abort(Error(Reason::kAborted), At(0), &actions);
+      actions = Actions();
+      ASSERT_LE(heap.bytes(), sequencer.HeldBytes() + kLittle);
+      EXPECT_LT(sequencer.HeldBytes(), pending);
+    }
+  }
+}
+
+// What is looked at once is not there for long.
+TEST(SequencerMemoryTest, TheNamesOfAVoteGoWithIt) {
+  Sequencer sequencer = World(1);
+  InstanceKey forward = Forward(&sequencer, 1, 0);
+  const auto deep = [&](int64_t number) {
+    TestRun run(number, Epoch(1));
+    const int32_t slot = run.Slot(kWorld, 1, {0}, {1});
+    run.GradientOf(forward, 0, slot, 0);
+    for (int32_t order = 1; order < static_cast<int32_t>(kMaxGradientOrder); ++order) {
+      run.GradientHere(order - 1, 0, slot, 0);
+    }
+    return run;
+  };
+  // What the lists of a vote have grown to stays.
+  TestRun first = deep(2);
+  ASSERT_TRUE(sequencer.Resolve(first.Build()).ok());
+  sequencer.CallsOf(first.vote());
+  const int64_t before = sequencer.HeldBytes();
+  const HeapUse heap;
+  const auto keys = sequencer.Resolve(first.vote());
+  ASSERT_TRUE(keys.ok());
+  int64_t paths = 0;
+  for (const InstanceKey& key : *keys) paths += HeapBytesOf(key);
+  EXPECT_GT(paths, 32768);
+  EXPECT_EQ(sequencer.HeldBytes(), before + paths);
+  EXPECT_EQ(heap.bytes(), paths);
+  EXPECT_THAT(sequencer.CallsOf(first.vote()), SizeIs(1));
+  EXPECT_EQ(sequencer.HeldBytes(), before);
+  EXPECT_LT(heap.bytes(), 1024);
+  first.GradientHere(static_cast<int32_t>(kMaxGradientOrder) - 1, 0, 0, 0);
+  EXPECT_THAT(sequencer.Resolve(first.Build()).status().message(), HasSubstr("up to order 64"));
+  EXPECT_LT(sequencer.HeldBytes(), before + paths / 2);
+  TestRun second = deep(2);
+  ASSERT_TRUE(sequencer.Resolve(second.Build()).ok());
+  Cast(&sequencer, std::move(second));
+  EXPECT_EQ(sequencer.HeldRows(), 1u);
+  EXPECT_LE(sequencer.HeldBytes(), before + 64 * sequencer.BytesPerCall());
+  EXPECT_LT(heap.bytes(), sequencer.HeldBytes());
+}
+
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {
   Sequencer sequencer = World(2);
   size_t size = 0;

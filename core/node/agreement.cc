@@ -96,6 +96,12 @@ absl::Status Agreement::Submit(const Vote& vote, absl::Time now) {
   CHORUS_FAILPOINT("node.before_vote");
   constexpr int64_t kWorkPerVote = 4;
   CountWork(kWorkPerVote * static_cast<int64_t>(vote.what->participations.size()));
+  if (vote.epoch == epoch()) {
+    CHORUS_ASSIGN_OR_RETURN(const int64_t path_bytes, sequencer_.PathBytes(vote));
+    if (path_bytes > 0) {
+      CHORUS_RETURN_IF_ERROR(world_->ReserveCalls(vote.what->participations.size(), path_bytes));
+    }
+  }
   Sequencer::Actions actions;
   absl::Status voted = sequencer_.Submit(vote, now, &actions);
   CHORUS_FAILPOINT("node.after_vote");

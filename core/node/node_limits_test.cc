@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/collective/instance.h"
 #include "core/node/node_rig.h"
 #include "core/node/world.h"
 #include "core/ops/graph_builder.h"
@@ -388,6 +389,67 @@ TEST_F(NodeTest, TheInstancesThatARunNamesAreCharged) {
                     static_cast<int64_t>(sizeof(InstanceKey) + 4 * sizeof(InstanceKey::Request)) -
                 (64 << 10));  // in steps
   rank.AbortWorld("enough");
+}
+
+// An all_reduce that may be differentiated.
+ValueIndex AddRecorded(GraphBuilder* builder, ValueIndex x, InstanceRef instance) {
+  NodeSpec spec;
+  spec.op = "all_reduce";
+  spec.inputs = {x};
+  spec.collective = Collective();
+  spec.collective->kind = CollectiveKind::kAllReduce;
+  spec.collective->reduction = Reduction::kSum;
+  spec.collective->rank = GroupRank(0);
+  spec.collective->instance = instance;
+  spec.collective->wants_grad = true;
+  return (*builder->Emit(spec))[0];
+}
+
+// A few bytes of a frame name a gradient of high order, and the agreement keeps the name.
+TEST_F(NodeTest, NamesOfGradientsAreChargedBeforeTheyAreKept) {
+  constexpr int kOrder = static_cast<int>(kMaxGradientOrder) - 1;
+  constexpr int kCalls = 300;
+  Start(1);
+  DirectRank& rank = *ranks_[0];
+  // The gradient of so high an order of a call, in one graph.
+  for (const int order : {0, kOrder}) {
+    GraphBuilder builder(1, {SlotOf(0, 1)});
+    ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {1}));
+    x = AddRecorded(&builder, x, InstanceRef());
+    for (int node = 0; node < order; ++node) {
+      x = AddRecorded(&builder, x, {InstanceRef::Kind::kGradient, node, 0, -1});
+    }
+    AddOutput(&builder, x);
+    rank.Register(order == 0 ? 0 : 1, builder.Build());
+    ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  }
+  GraphBuilder builder(1, {SlotOf(0, 1)});
+  ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {1}));
+  for (int i = 0; i < kCalls; ++i) {
+    x = AddRecorded(&builder, x, {InstanceRef::Kind::kBound, -1, 0, i});
+  }
+  AddOutput(&builder, x);
+  Graph gradients = builder.Build();
+  gradients.num_instance_slots = kCalls;
+  rank.Register(2, gradients);
+  ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+  InstanceKey forward;
+  forward.since = Epoch(1);
+  const auto differentiate = [&](int32_t graph, int order) {
+    rank.RunInline(graph, {1}, {2 * graph, 1});
+    EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+    chorus::Run run = rank.WorldRun(2, {DirectRank::Inline({1})}, {{2 * graph + 1, 1}});
+    forward.path.assign(static_cast<size_t>(order), {0, 0});
+    for (int i = 0; i < kCalls; ++i) run.instances.push_back(forward.Gradient({0, i}));
+    rank.Submit(std::move(run));
+    EXPECT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+    forward.at.call += 2;  // a run counts as one, with calls of its own or without
+    return rank.Stats().memory_used_bytes;
+  };
+  const int64_t of_first_order = differentiate(0, 0);
+  // Of what is pending, of its tape, and of what is kept by its name.
+  constexpr int64_t kBytes = 3 * kMaxGradientOrder * sizeof(InstanceKey::Request);
+  EXPECT_GE(differentiate(1, kOrder) - of_first_order, kCalls * kBytes);
 }
 
 // Each of many runs that read what a local one makes of many results waits for all of these.

@@ -79,11 +79,14 @@ struct World : std::enable_shared_from_this<World> {
 
   // Before anything else. RESOURCE_EXHAUSTED kOutOfMemory.
   absl::Status MakeMembers(int size);
-  // Charges for what its agreement has, and may have for so many calls that come next.
-  // RESOURCE_EXHAUSTED kOutOfMemory: ranks that keep what could be differentiated hold much of it.
-  absl::Status ReserveCalls(size_t calls) { return Reserve(calls, 0, 0); }
+  // Charges for what its agreement has, and may have for so many calls that come next, with their
+  // names (Sequencer::PathBytes). RESOURCE_EXHAUSTED kOutOfMemory: ranks that keep what could be
+  // differentiated hold much of it.
+  absl::Status ReserveCalls(size_t calls, int64_t path_bytes = 0) {
+    return Reserve(calls, path_bytes, 0, 0);
+  }
   // The same for a group that may come next.
-  absl::Status ReserveGroup(size_t members) { return Reserve(0, 1, members); }
+  absl::Status ReserveGroup(size_t members) { return Reserve(0, 0, 1, members); }
 
   int size() const { return static_cast<int>(members.size()); }
   bool formed() const { return agreement != nullptr; }
@@ -92,7 +95,7 @@ struct World : std::enable_shared_from_this<World> {
   // Whatever comes: of ranks, of the causes of epochs that have ended, and of what was given up.
   static int64_t FixedBytes(int size);
   // For all that there is and this much more.
-  absl::Status Reserve(size_t calls, size_t groups, size_t group_members);
+  absl::Status Reserve(size_t calls, int64_t path_bytes, size_t groups, size_t group_members);
 };
 
 // FAILED_PRECONDITION kWrongState, for a request that comes before all ranks have joined.
