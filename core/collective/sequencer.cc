@@ -130,6 +130,7 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
     }
     group_members_ += static_cast<int64_t>(members.size());
     requests.groups.emplace(wanted_request, GroupId(num_groups()));
+    ++requested_groups_;
     groups_.push_back(std::move(group));
   }
   return requests.groups.at(wanted_request);
@@ -561,6 +562,7 @@ CallPosition Sequencer::NextOf(Rank rank, const Counter& counter) const {
 
 // They may be many: those go a part at a time (ForgetSome).
 void Sequencer::LetGoOfPairs(Member* member) {
+  member_pairs_ -= member->pairs.size();
   if (member->pairs.size() > options_.rows_per_event) {
     gone_pairs_.push_back(std::exchange(member->pairs, {}));
   } else {
@@ -604,6 +606,7 @@ void Sequencer::EndMoves() {
     if (counter == nullptr) {
       if (move.next.call == 0) continue;  // where every end of a pair begins
       counter = members_[move.rank.value()].pairs.Emplace(move.end, Counter()).first;
+      ++member_pairs_;
     }
     counter->next = move.next;
     if (move.source == nullptr) continue;
@@ -2690,6 +2693,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   groups_[0].counters.resize(members_.size());
   group_members_ = size();
   group_requests_.clear();
+  requested_groups_ = 0;
   struct Remains {
     std::shared_ptr<void> of_epoch;
     Pool<Tape> tapes;
@@ -2978,8 +2982,7 @@ absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
 }
 
 size_t Sequencer::HeldPairs() const {
-  size_t count = 0;
-  for (const Member& member : members_) count += member.pairs.size();
+  size_t count = member_pairs_;
   for (const auto& pairs : gone_pairs_) count += pairs.size();
   return count;
 }
@@ -3045,12 +3048,10 @@ absl::StatusOr<int64_t> Sequencer::PathBytes(const Vote& vote) {
 }
 
 size_t Sequencer::LiveRows() const {
-  size_t group_rows = 0;
-  for (const auto& requests : group_requests_) group_rows += requests.second.groups.size();
-  for (const Member& member : members_) group_rows += member.pairs.size();
-  return groups_.size() + group_rows + runs_.size() + run_by_handle_.size() + instances_.size() +
-         instance_by_key_.size() + components_.size() + tapes_.size() + tape_by_key_.size() +
-         gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() + ready_.size();
+  return groups_.size() + requested_groups_ + member_pairs_ + runs_.size() + run_by_handle_.size() +
+         instances_.size() + instance_by_key_.size() + components_.size() + tapes_.size() +
+         tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() +
+         ready_.size();
 }
 
 std::string Sequencer::CanonicalState() const {

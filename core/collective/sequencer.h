@@ -405,6 +405,7 @@ class Sequencer {
   Ticket next_ticket_{1};
   int64_t next_order_ = 0;
   std::vector<Member> members_;
+  size_t member_pairs_ = 0;     // of all members' pairs
   bool somebody_gone_ = false;  // a member has left or is dead
   absl::optional<InstanceKey> last_published_;
   std::vector<Group> groups_;
@@ -414,6 +415,7 @@ class Sequencer {
     std::map<int32_t, InstanceKey::Request> next;  // by rank
   };
   std::map<std::vector<int32_t>, GroupRequests> group_requests_;  // each of at least one of groups_
+  size_t requested_groups_ = 0;                                   // of all these lists
 
   Pool<PendingRun> runs_;
   Pool<PendingRun>::Chain pending_;

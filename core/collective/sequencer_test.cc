@@ -6,8 +6,12 @@
 #include <functional>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <memory>
+#include <random>
+#include <set>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -3788,6 +3792,67 @@ TEST(SequencerMemoryTest, TheNamesOfAVoteGoWithIt) {
   EXPECT_EQ(sequencer.HeldRows(), 1u);
   EXPECT_LE(sequencer.HeldBytes(), before + 64 * sequencer.BytesPerCall());
   EXPECT_LT(heap.bytes(), sequencer.HeldBytes());
+}
+
+// Rows of lists are counted as they come and go, and not when somebody asks.
+TEST(SequencerMemoryTest, LiveRowsAreThoseOfGroupsAndPairsThatAreThere) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937 random(seed);
+  const auto below = [&](int64_t end) {
+    return std::uniform_int_distribution<int64_t>(0, end - 1)(random);
+  };
+  Sequencer sequencer = World(6, /*rows_per_event=*/4);
+  const size_t none = sequencer.LiveRows();
+  int64_t groups = 0;  // with those that a reform has taken the members of
+  std::set<std::tuple<std::vector<int32_t>, int64_t, int64_t>> requests;
+  std::map<int32_t, std::set<int64_t>> tags;  // by rank, of its step
+  std::vector<int64_t> steps(6);
+  int64_t votes = 0;
+  Actions actions;
+  for (int event = 0; event < 2000; ++event) {
+    const auto rank = static_cast<int32_t>(below(sequencer.size()));
+    if (below(3) == 0) {
+      std::vector<int32_t> list;
+      for (int32_t member = 0; member < sequencer.size(); ++member) {
+        if (member == rank || below(3) == 0) list.push_back(member);
+      }
+      const InstanceKey::Request request{below(2), below(3)};
+      std::vector<Rank> ranks;
+      for (const int32_t member : list) ranks.push_back(Rank(member));
+      ASSERT_TRUE(sequencer.AddGroup(Rank(rank), ranks, request).ok());
+      if (requests.emplace(list, request.step, request.number).second) ++groups;
+    } else if (below(400) == 0 && sequencer.size() > 2) {
+      sequencer.Dead(Rank(rank), "killed", At(0), &actions);
+      sequencer.Shrink(At(0), &actions);
+      requests.clear();
+      tags.clear();
+      steps.assign(static_cast<size_t>(sequencer.size()), 0);
+    } else {
+      int64_t& step = steps[static_cast<size_t>(rank)];
+      if (below(20) == 0) {
+        ++step;
+        tags.erase(rank);
+      }
+      const int64_t tag = below(100);
+      TestRun run(++votes, sequencer.epoch(), step);
+      const int32_t slot = run.Slot(kWorld, sequencer.size(), {rank}, {0});
+      run.SendTo(slot, rank, rank, tag);
+      run.RecvFrom(slot, rank, rank, tag);
+      for (const SequencerAction& action : Cast(&sequencer, std::move(run))) {
+        ASSERT_EQ(action.kind, Kind::kLaunch);
+        sequencer.Finished(action.ticket, absl::OkStatus(), At(0), &actions);
+      }
+      tags[rank].insert(tag);
+    }
+    size_t pairs = 0;
+    for (const auto& used : tags) pairs += 2 * used.second.size();
+    ASSERT_EQ(sequencer.LiveRows(), none + static_cast<size_t>(groups) + requests.size() + pairs);
+    ASSERT_GE(sequencer.HeldRows(), pairs);
+  }
+  while (sequencer.NextDeadline() <= At(0)) sequencer.Advance(At(0), &actions);
+  EXPECT_EQ(sequencer.LiveRows(),
+            none + static_cast<size_t>(groups) + requests.size() + sequencer.HeldRows());
 }
 
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {

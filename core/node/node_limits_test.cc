@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "core/collective/instance.h"
 #include "core/node/node_rig.h"
 #include "core/node/world.h"
@@ -569,6 +570,33 @@ TEST_F(NodeTest, ListsEndWhereTheyTakeTooLong) {
   ASSERT_EQ(last.rows.size(), 1u);
   EXPECT_EQ(last.rows[0].name, absl::StrCat("job", kWhole + 1));
   EXPECT_FALSE(last.truncated);
+}
+
+// However much is in them, each is looked at for a moment.
+TEST_F(NodeTest, StatsAreCountedByTheWorldsThatTheyAreOf) {
+  backend_ = HostDevices(1);
+  loop_ = std::make_unique<NodeLoop>(NodeOptions(), DevicesOf(backend_.get()));
+  std::vector<std::unique_ptr<DirectRank>> ranks;
+  const auto work = [&ranks] {
+    return ranks[0]->Call<int64_t>([](LocalNode& node, absl::Time, auto* done) {
+      const WorkSlice slice;
+      node.Stats("");
+      done->Set(SliceWork());
+    });
+  };
+  const auto join = [&] {
+    ranks.push_back(std::make_unique<DirectRank>(loop_.get(), 0, 1,
+                                                 absl::StrCat("job", ranks.size()),
+                                                 std::vector<DeviceIndex>{DeviceIndex(0)}));
+    ranks.back()->AwaitWorld();
+  };
+  join();
+  const int64_t of_one = work();
+  while (ranks.size() < 20) join();
+  EXPECT_EQ(work(), of_one + 19);
+  for (int i = 0; i < 50; ++i) ranks[0]->CreateGroup({Rank(0)});
+  EXPECT_EQ(ranks[0]->Stats().agreement_rows, 20 + 100);
+  EXPECT_EQ(work(), of_one + 19);
 }
 
 }  // namespace

@@ -158,10 +158,13 @@ NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStat
     now.live_buffers = shown->arenas->live_buffers();
     now.idle_bytes = shown->arenas->idle_bytes();
   }
+  int64_t worlds = 0;
   node.worlds->ForEach([&](const World& world) {
+    ++worlds;
     if (world.formed() && Shows(tenant, world.tenant))
       now.agreement_rows += static_cast<int64_t>(world.agreement->LiveRows());
   });
+  CountWork(worlds);
   return now;
 }
 
