@@ -35,6 +35,7 @@
 #include "core/backend/fault/fault_backend.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/shared_file.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
@@ -489,6 +490,12 @@ int Main() {
   options.node.memory_limit_bytes = memory.bytes;
   LOG(INFO) << "memory limit: " << memory.bytes << " bytes: " << memory.source;
   RaiseDescriptorLimit();
+  if (!KernelGivesLeases()) {
+    LOG(WARNING)
+        << "the kernel gives no leases on files of memory (" << strerror(errno)
+        << "; sysctl fs.leases-enable): memory that clients have had stays charged to them "
+           "for good, for nobody can tell whether they hold it";
+  }
   auto pool = std::make_unique<ThreadPool>(UsableCpus());
   CheckBackend();
   std::unique_ptr<Backend> backend;  // none: a worker has it

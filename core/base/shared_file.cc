@@ -1,8 +1,8 @@
 #include "core/base/shared_file.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -16,9 +16,15 @@ bool IsHeldByOthers(int fd) {
   // An opener that comes while we have the lease would break it, with a signal whose default is to
   // end the process. SIGURG's is to be ignored.
   fcntl(fd, F_SETSIG, SIGURG);
-  if (fcntl(fd, F_SETLEASE, F_WRLCK) != 0) return errno == EAGAIN;
+  if (fcntl(fd, F_SETLEASE, F_WRLCK) != 0) return true;
   fcntl(fd, F_SETLEASE, F_UNLCK);
   return false;
+}
+
+bool KernelGivesLeases() {
+  const UniqueFd made(memfd_create("chorus-lease", MFD_CLOEXEC));
+  const UniqueFd own = OpenAgain(made.get(), O_RDWR);
+  return own.valid() && !IsHeldByOthers(own.get());
 }
 
 }  // namespace chorus

@@ -18,8 +18,11 @@ UniqueFd OpenAgain(int fd, int flags);
 
 // Whether anybody but `fd`, which OpenAgain() has made for writing, has the file: a descriptor of
 // another opener is open somewhere, or the file mapped by one. What the process has mapped by `fd`
-// does not count. Where the kernel gives no leases at all: false.
+// does not count. Where the kernel does not say, for it gives no lease: true.
 bool IsHeldByOthers(int fd);
+
+// Whether the kernel gives leases on files of memory. False: errno says why not.
+bool KernelGivesLeases();
 
 }  // namespace chorus
 

@@ -1,5 +1,6 @@
 #include "core/base/shared_file.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -33,6 +34,20 @@ TEST(SharedFileTest, IsHeldByWhoeverHasADescriptorOrAMappingOfAnotherOpener) {
     munmap(of_client, 4096);
     EXPECT_FALSE(IsHeldByOthers(own.get()));
   }
+}
+
+// Whoever does not know that a file is free gives nobody its memory back.
+TEST(SharedFileTest, IsHeldWhereTheKernelDoesNotSay) {
+  EXPECT_TRUE(KernelGivesLeases());
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  for (const int end : ends) {
+    const UniqueFd no_file(end);
+    errno = 0;
+    EXPECT_TRUE(IsHeldByOthers(no_file.get()));
+    EXPECT_NE(errno, EAGAIN);
+  }
+  EXPECT_TRUE(IsHeldByOthers(-1));
 }
 
 TEST(SharedFileTest, WhatIsNotOpenCannotBeOpenedAgain) {
