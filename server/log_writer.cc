@@ -13,9 +13,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
+#include "core/base/utf8.h"
 #include "core/runtime/budget.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpc/support/log.h"
@@ -51,16 +51,6 @@ bool WriteAll(int fd, absl::string_view text) {
     }
   }
   return true;
-}
-
-// The number of bytes of what a terminal or a reader of lines takes for a command or the end of a
-// line, at the beginning of `text`: C0, DEL, C1 (U+0080 to U+009F), U+2028 and U+2029.
-size_t ControlBytes(absl::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  if (byte(0) < 0x20 || byte(0) == 0x7f) return 1;
-  if (byte(0) == 0xc2 && text.size() > 1 && byte(1) >= 0x80 && byte(1) < 0xa0) return 2;
-  if (absl::StartsWith(text, "\u2028") || absl::StartsWith(text, "\u2029")) return 3;
-  return 0;
 }
 
 }  // namespace
@@ -240,28 +230,6 @@ void LogWriter::send(google::LogSeverity severity, const char*, const char* base
   // glog ends the process next; a full standard error must not keep it from that.
   alarm(5);
   Flush(kLastWords);
-}
-
-std::string OneLine(absl::string_view text, size_t most) {
-  std::string line;
-  line.reserve(std::min(text.size(), most));
-  size_t whole = 0;  // of the line, before what would be cut off if it came to that
-  while (!text.empty()) {
-    const size_t control = ControlBytes(text);
-    for (size_t i = 0; i < control; ++i) {
-      absl::StrAppendFormat(&line, "\\x%02x", static_cast<unsigned char>(text[i]));
-    }
-    if (control == 0) line.push_back(text[0]);
-    text.remove_prefix(std::max<size_t>(control, 1));
-    if (line.size() > most) {
-      line.resize(whole);
-      return line + "...";
-    }
-    // Not between the bytes of one character.
-    const bool ends = text.empty() || (static_cast<unsigned char>(text[0]) & 0xc0) != 0x80;
-    if (ends && line.size() + 3 <= most) whole = line.size();
-  }
-  return line;
 }
 
 }  // namespace chorus::server

@@ -5,9 +5,9 @@
 // So lines go into a queue of bounded size, and a thread that does nothing else writes them. What
 // does not fit is left out, and counted in a line of its own. (O_NONBLOCK instead would be for
 // everybody who shares the pipe, and cut lines.) Where nobody reads, one tenant's lines leave room
-// for others'. A line is one line: what cannot be printed is escaped, so that no text of a client's
-// (a label, a job's name) can look like a line of the daemon's; and what a client may have chosen
-// is cut where it is long.
+// for others'. A line is one line (OneLine): what cannot be printed is escaped, so that no text of
+// a client's (a label, a job's name) can look like a line of the daemon's, or tell a terminal
+// anything; and what a client may have chosen is cut where it is long.
 //
 // gRPC has a line for what it cannot parse, before anybody knows whose it is. What it says is held
 // to a tenant's bounds (line_budget.h, kMaxClientLineBytes, a share of what waits), but for why it
@@ -58,10 +58,6 @@ class LogWriter : public google::LogSink {
   // Shared with the thread: one that hangs in a write is left behind.
   const std::shared_ptr<State> state_;
 };
-
-// `text` with control characters, line separators among them, as escapes; UTF-8 stays. Of more than
-// `most` bytes as many as fit whole before "...".
-std::string OneLine(absl::string_view text, size_t most = std::string::npos);
 
 }  // namespace chorus::server
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/utf8.h"
 
 namespace chorus::node {
 
@@ -98,15 +99,11 @@ absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) con
 
 std::string FailureLine(const FailureOrigin& failure, const Error& error) {
   const auto or_dash = [](int32_t value) { return value < 0 ? "-" : absl::StrCat(value); };
-  std::string message = error.message;
-  for (char& c : message) {
-    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';
-  }
   const std::string job =
       failure.job.empty() ? "-" : absl::StrCat("\"", absl::Utf8SafeCEscape(failure.job), "\"");
-  return absl::StrCat("failure: job=", job, " rank=", or_dash(failure.rank),
-                      " pid=", or_dash(failure.pid), " reason=", ReasonName(error.reason),
-                      " error_id=", error.id.value(), ": ", message);
+  return OneLine(absl::StrCat("failure: job=", job, " rank=", or_dash(failure.rank),
+                              " pid=", or_dash(failure.pid), " reason=", ReasonName(error.reason),
+                              " error_id=", error.id.value(), ": ", error.message));
 }
 
 }  // namespace chorus::node

@@ -90,8 +90,8 @@ class ErrorStore {
   absl::flat_hash_map<std::string, Errors> of_tenant_;  // of those that have some
 };
 
-// A failure for the daemon's log: one line, whatever bytes its texts have. Numbers that are not
-// known (-1) are "-", and so is an empty job.
+// A failure for the daemon's log: one line (OneLine), whatever bytes its texts have. Numbers that
+// are not known (-1) are "-", and so is an empty job.
 struct FailureOrigin {
   absl::string_view job;
   int32_t rank = -1;

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus::node {
@@ -84,10 +85,18 @@ TEST(FailureLineTest, IsOneLineWithEverythingInItsPlace) {
   error.id = ErrorId(17);
   EXPECT_EQ(FailureLine({"my \"job\"\n", 3, 4711}, error),
             "failure: job=\"my \\\"job\\\"\\n\" rank=3 pid=4711 reason=AGREE_TIMEOUT error_id=17: "
-            "rank 3 is late: nothing came");
+            "rank 3 is late:\\x0anothing\\x09came");
   EXPECT_EQ(FailureLine({}, error),
             "failure: job=- rank=- pid=- reason=AGREE_TIMEOUT error_id=17: "
-            "rank 3 is late: nothing came");
+            "rank 3 is late:\\x0anothing\\x09came");
+}
+
+TEST(FailureLineTest, TellsNoTerminalAnything) {
+  const Error error = Make("no \x9b\x31m, \xc2\x9b or \xe2\x80\xa8 \u00fc");
+  EXPECT_THAT(
+      FailureLine({"job \x9b \u00fc"}, error),
+      testing::AllOf(testing::HasSubstr("job=\"job \\x9b \u00fc\""),
+                     testing::EndsWith("no \\x9b1m, \\xc2\\x9b or \\xe2\\x80\\xa8 \u00fc")));
 }
 
 TEST(FlightRecordTest, KeepsTheLatestInOrder) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/variant.h"
 #include "core/base/source_line.h"
+#include "core/base/utf8.h"
 
 namespace chorus {
 namespace {
@@ -77,29 +78,6 @@ absl::Status PairFrom(const Message& message, Key* key) {
   }
   key->tag = message.tag();
   return absl::OkStatus();
-}
-
-bool IsUtf8(absl::string_view text) {
-  constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};  // that needs so many more bytes
-  for (size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<uint8_t>(text[i++]);
-    const int continuation_bytes = lead < 0x80             ? 0
-                                   : (lead & 0xe0) == 0xc0 ? 1
-                                   : (lead & 0xf0) == 0xe0 ? 2
-                                   : (lead & 0xf8) == 0xf0 ? 3
-                                                           : -1;
-    if (continuation_bytes < 0 || text.size() - i < static_cast<size_t>(continuation_bytes))
-      return false;
-    uint32_t code = continuation_bytes == 0 ? lead : lead & (0x3fu >> continuation_bytes);
-    for (int k = 0; k < continuation_bytes; ++k) {
-      const auto byte = static_cast<uint8_t>(text[i++]);
-      if ((byte & 0xc0) != 0x80) return false;
-      code = code << 6 | (byte & 0x3f);
-    }
-    if (code < kLeast[continuation_bytes] || (code >= 0xd800 && code < 0xe000) || code > 0x10ffff)
-      return false;
-  }
-  return true;
 }
 
 // An enum of the proto as one of the core: equal numbers, `shift` apart.
