@@ -90,11 +90,19 @@ void CommandLog::Displace(const Record& record) {
   completions_->PublishUnfinished(Sequence(*unfinished_.begin()));
 }
 
+std::deque<CommandLog::Failure>::const_iterator CommandLog::FindFailure(int64_t sequence) const {
+  return std::lower_bound(failures_.begin(), failures_.end(), sequence,
+                          [](const Failure& f, int64_t wanted) { return f.sequence < wanted; });
+}
+
 void CommandLog::KeepFailure(int64_t sequence, const RunOutcome& outcome) {
-  failures_.emplace(sequence, outcome);
+  // A deque's blocks are not all full.
+  static_assert(kKeptOutcomes * int64_t{sizeof(Record) + sizeof(Failure)} + 2048 <=
+                kMaxOutcomeBytes);
+  failures_.insert(FindFailure(sequence), {sequence, outcome});
   if (static_cast<int64_t>(failures_.size()) <= kKeptOutcomes) return;
-  forgotten_ = std::max(forgotten_, failures_.begin()->first);
-  failures_.erase(failures_.begin());
+  forgotten_ = std::max(forgotten_, failures_.front().sequence);
+  failures_.pop_front();
 }
 
 void CommandLog::Tell(Sequence sequence, const absl::Status& status) {
@@ -183,8 +191,10 @@ const CommandLog::Record* CommandLog::Find(Sequence sequence) {
 }
 
 absl::Status CommandLog::PastStatus(Sequence sequence) const {
-  const auto failure = failures_.find(sequence.value());
-  if (failure != failures_.end()) return StatusOf(failure->second);
+  const auto failure = FindFailure(sequence.value());
+  if (failure != failures_.end() && failure->sequence == sequence.value()) {
+    return StatusOf(failure->outcome);
+  }
   if (sequence.value() > forgotten_) return absl::OkStatus();
   return MakeError(Reason::kOutcomeForgotten,
                    absl::StrCat("command ", sequence.value(), " is not among the last ",

@@ -13,12 +13,12 @@
 #define CHORUS_CORE_NODE_COMMAND_LOG_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +40,8 @@ class CommandLog {
  public:
   static constexpr int64_t kKeptOutcomes = 1024;
   static constexpr size_t kMaxHeldFrames = 1024;
+  // Of the outcomes that it keeps, which are charged to nobody.
+  static constexpr int64_t kMaxOutcomeBytes = int64_t{60} << 10;
   // What a frame that is held takes beside its bytes.
   static constexpr size_t kHeldRowBytes = 256;
   // Taken from one log before other sessions have their turn.
@@ -124,6 +126,10 @@ class CommandLog {
     bool done = false;
     RunOutcome outcome;
   };
+  struct Failure {
+    int64_t sequence;
+    RunOutcome outcome;
+  };
   Record& RecordOf(Sequence sequence) {
     return records_[static_cast<size_t>(sequence.value() % kKeptOutcomes)];
   }
@@ -135,6 +141,8 @@ class CommandLog {
   absl::Status PastStatus(Sequence sequence) const;
   // A later command gets the place of this record, which says more than that all went well.
   void Displace(const Record& record);
+  // The first of failures_ that is not before `sequence`.
+  std::deque<Failure>::const_iterator FindFailure(int64_t sequence) const;
   void KeepFailure(int64_t sequence, const RunOutcome& outcome);
   absl::Status StatusOf(const RunOutcome& outcome) const;
   void Conclude(Sequence sequence, const RunOutcome& outcome);
@@ -159,7 +167,9 @@ class CommandLog {
   // Of those before them, by sequence: those that are not over, and those that have failed, of
   // which all up to `forgotten_` are not kept.
   absl::btree_set<int64_t> unfinished_;
-  absl::btree_map<int64_t, RunOutcome> failures_;
+  // By sequence. No tree, which may be half empty: with `records_` it has no more than
+  // kMaxOutcomeBytes.
+  std::deque<Failure> failures_;
   int64_t forgotten_ = 0;
   // Those that wait for a command.
   struct Waiting {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/transport/completion.h"
 #include "core/transport/session_memory.h"
@@ -323,6 +324,45 @@ TEST_F(CommandLogTest, AnAbandonedLogLeavesNobodyWaiting) {
   EXPECT_THAT(
       told_, ::testing::UnorderedElementsAre("1 SESSION_LOST", "3 SESSION_LOST", "7 SESSION_LOST"));
   EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+// Of many that fail, in whatever order they end, the last are kept.
+TEST_F(CommandLogTest, WhatIsKeptOfOutcomesIsBounded) {
+  constexpr int64_t kKept = CommandLog::kKeptOutcomes;
+  constexpr int64_t kCommands = 4 * kKept;
+  const Error failed(Reason::kAborted, "it failed");
+  for (const int64_t stride : {1, 2, 3, 7, 641}) {
+    SCOPED_TRACE(stride);
+    const HeapUse heap;
+    CommandLog log({&timers_, &errors_, absl::Seconds(10)}, "uid:1", budget_, &completions_);
+    const int64_t before = heap.bytes();
+    for (int64_t sequence = 1; sequence <= kCommands; ++sequence) {
+      log.Begin(Sequence(sequence), nullptr);
+    }
+    for (int64_t first = 0; first < stride; ++first) {
+      for (int64_t sequence = kCommands - first; sequence > 0; sequence -= stride) {
+        log.Finish(Sequence(sequence), failed);
+      }
+    }
+    EXPECT_LE(heap.bytes() - before, CommandLog::kMaxOutcomeBytes);
+    // Those that are among the last, and so many before them.
+    absl::Status status;
+    const auto outcome = [&](int64_t sequence) {
+      log.Wait(Sequence(sequence), absl::InfiniteFuture(),
+               [&status](const Outcome& out) { status = out.status; });
+      return status.ok() ? "OK" : std::string(ReasonName(ErrorOf(status).reason));
+    };
+    // The store of these errors has let go of them: what they came to is known.
+    EXPECT_THAT(outcome(kCommands), "OUTCOME_FORGOTTEN");
+    EXPECT_THAT(status.message(), HasSubstr("it failed with ABORTED"));
+    outcome(kCommands - 2 * kKept + 1);
+    EXPECT_THAT(status.message(), HasSubstr("it failed with ABORTED"));
+    outcome(kCommands - 2 * kKept);
+    EXPECT_THAT(status.message(), HasSubstr("is not among the last"));
+    log.Begin(Sequence(kCommands + 1), nullptr);
+    log.Finish(Sequence(kCommands + 1));
+    EXPECT_EQ(outcome(kCommands + 1), "OK");
+  }
 }
 
 }  // namespace
