@@ -1,5 +1,7 @@
 // What clients may make the daemon hold by gRPC, beside what is charged to sessions: together at
-// most kOwnBytes, with the flags as they are unless told otherwise.
+// most kOwnBytes, with the flags as they are unless told otherwise. What waits in the node for
+// their calls is no session's, too: who may hold no more must be able to ask for what lets go of
+// some.
 //
 // The library itself holds what it has read and nobody has taken, its calls, and answers that
 // nobody reads. How many calls and connections there are is bounded before it makes them
@@ -18,6 +20,7 @@
 #include <cstdint>
 
 #include "core/base/error.h"
+#include "core/node/options.h"
 #include "core/node/records.h"
 #include "core/node/requests.h"
 #include "core/transport/frame_format.h"
@@ -96,7 +99,7 @@ constexpr int64_t ReadBytes(int64_t max_connections, int64_t max_calls, int64_t 
          (max_streams + kMaxReads) * kMaxMessageBytes + max_connections * kConnectionReadBytes;
 }
 
-inline constexpr int64_t kOwnBytes = int64_t{256} << 20;
+inline constexpr int64_t kOwnBytes = int64_t{304} << 20;
 // The process itself, its log and its tables.
 inline constexpr int64_t kBaseBytes = int64_t{16} << 20;
 // Errors that it keeps, whose texts clients choose in part; the rest is a row.
@@ -106,7 +109,8 @@ static_assert(kBaseBytes + kErrorBytes + ReadBytes(0, kDefaultMaxCalls, kDefault
                   kDefaultMaxConnections * kConnectionBytes + kMaxParsedBytes + kMaxUploadBytes +
                   kMaxAnswerBytes + kMaxReads * kMaxFrameBytes +
                   kDefaultMaxStreams * (kMaxPostedBytes + kMaxFrameBytes) +
-                  kMaxLaterMessages * kLaterMessageBytes <=
+                  kMaxLaterMessages * kLaterMessageBytes +
+                  node::kDefaultMaxWaits * node::kWaitBytes <=
               kOwnBytes);
 
 }  // namespace chorus::server

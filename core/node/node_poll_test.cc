@@ -5,6 +5,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,12 +13,15 @@
 #include <vector>
 
 #include "core/backend/host/host_backend.h"
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/base/unique_fd.h"
 #include "core/base/work.h"
 #include "core/graph/encoding.h"
+#include "core/node/command_log.h"
 #include "core/node/node.h"
+#include "core/node/options.h"
 #include "core/node/rings.h"
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
@@ -524,6 +528,39 @@ TEST_F(NodePollTest, WhatIsHeldBehindTwoGapsIsRefusedWhenTheSecondIsNotFilled) {
   submit(4);
   Poll();
   EXPECT_TRUE(outcomes[3].ok() && outcomes[4].ok()) << outcomes[3] << outcomes[4];
+}
+
+// What they keep is in no session's account: server/own_memory.h has room for it.
+TEST_F(NodePollTest, CallsThatWaitTakeNoMoreThanIsSaidOfThem) {
+  constexpr int64_t kCalls = 1000;
+  const SessionId session = clients_[0].session();
+  int told = 0;
+  const auto call = std::make_shared<int>();  // the server's
+  const OnOutcome done = [&told, call](const Outcome&) { ++told; };
+  {
+    const HeapUse heap;
+    for (int64_t i = 1; i <= kCalls; ++i) {
+      node_->WaitOutcome(session, Sequence(i), now_ + absl::Hours(1), done,
+                         std::make_shared<Wait>());
+    }
+    std::cout << heap.bytes() / kCalls << " bytes each" << std::endl;
+    EXPECT_GT(heap.bytes(), kCalls * kWaitBytes / 4);
+    EXPECT_LE(heap.bytes(), kCalls * kWaitBytes);
+  }
+  // They come before the first: the frames are charged.
+  const HeapUse heap;
+  int64_t charged = 0;
+  for (int64_t i = 2; i <= kCalls; ++i) {
+    Command command;
+    command.sequence = Sequence(i);
+    command.body = Release();
+    ByteWriter frame;
+    EncodeFrame(command, &frame);
+    charged += static_cast<int64_t>(CommandLog::kHeldRowBytes + frame.bytes().size());
+    node_->Submit(session, frame.bytes(), now_, done, std::make_shared<Wait>());
+  }
+  EXPECT_EQ(told, 0);
+  EXPECT_LE(heap.bytes(), kCalls * kWaitBytes + charged);
 }
 
 }  // namespace
