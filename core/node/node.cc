@@ -371,12 +371,31 @@ absl::StatusOr<int> LocalNode::ResultArenaFd(SessionId id, ArenaId arena) {
 
 // --- Worlds -------------------------------------------------------------------------------------
 
-void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time now, OnJoined done) {
+namespace {
+
+// `done`, which is let go of when `wait` is withdrawn; null: never.
+template <typename Result>
+std::function<void(Result)> UntilWithdrawn(std::function<void(Result)> done, const WaitRef& wait) {
+  if (wait == nullptr) return done;
+  const auto kept = std::make_shared<std::function<void(Result)>>(std::move(done));
+  // The call that waits has `wait`, and what waits for it the call.
+  wait->forget = [weak = std::weak_ptr<std::function<void(Result)>>(kept)] {
+    if (const auto forgotten = weak.lock()) *forgotten = nullptr;
+  };
+  return [kept](Result result) {
+    if (const auto told = std::exchange(*kept, nullptr)) told(std::move(result));
+  };
+}
+
+}  // namespace
+
+void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time now, OnJoined done,
+                          const WaitRef& wait) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
   const int32_t rank = static_cast<int32_t>(request.rank.value());
   const auto tell = [this, session = *session, job = request.name, rank,
-                     done = std::move(done)](absl::StatusOr<WorldInfo> info) {
+                     done = UntilWithdrawn(std::move(done), wait)](absl::StatusOr<WorldInfo> info) {
     if (info.ok()) return done(std::move(info));
     const Culprit culprit = ErrorOf(info.status()).culprit;
     FailureOrigin failure{job, rank, session->request.pid};
@@ -406,15 +425,15 @@ absl::Status LocalNode::AbortWorld(SessionId id, const AbortWorldRequest& reques
   });
 }
 void LocalNode::ReformWorld(SessionId id, const ReformWorldRequest& request, absl::Time now,
-                            OnReformed done) {
+                            OnReformed done, const WaitRef& wait) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
-  parts_->worlds.Reform(
-      **session, request, now,
-      [this, session = *session, done = std::move(done)](absl::StatusOr<ReformResult> result) {
-        if (result.ok()) return done(std::move(result));
-        done(parts_->failures.RecordStatus(session.get(), result.status()));
-      });
+  parts_->worlds.Reform(**session, request, now,
+                        [this, session = *session, done = UntilWithdrawn(std::move(done), wait)](
+                            absl::StatusOr<ReformResult> result) {
+                          if (result.ok()) return done(std::move(result));
+                          done(parts_->failures.RecordStatus(session.get(), result.status()));
+                        });
 }
 
 // --- Logs and tensors ---------------------------------------------------------------------------

@@ -97,15 +97,18 @@ class LocalNode {
   // --- Worlds ---------------------------------------------------------------------------------
   // Ends when every rank has joined, or at join_timeout naming the missing ranks. A duplicate rank,
   // another size, other check_call_sites or a device that another rank of that world uses is
-  // refused at once.
-  void JoinWorld(SessionId session, const JoinRequest& request, absl::Time now, OnJoined done);
+  // refused at once. Where `wait`, unless null, is withdrawn before, nobody is told; the rank has
+  // joined all the same.
+  void JoinWorld(SessionId session, const JoinRequest& request, absl::Time now, OnJoined done,
+                 const WaitRef& wait = nullptr);
   absl::StatusOr<GroupId> CreateGroup(SessionId session, const CreateGroupRequest& request);
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);
   // Ends the epoch, if it is the open one, with ABORTED kAborted naming rank and message.
   absl::Status AbortWorld(SessionId session, const AbortWorldRequest& request, absl::Time now);
-  // Ends when every survivor has asked, or at its timeout naming the ranks that have not.
+  // Ends when every survivor has asked, or at its timeout naming the ranks that have not. `wait` as
+  // of JoinWorld().
   void ReformWorld(SessionId session, const ReformWorldRequest& request, absl::Time now,
-                   OnReformed done);
+                   OnReformed done, const WaitRef& wait = nullptr);
 
   // --- The log by gRPC ------------------------------------------------------------------------
   // Takes one frame. Out-of-order sequences wait for their predecessors up to gap_timeout; a repeat

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -9,6 +10,7 @@
 #include "absl/time/time.h"
 #include "core/backend/backend_options.h"
 #include "core/backend/host/host_backend.h"
+#include "core/base/ids.h"
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
 #include "core/node/info.h"
@@ -75,6 +77,66 @@ TEST(WorldsTest, ALargeWorldIsFormedAndReformedInASlice) {
                        told += result->survivors.size() == kMaxDevices ? 1 : 0;
                      });
   });
+}
+
+// A call that is cancelled leaves its rank in the world, and nothing else.
+TEST(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
+  ThreadPool pool(1);
+  HostBackendOptions host;
+  host.devices = 2;
+  host.pool = &pool;
+  host.make_kernel = MakeHostKernel;
+  const std::unique_ptr<Backend> backend = CreateHostBackend(host);
+  LocalNode node(NodeOptions(), chorus::DevicesOf(backend.get()), [] {});
+  const absl::Time now = absl::Now();
+  std::vector<SessionId> sessions;
+  for (int rank = 0; rank < 2; ++rank) {
+    OpenSessionRequest open;
+    open.tenant = "uid:0";
+    open.devices = {DeviceIndex(rank)};
+    sessions.push_back(node.OpenSession(open, now)->id);
+  }
+  WorldId world;
+  int told = 0;
+  const auto join = [&](int rank, const std::shared_ptr<int>& call, const WaitRef& wait) {
+    JoinRequest request;
+    request.name = "job";
+    request.size = 2;
+    request.rank = Rank(rank);
+    const auto joined = [&world, &told, call](const absl::StatusOr<WorldInfo>& info) {
+      ASSERT_TRUE(info.ok()) << info.status();
+      world = info->id;
+      told += *call;
+    };
+    node.JoinWorld(sessions[static_cast<size_t>(rank)], request, now, joined, wait);
+  };
+  const auto reform = [&](int rank, const std::shared_ptr<int>& call, const WaitRef& wait) {
+    ReformWorldRequest request;
+    request.world = world;
+    request.rank = Rank(rank);
+    const auto reformed = [&told, call](const absl::StatusOr<ReformResult>& result) {
+      ASSERT_TRUE(result.ok()) << result.status();
+      told += *call;
+    };
+    node.ReformWorld(sessions[static_cast<size_t>(rank)], request, now, reformed, wait);
+  };
+  const auto ask_for_both = [&](const auto& ask) {
+    told = 0;
+    auto call = std::make_shared<int>(1);
+    const std::weak_ptr<int> left = call;
+    auto wait = std::make_shared<Wait>();
+    ask(0, std::exchange(call, nullptr), wait);
+    EXPECT_FALSE(left.expired());
+    node.Withdraw(wait, now);
+    EXPECT_TRUE(left.expired());
+    node.Withdraw(wait, now);
+    wait = std::make_shared<Wait>();
+    ask(1, std::make_shared<int>(10), wait);
+    EXPECT_EQ(told, 10);
+    node.Withdraw(wait, now);
+  };
+  ask_for_both(join);
+  ask_for_both(reform);
 }
 
 }  // namespace

@@ -107,15 +107,18 @@ void ResponseTo(const node::ReformResult& result, v1::ReformWorldResponse* respo
 void OnJoin(const CallRef<v1::JoinWorldResponse>& call, const v1::JoinWorldRequest& request) {
   const ServiceContext* const service = call->service();
   call->ForSession(
-      request.session(), [service, call, join = RequestFrom(request)](
+      request.session(), [service, call, join = RequestFrom(request), wait = call->Waits()](
                              node::LocalNode& node, absl::Time now, SessionId session) {
-        node.JoinWorld(session, join, now, [service, call](absl::StatusOr<node::WorldInfo> world) {
-          if (!world.ok()) return call->Reply(world.status());
-          call->Reply(absl::OkStatus(),
-                      [service, world = *std::move(world)](v1::JoinWorldResponse* to) {
-                        WorldTo(service->incarnation, world, to->mutable_world());
-                      });
-        });
+        node.JoinWorld(
+            session, join, now,
+            [service, call](absl::StatusOr<node::WorldInfo> world) {
+              if (!world.ok()) return call->Reply(world.status());
+              call->Reply(absl::OkStatus(),
+                          [service, world = *std::move(world)](v1::JoinWorldResponse* to) {
+                            WorldTo(service->incarnation, world, to->mutable_world());
+                          });
+            },
+            wait);
       });
 }
 
@@ -150,14 +153,18 @@ void OnAbort(const CallRef<v1::AbortWorldResponse>& call, const v1::AbortWorldRe
 void OnReform(const CallRef<v1::ReformWorldResponse>& call, const v1::ReformWorldRequest& request) {
   const absl::StatusOr<node::ReformWorldRequest> reform = RequestFrom(request);
   if (!reform.ok()) return call->Reply(reform.status());
-  call->ForSession(request.session(), [call, reform = *reform](node::LocalNode& node,
-                                                               absl::Time now, SessionId session) {
-    node.ReformWorld(session, reform, now, [call](absl::StatusOr<node::ReformResult> result) {
-      if (!result.ok()) return call->Reply(result.status());
-      call->Reply(absl::OkStatus(), [result = *std::move(result)](v1::ReformWorldResponse* to) {
-        ResponseTo(result, to);
-      });
-    });
+  call->ForSession(request.session(), [call, reform = *reform, wait = call->Waits()](
+                                          node::LocalNode& node, absl::Time now,
+                                          SessionId session) {
+    node.ReformWorld(
+        session, reform, now,
+        [call](absl::StatusOr<node::ReformResult> result) {
+          if (!result.ok()) return call->Reply(result.status());
+          call->Reply(absl::OkStatus(), [result = *std::move(result)](v1::ReformWorldResponse* to) {
+            ResponseTo(result, to);
+          });
+        },
+        wait);
   });
 }
 
