@@ -16,9 +16,13 @@ class LineBudget {
  public:
   static constexpr int kLinesPerSecond = 100;
 
+  // Nobody has said anything for so long: but for left_out() it is as a new one.
+  bool IsIdle(absl::Time now) const { return now - since_ >= absl::Seconds(1); }
+  int64_t left_out() const { return left_out_; }
+
   // Whether a line may be written now; then *left_out says how many were not since the last one.
   bool Take(absl::Time now, int64_t* left_out) {
-    if (now - since_ >= absl::Seconds(1)) {
+    if (IsIdle(now)) {
       since_ = now;
       lines_ = 0;
     }
