@@ -1,7 +1,6 @@
 // What clients may make the daemon hold by gRPC, beside what is charged to sessions: together at
-// most kOwnBytes, with the flags as they are unless told otherwise. What waits in the node for
-// their calls is no session's, too: who may hold no more must be able to ask for what lets go of
-// some.
+// most kOwnBytes, with the flags as they are unless told otherwise. The same of what waits in the
+// node for a session's first calls.
 //
 // The library itself holds what it has read and nobody has taken, its calls, and answers that
 // nobody reads. How many calls and connections there are is bounded before it makes them
@@ -63,7 +62,7 @@ inline constexpr int64_t kMaxReads = 32;
 inline constexpr int64_t kMaxPostedBytes = 4 << 10;
 // Of all uploads until they are written; of all answers that are not small until they are read.
 inline constexpr int64_t kMaxUploadBytes = int64_t{8} << 20;
-inline constexpr int64_t kMaxAnswerBytes = int64_t{20} << 20;
+inline constexpr int64_t kMaxAnswerBytes = int64_t{17} << 20;
 
 // Connections of each kind, calls that their handlers have let in, and streams of commands, which
 // are such calls: unless told otherwise.
@@ -99,7 +98,7 @@ constexpr int64_t ReadBytes(int64_t max_connections, int64_t max_calls, int64_t 
          (max_streams + kMaxReads) * kMaxMessageBytes + max_connections * kConnectionReadBytes;
 }
 
-inline constexpr int64_t kOwnBytes = int64_t{304} << 20;
+inline constexpr int64_t kOwnBytes = int64_t{256} << 20;
 // The process itself, its log and its tables.
 inline constexpr int64_t kBaseBytes = int64_t{16} << 20;
 // Errors that it keeps, whose texts clients choose in part; the rest is a row.
@@ -110,7 +109,7 @@ static_assert(kBaseBytes + kErrorBytes + ReadBytes(0, kDefaultMaxCalls, kDefault
                   kMaxAnswerBytes + kMaxReads * kMaxFrameBytes +
                   kDefaultMaxStreams * (kMaxPostedBytes + kMaxFrameBytes) +
                   kMaxLaterMessages * kLaterMessageBytes +
-                  node::kDefaultMaxWaits * node::kWaitBytes <=
+                  node::kDefaultMaxSessions * node::kFreeWaits * node::kWaitBytes <=
               kOwnBytes);
 
 }  // namespace chorus::server

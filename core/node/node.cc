@@ -440,14 +440,12 @@ void LocalNode::ReformWorld(SessionId id, const ReformWorldRequest& request, abs
 
 namespace {
 
-// `done`, which counts as one of the session's waits until it is gone. RESOURCE_EXHAUSTED kQuota.
+// `done`, which counts as one of the session's waits until it is gone. Errors: ChargeWait's.
 template <typename Done>
 absl::StatusOr<Done> Counted(const Session& session, Done done) {
-  CHORUS_ASSIGN_OR_RETURN(Charge charge,
-                          session.budget->Charge(Domain::kHost, Resource::kWaits, 1));
-  // A function is copyable, and a charge is not.
-  auto wait = std::make_shared<Charge>(std::move(charge));
-  return Done([wait, done = std::move(done)](auto result) { done(std::move(result)); });
+  CHORUS_ASSIGN_OR_RETURN(auto wait, ChargeWait(session.budget));
+  return Done(
+      [wait = std::move(wait), done = std::move(done)](auto result) { done(std::move(result)); });
 }
 
 }  // namespace

@@ -530,12 +530,13 @@ TEST_F(NodePollTest, WhatIsHeldBehindTwoGapsIsRefusedWhenTheSecondIsNotFilled) {
   EXPECT_TRUE(outcomes[3].ok() && outcomes[4].ok()) << outcomes[3] << outcomes[4];
 }
 
-// What they keep is in no session's account: server/own_memory.h has room for it.
-TEST_F(NodePollTest, CallsThatWaitTakeNoMoreThanIsSaidOfThem) {
+TEST_F(NodePollTest, CallsThatWaitTakeNoMoreThanIsSaidOfThemAndAllButTheFirstAreCharged) {
   constexpr int64_t kCalls = 1000;
   const SessionId session = clients_[0].session();
   int told = 0;
   const auto call = std::make_shared<int>();  // the server's
+  const auto used = [this] { return node_->Stats("").memory_used_bytes; };
+  const int64_t before = used();
   const OnOutcome done = [&told, call](const Outcome&) { ++told; };
   {
     const HeapUse heap;
@@ -547,6 +548,7 @@ TEST_F(NodePollTest, CallsThatWaitTakeNoMoreThanIsSaidOfThem) {
     EXPECT_GT(heap.bytes(), kCalls * kWaitBytes / 4);
     EXPECT_LE(heap.bytes(), kCalls * kWaitBytes);
   }
+  EXPECT_EQ(used() - before, (kCalls - kFreeWaits) * kWaitBytes);
   // They come before the first: the frames are charged.
   const HeapUse heap;
   int64_t charged = 0;

@@ -19,18 +19,20 @@ namespace chorus::node {
 // About a hundred nodes, half a millisecond.
 inline constexpr int64_t kMaxInlineGraphBytes = 4096;
 
-// A call that waits for something, and what the node keeps for it, from above. (The call itself, or
-// its stream, is the server's.)
-inline constexpr int64_t kDefaultMaxWaits = 65536;
+inline constexpr int32_t kDefaultMaxSessions = 256;
+// What the node keeps for a call that waits for something, from above. (The call itself, or its
+// stream, is the server's.) A session is not charged for a few of them: who has no memory left must
+// be able to ask for what lets go of some.
 inline constexpr int64_t kWaitBytes = 768;
+inline constexpr int64_t kFreeWaits = 16;
 
 struct NodeOptions {
   // One tenant may have seven eighths of each of these (core/runtime/budget.h), so that another
   // always gets in.
   int64_t memory_limit_bytes = int64_t{8} << 30;
-  int32_t max_sessions = 256;
+  int32_t max_sessions = kDefaultMaxSessions;
   int32_t max_worlds = 1024;
-  int64_t max_waits = kDefaultMaxWaits;
+  int64_t max_waits = 65536;            // calls that wait for something
   int64_t max_downloads = 512;          // tensors that are being read; each takes up to 512 KiB
   int64_t max_node_graphs = 1 << 20;    // registered ones, of all sessions together
   int64_t max_descriptors = INT64_MAX;  // of arenas and sessions

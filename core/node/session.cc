@@ -22,6 +22,16 @@ absl::Status SessionLost(absl::string_view how) {
           : absl::StrCat("the session has ended: ", how, "; open a new one"));
 }
 
+absl::StatusOr<std::shared_ptr<WaitCharge>> ChargeWait(const BudgetRef& session) {
+  const auto charge = std::make_shared<WaitCharge>();
+  CHORUS_ASSIGN_OR_RETURN(charge->counted, session->Charge(Domain::kHost, Resource::kWaits, 1));
+  if (session->held(Resource::kWaits) > kFreeWaits) {
+    CHORUS_ASSIGN_OR_RETURN(charge->bytes,
+                            session->Charge(Domain::kHost, Resource::kRunBytes, kWaitBytes));
+  }
+  return charge;
+}
+
 SessionTable::SessionTable(const NodeOptions* options, int device_count, TimerQueue* timers,
                            Expire expire, int64_t opened)
     : options_(options),

@@ -52,6 +52,14 @@ struct Tenant {
   absl::Time holders_at = absl::InfinitePast();
 };
 
+// What counts as one of a session's waits as long as it is there. RESOURCE_EXHAUSTED kQuota: it has
+// too many; kOutOfMemory: it cannot be charged.
+struct WaitCharge {
+  Charge counted;
+  Charge bytes;
+};
+absl::StatusOr<std::shared_ptr<WaitCharge>> ChargeWait(const BudgetRef& session);
+
 struct Session : std::enable_shared_from_this<Session> {
   struct Membership {
     std::shared_ptr<World> world;

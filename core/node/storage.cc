@@ -101,13 +101,13 @@ void Storage::CreateStaging(const std::shared_ptr<Session>& session, int64_t byt
   if (session->dead()) return done(SessionLost(""));
   absl::StatusOr<StagingArena> made = MakeStaging(session.get(), bytes);
   if (patience.Waits(made.status(), clock_->now)) {
-    absl::StatusOr<Charge> charge = session->budget->Charge(Domain::kHost, Resource::kWaits, 1);
+    auto charge = ChargeWait(session->budget);
     if (charge.ok()) {
-      return AwaitMemory(*session->tenant, patience.until(),
-                         [this, session, bytes, patience, done = std::move(done),
-                          charge = std::make_shared<Charge>(*std::move(charge))] {
-                           CreateStaging(session, bytes, patience, done);
-                         });
+      return AwaitMemory(
+          *session->tenant, patience.until(),
+          [this, session, bytes, patience, done = std::move(done), charge = *std::move(charge)] {
+            CreateStaging(session, bytes, patience, done);
+          });
     }
   }
   done(std::move(made));
