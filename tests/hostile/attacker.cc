@@ -576,19 +576,23 @@ absl::StatusOr<Report> Steps(Attacker* attacker) {
   return report;
 }
 
-// Runs of much arithmetic on little memory, which nobody waits for: the device has enough to do for
-// hours. What the graph was refused with.
-absl::StatusOr<absl::Status> KeepDeviceBusy(Attacker::Impl* impl, int runs) {
-  constexpr int64_t kSide = 512;
-  constexpr int kProducts = 20000;  // each of a quarter of a milliard steps
-  const TensorType square(DType::kF32, {kSide, kSide});
-  Graph graph = Chain(kProducts, Dim(int64_t{1}));
-  graph.inputs[0].type = square;
+// A chain of products with a matrix of `side` rows.
+Graph Products(int nodes, int64_t side) {
+  Graph graph = Chain(nodes, Dim(int64_t{1}));
+  graph.inputs[0].type = TensorType(DType::kF32, {side, side});
   for (Node& node : graph.nodes) {
     node.op = "matmul";
     node.inputs.push_back(0);
-    node.outputs = {square};
+    node.outputs = {graph.inputs[0].type};
   }
+  return graph;
+}
+
+// Runs of much arithmetic on little memory, which nobody waits for: the device has enough to do for
+// hours. What the graph was refused with.
+absl::StatusOr<absl::Status> KeepDeviceBusy(Attacker::Impl* impl, int runs) {
+  const Graph graph = Products(20000, 512);  // each of a quarter of a milliard steps
+  const TensorType& square = graph.inputs[0].type;
   CHORUS_ASSIGN_OR_RETURN(const absl::Status refused,
                           impl->RegisterStaged(EncodeGraph(graph), /*slot=*/0));
   if (!refused.ok()) return refused;
@@ -643,11 +647,10 @@ absl::StatusOr<Report> Unloads(Attacker* attacker) {
   Report report;
   Attacker::Impl& impl = attacker->impl();
   CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&impl, 1));
-  while (report.refused.ok() && report.done < 60) {
+  while (report.refused.ok() && report.done < 25) {
     const auto slot = static_cast<int32_t>(++report.done);
-    CHORUS_ASSIGN_OR_RETURN(
-        report.refused,
-        impl.RegisterStaged(EncodeGraph(Chain(20000 + slot, Dim(int64_t{2}))), slot));
+    CHORUS_ASSIGN_OR_RETURN(report.refused,
+                            impl.RegisterStaged(EncodeGraph(Products(20000 + slot, 2)), slot));
     if (!report.refused.ok()) break;
     Release release;
     release.graphs = {{slot, 1}};
