@@ -647,7 +647,7 @@ absl::StatusOr<Report> Unloads(Attacker* attacker) {
   Report report;
   Attacker::Impl& impl = attacker->impl();
   CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&impl, 1));
-  while (report.refused.ok() && report.done < 25) {
+  while (report.refused.ok() && report.done < 32) {
     const auto slot = static_cast<int32_t>(++report.done);
     CHORUS_ASSIGN_OR_RETURN(report.refused,
                             impl.RegisterStaged(EncodeGraph(Products(20000 + slot, 2)), slot));

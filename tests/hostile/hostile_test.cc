@@ -77,7 +77,7 @@ constexpr Case kCases[] = {
     // Hours of it, if nothing ended them with the session.
     {"compute", "OK", 4, 4},
     {"queues", "RESOURCE_EXHAUSTED", 2, 400},
-    {"unloads", "OK", 25, 25},
+    {"unloads", "OK", 32, 32},
     {"strides", "OK", 8, 8},
     {"copies", "OK", 24, 24},
     {"flood", "OK", 20000, 20000},
