@@ -44,10 +44,7 @@ class Commands {
     Failures* failures = nullptr;
     Holders* holders = nullptr;
     const Clock* clock = nullptr;
-    // In the session's next turn (rings.h).
-    std::function<void(const std::shared_ptr<Session>&,
-                       std::function<void(const std::shared_ptr<Session>&)>)>
-        go_on_later;
+    InNextTurn go_on_later;
   };
   explicit Commands(const Parts& parts)
       : options_(parts.options),
@@ -123,7 +120,7 @@ class Commands {
   Failures* const failures_;
   Holders* const holders_;
   const Clock* const clock_;
-  const decltype(Parts::go_on_later) go_on_later_;
+  const InNextTurn go_on_later_;
 };
 
 }  // namespace chorus::node

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "core/graph/encoding.h"
 #include "core/node/agreement.h"
 #include "core/node/node.h"
+#include "core/node/records.h"
 #include "core/node/waiters.h"
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
@@ -481,6 +483,186 @@ TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
   }
   EXPECT_GT(turns, 3);
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+}
+
+// A rank's all_reduce, local runs of which each reads what all before it make, and an all_reduce of
+// what the last one makes, which takes all of them with it into the world.
+class AdoptionTest : public FailingTest {
+ protected:
+  explicit AdoptionTest(const NodeOptions& options = {}) : FailingTest(options) {}
+
+  // As the loop calls it.
+  int64_t Take(Client* client, CommandBody body) {
+    const WorkSlice slice;
+    return Submit(client, std::move(body));
+  }
+  void RegisterAllReduces(int r, int results) {
+    RegisterGraph graph;
+    graph.graph = {0, 1};
+    graph.encoded = EncodeGraph(AllReduces(r, results));
+    Take(rank(r), std::move(graph));
+  }
+  // Of rank `r`, whose number is r + 1.
+  chorus::Run AllReduceOf(int r, int number, TensorId first, int results) const {
+    chorus::Run run = RunOf(number, first, results);
+    const auto x = static_cast<float>(r + 1);
+    std::memcpy(absl::get<InlineData>(run.inputs[0]).bytes.data(), &x, sizeof(x));
+    return run;
+  }
+  void SubmitAll(int locals) {
+    RegisterAllReduces(0, /*results=*/1);
+    GraphBuilder builder(1, {});
+    GraphInput input;
+    input.type = TensorType(DType::kF32, {1});
+    std::vector<ValueIndex> inputs;
+    for (int i = 0; i <= locals; ++i) inputs.push_back(builder.AddInput(input));
+    NodeSpec add;
+    add.op = "add";
+    add.inputs = {inputs[0], inputs[1]};
+    GraphOutput output;
+    output.value = builder.Emit(std::move(add))->front();
+    builder.AddOutput(output);
+    RegisterGraph graph;
+    graph.graph = {1, 1};
+    graph.encoded = EncodeGraph(builder.Build());
+    Take(rank(0), std::move(graph));
+    while (rank(0)->told.size() < 2) Poll();
+
+    first_ = Take(rank(0), AllReduceOf(0, 0, {0, 1}, 1));
+    for (int i = 0; i < locals; ++i) {
+      chorus::Run local;
+      local.graph = {1, 1};
+      // What the one before it makes, then all.
+      for (int j = 0; j <= locals; ++j) local.inputs.push_back(TensorId{j > i ? 0 : j, 1});
+      local.inputs[0] = TensorId{i, 1};
+      local.inputs[1] = TensorId{0, 1};
+      if (i > 0) local.inputs[2] = TensorId{1, 1};
+      local.outputs.resize(1);
+      local.outputs[0].kind = OutBinding::Kind::kFresh;
+      local.outputs[0].id = {i + 1, 1};
+      Take(rank(0), std::move(local));
+      while (Poll()) {
+      }
+    }
+    chorus::Run last = RunOf(1, {locals + 1, 1}, 1);
+    last.inputs[0] = TensorId{locals, 1};
+    last_ = Take(rank(0), std::move(last));
+  }
+  // Of rank 0, the sequences of its runs of which this is noted, in order, each with its ticket.
+  std::vector<std::pair<int64_t, Ticket>> Noted(FlightKind kind) const {
+    std::vector<std::pair<int64_t, Ticket>> noted;
+    const std::vector<FlightEvent> events = node_->Flight("", 10000).value();
+    for (const FlightEvent& event : events) {
+      if (event.session != clients_[0]->session || event.kind != kind) continue;
+      noted.emplace_back(event.sequence.value(), event.ticket);
+    }
+    return noted;
+  }
+
+  void AwaitVotes(size_t votes) {
+    while (Noted(FlightKind::kVoted).size() < votes) ASSERT_TRUE(Poll());
+  }
+
+  int64_t first_ = 0;  // its sequence, and the last one's
+  int64_t last_ = 0;
+};
+
+constexpr int kManyLocals = 300;
+static_assert(kManyLocals * kManyLocals / 2 > 2 * kMaxSliceWork, "a slice would do for all");
+
+TEST_F(AdoptionTest, LocalRunsGoIntoAWorldInTurnsOfBoundedWork) {
+  SubmitAll(kManyLocals);
+  int turns = 0;
+  for (; Poll(); ++turns) {
+  }
+  EXPECT_GT(turns, 10);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  const auto voted = Noted(FlightKind::kVoted);
+  ASSERT_EQ(voted.size(), kManyLocals + 2u);
+  for (size_t i = 0; i < voted.size(); ++i) {
+    EXPECT_EQ(voted[i].first, first_ + static_cast<int64_t>(i));
+  }
+  Close(rank(2));
+  while (Poll()) {
+  }
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  EXPECT_EQ(node_->Stats("").runs_failed, kManyLocals + 2);
+  EXPECT_EQ(rank(0)->told.back(), std::make_pair(last_, Reason::kPeerLeft));
+}
+
+// Nobody is left behind whose world is in another epoch.
+TEST_F(AdoptionTest, AnEpochMayEndMeanwhile) {
+  SubmitAll(kManyLocals);
+  AwaitVotes(kManyLocals / 2);
+  const size_t voted = Noted(FlightKind::kVoted).size();
+  ASSERT_LT(voted, kManyLocals + 1u) << "all in one slice: nothing to be seen";
+  Close(rank(2));
+  while (Poll()) {
+  }
+  EXPECT_EQ(Noted(FlightKind::kVoted).size(), voted + 1) << "the last one is late";
+  EXPECT_EQ(node_->Stats("").live_runs, 0);
+  ASSERT_EQ(rank(0)->told.size(), kManyLocals + 4u);
+  for (size_t i = 2; i < rank(0)->told.size(); ++i) {
+    EXPECT_EQ(rank(0)->told[i].second, Reason::kPeerLeft) << i;
+  }
+}
+
+TEST_F(AdoptionTest, TheirSessionMayEndMeanwhile) {
+  SubmitAll(kManyLocals);
+  AwaitVotes(kManyLocals / 2);
+  ASSERT_LT(Noted(FlightKind::kVoted).size(), kManyLocals + 1u);
+  Close(rank(0));
+  bool released = false;
+  node_->AfterReleases([&] { released = true; });
+  while (Poll()) {
+  }
+  EXPECT_TRUE(released);
+  EXPECT_EQ(node_->Stats("").live_runs, 0);
+  EXPECT_EQ(node_->Stats("").live_buffers, 0);
+}
+
+NodeOptions WithFailWork(int64_t work) {
+  NodeOptions options;
+  options.fail_work = work;
+  return options;
+}
+
+// One step in each turn, as many as there is time for, all in one.
+class AdoptionInSlicesTest : public AdoptionTest, public ::testing::WithParamInterface<int64_t> {
+ protected:
+  AdoptionInSlicesTest() : AdoptionTest(WithFailWork(GetParam())) {}
+};
+INSTANTIATE_TEST_SUITE_P(Work, AdoptionInSlicesTest,
+                         ::testing::Values(int64_t{-1}, kTurnWork / 8, kMaxSliceWork));
+
+TEST_P(AdoptionInSlicesTest, TheyAreLaunchedTogetherAndInOrderHoweverManySlicesItTook) {
+  constexpr int kLocals = 40;
+  SubmitAll(kLocals);
+  EXPECT_EQ(Noted(FlightKind::kVoted).size() == kLocals + 2u, GetParam() == kMaxSliceWork);
+  while (Poll()) {
+  }
+  ASSERT_EQ(Noted(FlightKind::kVoted).size(), kLocals + 2u);
+  EXPECT_TRUE(Noted(FlightKind::kLaunched).empty());
+  // The other ranks make both calls in one run.
+  for (const int r : {1, 2}) {
+    RegisterAllReduces(r, /*results=*/2);
+    while (rank(r)->told.empty()) Poll();
+    Take(rank(r), AllReduceOf(r, 0, {0, 1}, 2));
+  }
+  while (node_->Stats("").runs_published < kLocals + 4) Poll();
+  const auto launched = Noted(FlightKind::kLaunched);
+  ASSERT_EQ(launched.size(), kLocals + 2u);
+  for (size_t i = 0; i < launched.size(); ++i) {
+    EXPECT_EQ(launched[i].first, first_ + static_cast<int64_t>(i));
+    EXPECT_EQ(launched[i].second, launched[0].second);
+  }
+  constexpr float kFirst = 1 + 2 + 3;
+  float result = 0;
+  node_->ReadTensor(rank(0)->session, {kLocals + 1, 1}, now_, [&](auto view) {
+    ASSERT_TRUE(view.ok()) << view.status();
+    std::memcpy(&result, view->data, sizeof(result));
+  });
+  EXPECT_EQ(result, kFirst * (kLocals + 1) + 2 + 3);
 }
 
 // Who waits for that hears of it, though the node ends.

@@ -78,6 +78,8 @@ class Names {
   // NOT_FOUND kUnknownName: never given, or released. FAILED_PRECONDITION kDonated: it is promised
   // to a run that is not launched.
   absl::StatusOr<CellRef> FindTensor(TensorId id) const;
+  // The same, of whatever the name stands for; null: it names nothing. Until the name is changed.
+  const Cell* CellOf(TensorId id) const;
   // INVALID_ARGUMENT kMalformed: the slot is out of range or in use, or the generation not new.
   absl::Status CheckFresh(TensorId id) const;
   // Charges for `count` names that come next, in slots up to `top_slot`, and for the spare ones.

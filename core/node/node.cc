@@ -117,6 +117,13 @@ GraphStore::Options GraphsOf(const NodeOptions& options, const Domains& domains,
   return graphs;
 }
 
+InNextTurn GoOnLaterOf(Rings* rings) {
+  return [rings](const std::shared_ptr<Session>& session,
+                 std::function<void(const std::shared_ptr<Session>&)> then) {
+    rings->GoOnLater(session, std::move(then));
+  };
+}
+
 }  // namespace
 
 LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Devices> node_devices,
@@ -161,16 +168,12 @@ LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Device
                }),
       gangs(&options, &domains, &runs_under_way, &storage, &launcher, &donations, &equal_work,
             &timers, &stats),
-      runs(
-          {&options, &clock, &runs_under_way, &storage, &preparer, &donations, &equal_work, &gangs,
-           &background, &failures, &holders, &stats,
-           [this](const std::shared_ptr<Session>& session) { commands.GoOn(session, clock.now); }}),
+      runs({&options, &clock, &runs_under_way, &storage, &preparer, &donations, &equal_work, &gangs,
+            &background, &failures, &holders, &stats,
+            [this](const std::shared_ptr<Session>& session) { commands.GoOn(session, clock.now); },
+            GoOnLaterOf(&rings)}),
       commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &failures,
-                &holders, &clock,
-                [this](const std::shared_ptr<Session>& session,
-                       std::function<void(const std::shared_ptr<Session>&)> then) {
-                  rings.GoOnLater(session, std::move(then));
-                }}),
+                &holders, &clock, GoOnLaterOf(&rings)}),
       launcher(devices.get(), &background, std::move(wake)) {}
 
 LocalNode::LocalNode(NodeOptions options, std::unique_ptr<chorus::Devices> devices,

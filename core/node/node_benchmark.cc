@@ -190,15 +190,14 @@ struct HostDevices {
   std::unique_ptr<Backend> backend;
 };
 
-// Graph 0 of the client.
-void Register(LocalNode* node, Client* client, const Graph& graph) {
+void Register(LocalNode* node, Client* client, const Graph& graph, GraphId id = {0, 1}) {
   const std::string encoded = EncodeGraph(graph);
   StagingArena staging;
   node->CreateStaging(client->session, encoded.size(),
                       [&](absl::StatusOr<StagingArena> made) { staging = *made; });
   if (!node->WriteStaging(client->session, staging.arena, 0, encoded).ok()) std::abort();
   RegisterGraph registration;
-  registration.graph = {0, 1};
+  registration.graph = id;
   registration.staged.arena = staging.arena;
   registration.staged_bytes = static_cast<int64_t>(encoded.size());
   client->Submit(std::move(registration));
@@ -420,6 +419,65 @@ BENCHMARK(BM_EpochEnd)
     ->Args({512, 1})
     ->Args({4, 2048})
     ->Args({31, 2048});  // as many results as a session may have
+
+// The longest turn of the node for a run that takes so many local runs with it into its world, each
+// of which reads what all before it make, and all turns that it takes.
+void BM_Adoption(benchmark::State& state) {
+  const auto locals = static_cast<int32_t>(state.range(0));
+  HostDevices devices(2);
+  GraphBuilder builder(1, {});
+  NodeSpec negated;
+  negated.op = "neg";
+  negated.inputs = {AddScalar(&builder)};
+  for (int32_t i = 1; i < locals; ++i) AddScalar(&builder);
+  AddResults(&builder, negated, 1);
+  const Graph local_graph = builder.Build();
+  std::vector<absl::Duration> longest;
+  std::vector<absl::Duration> all;
+  for (auto _ : state) {
+    LocalNode node({}, DevicesOf(devices.backend.get()), [] {});
+    std::vector<Client> clients;
+    WorldId world;
+    for (int rank = 0; rank < 2; ++rank) {
+      clients.emplace_back(&node, DeviceIndex(rank));
+      Join(&node, clients.back(), rank, /*size=*/2, &world);
+    }
+    Register(&node, &clients[0], AllReduceGraph(0, 2, 1));
+    Register(&node, &clients[0], local_graph, {1, 1});
+    const auto submit = [&](const Run& run) {
+      clients[0].Submit(run);
+      longest.emplace_back();
+      all.emplace_back();
+      for (bool worked = true; worked;) {
+        const absl::Duration turn = TimeOf([&] { worked = node.Poll(absl::Now()); });
+        longest.back() = std::max(longest.back(), turn);
+        all.back() += turn;
+      }
+    };
+    Run run = RunOf(world, 1);
+    run.outputs[0].id = {0, 1};
+    submit(run);
+    for (int32_t i = 1; i <= locals; ++i) {
+      Run local;
+      local.graph = {1, 1};
+      for (int32_t j = 0; j < locals; ++j) local.inputs.emplace_back(TensorId{j < i ? j : 0, 1});
+      local.outputs.resize(1);
+      local.outputs[0].kind = OutBinding::Kind::kFresh;
+      local.outputs[0].id = {i, 1};
+      submit(local);
+    }
+    longest.clear();
+    all.clear();
+    run.inputs.clear();
+    run.inputs.emplace_back(TensorId{locals, 1});
+    run.groups[0].base[0].call = 1;
+    run.outputs[0].id = {locals + 1, 1};
+    submit(run);
+  }
+  state.counters["turn_us"] = MedianMicroseconds(std::move(longest));
+  state.counters["all_us"] = MedianMicroseconds(std::move(all));
+}
+BENCHMARK(BM_Adoption)->ArgName("locals")->Arg(1)->Arg(100)->Arg(300)->Arg(1020)->Iterations(1);
 
 // The longest turn of the node for the end of a session that has so many results.
 void BM_SessionEnd(benchmark::State& state) {

@@ -1,12 +1,92 @@
 #include "core/node/producers.h"
 
 #include <algorithm>
-#include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "core/base/work.h"
 
 namespace chorus::node {
+namespace {
+
+// Unless it was seen in this look.
+void AddVoted(RunState* producer, int64_t look, RunState* run) {
+  if (RunTable::FirstSeen(producer, look)) run->voted_producers.push_back(producer->handle);
+}
+
+bool HasVotedIn(const World* world, const RunState& run) {
+  return run.world.get() == world && run.phase == RunState::Phase::kVoted;
+}
+
+// Whether it has producers that the sequencer of `run` does not know.
+bool HidesProducers(const RunState& producer, const RunState& run) {
+  return producer.local() && !(run.world != nullptr && HasVotedIn(run.world.get(), producer));
+}
+
+// The one at `place` among its consumers needs its results no more. The others keep their places.
+void DropConsumer(RunState* producer, int32_t place) {
+  producer->consumers[static_cast<size_t>(place)] = RunHandle();
+  if (++producer->consumers_gone < static_cast<int32_t>(producer->consumers.size())) return;
+  producer->consumers.clear();
+  producer->consumers_gone = 0;
+}
+
+}  // namespace
+
+// --- Adoption -----------------------------------------------------------------------------------
+
+void Adoption::Reach(RunHandle producer) {
+  const RunState* const run = runs_->Find(producer);
+  if (run == nullptr || run->phase != RunState::Phase::kWaiting) return;
+  if (seen_.insert(producer).second) reached_.push_back(producer);
+}
+
+bool Adoption::LiesBetween(const RunState& local) const {
+  return std::any_of(local.voted_producers.begin(), local.voted_producers.end(),
+                     [this](RunHandle handle) {
+                       CountWork(1);
+                       const RunState* const producer = runs_->Find(handle);
+                       return producer != nullptr && HasVotedIn(world_.get(), *producer);
+                     });
+}
+
+RunState* Adoption::Step() {
+  const bool searches = !reached_.empty();
+  const RunHandle handle = searches ? reached_.back() : between_[next_].second;
+  searches ? reached_.pop_back() : static_cast<void>(++next_);
+  CountWork(1);
+  RunState* const local = runs_->Find(handle);
+  const bool lies_between =
+      local != nullptr && local->phase == RunState::Phase::kWaiting && LiesBetween(*local);
+  if (!searches) {
+    if (!lies_between) return nullptr;
+    Join(local);
+    return local;
+  }
+  if (lies_between) {
+    between_.emplace_back(local->sequence, handle);
+    CountWork(static_cast<int64_t>(local->producers.size()));
+    for (const RunHandle producer : local->producers) Reach(producer);
+  }
+  if (reached_.empty()) std::sort(between_.begin(), between_.end());
+  return nullptr;
+}
+
+void Adoption::Join(RunState* local) {
+  local->world = world_;
+  CountWork(static_cast<int64_t>(local->voted_producers.size() + local->producers.size()));
+  const int64_t look = runs_->BeginLook();
+  for (const RunHandle handle : local->voted_producers) {
+    if (RunState* const known = runs_->Find(handle)) RunTable::FirstSeen(known, look);
+  }
+  for (size_t i = 0; i < local->producers.size(); ++i) {
+    RunState* const producer = runs_->Find(local->producers[i]);
+    if (producer == nullptr || !HasVotedIn(world_.get(), *producer)) continue;
+    DropConsumer(producer, local->places[i]);
+    --local->blockers;
+    AddVoted(producer, look, local);
+  }
+}
+
+// --- Producers ----------------------------------------------------------------------------------
 
 void Producers::Find(RunState* run) {
   const int64_t look = runs_->BeginLook();
@@ -18,58 +98,17 @@ void Producers::Find(RunState* run) {
   }
 }
 
-bool Producers::LiesBetween(const RunState& local, const World* world) {
-  return std::any_of(local.voted_producers.begin(), local.voted_producers.end(),
-                     [&](RunHandle handle) {
-                       CountWork(1);
-                       const RunState* const producer = runs_->Find(handle);
-                       return producer != nullptr && producer->world.get() == world &&
-                              producer->phase == RunState::Phase::kVoted;
-                     });
-}
-
-std::vector<RunHandle> Producers::Between(const RunState& run) {
-  const int64_t look = runs_->BeginLook();
-  std::vector<std::pair<Sequence, RunHandle>> between;
-  absl::InlinedVector<const RunState*, 8> consumers = {&run};
-  while (!consumers.empty()) {
-    const RunState* const consumer = consumers.back();
-    consumers.pop_back();
-    CountWork(static_cast<int64_t>(consumer->producers.size()));
-    for (const RunHandle handle : consumer->producers) {
-      RunState* const producer = runs_->Find(handle);
-      if (producer == nullptr || producer->phase != RunState::Phase::kWaiting) continue;
-      if (!RunTable::FirstSeen(producer, look)) continue;
-      if (!LiesBetween(*producer, run.world.get())) continue;
-      between.emplace_back(producer->sequence, handle);
-      consumers.push_back(producer);
-    }
+Adoption Producers::Adopt(const Names& names, const Run& command,
+                          const std::shared_ptr<World>& world, Epoch epoch) const {
+  Adoption adoption(runs_, world, epoch);
+  for (const Binding& input : command.inputs) {
+    const auto* const id = absl::get_if<TensorId>(&input);
+    const Cell* const cell = id == nullptr ? nullptr : names.CellOf(*id);
+    if (cell == nullptr) continue;
+    if (cell->state == Cell::State::kFailed) return Adoption(runs_, world, epoch);
+    if (cell->state == Cell::State::kPending) adoption.Reach(cell->producer);
   }
-  std::sort(between.begin(), between.end());
-  std::vector<RunHandle> handles;
-  for (const auto& local : between) handles.push_back(local.second);
-  return handles;
-}
-
-void Producers::Join(const std::shared_ptr<World>& world, RunState* local) {
-  local->world = world;
-  CountWork(static_cast<int64_t>(local->voted_producers.size() + local->producers.size()));
-  const int64_t look = runs_->BeginLook();
-  for (const RunHandle handle : local->voted_producers) {
-    if (RunState* const known = runs_->Find(handle)) RunTable::FirstSeen(known, look);
-  }
-  for (const RunHandle handle : local->producers) {
-    RunState* const producer = runs_->Find(handle);
-    if (producer == nullptr || producer->world != world ||
-        producer->phase != RunState::Phase::kVoted) {
-      continue;
-    }
-    auto& consumers = producer->consumers;
-    CountWork(static_cast<int64_t>(consumers.size() * sizeof(RunHandle)) / kBytesOfWork);
-    consumers.erase(std::find(consumers.begin(), consumers.end(), local->handle));
-    --local->blockers;
-    AddVoted(producer, look, local);
-  }
+  return adoption;
 }
 
 int64_t Producers::ThroughLocals(const RunState& run) const {
@@ -77,19 +116,21 @@ int64_t Producers::ThroughLocals(const RunState& run) const {
   for (const RunHandle handle : run.producers) {
     const RunState* const producer = runs_->Find(handle);
     if (producer == nullptr || producer->phase == RunState::Phase::kLaunched) continue;
-    if (producer->local()) through += static_cast<int64_t>(producer->voted_producers.size());
+    if (!HidesProducers(*producer, run)) continue;
+    through += static_cast<int64_t>(producer->voted_producers.size());
   }
   return through;
 }
 
 void Producers::Await(RunState* run) {
   const int64_t look = runs_->BeginLook();
-  for (const RunHandle handle : run->producers) {
-    RunState* const producer = runs_->Find(handle);
+  run->places.resize(run->producers.size(), -1);
+  for (size_t i = 0; i < run->producers.size(); ++i) {
+    RunState* const producer = runs_->Find(run->producers[i]);
     if (producer == nullptr || producer->phase == RunState::Phase::kLaunched) continue;
     const bool voted = producer->phase == RunState::Phase::kVoted;
     if (voted) AddVoted(producer, look, run);
-    if (producer->local()) {
+    if (HidesProducers(*producer, *run)) {
       for (const RunHandle through : producer->voted_producers) {
         RunState* const reached = runs_->Find(through);
         if (reached != nullptr && reached->phase == RunState::Phase::kVoted) {
@@ -98,6 +139,7 @@ void Producers::Await(RunState* run) {
       }
     }
     if (voted && producer->world == run->world) continue;
+    run->places[i] = static_cast<int32_t>(producer->consumers.size());
     producer->consumers.push_back(run->handle);
     ++run->blockers;
   }

@@ -64,6 +64,19 @@ class ProducersTest : public ::testing::Test {
     return run;
   }
 
+  // Of a run of `world_` that reads what these make.
+  Adoption AdoptionOf(const std::vector<RunState*>& of) {
+    Adoption adoption(&runs_, world_, Epoch(1));
+    for (const RunState* run : of) adoption.Reach(run->handle);
+    return adoption;
+  }
+  // The next one that joins; null: there is none.
+  static RunState* Next(Adoption* adoption) {
+    RunState* joined = nullptr;
+    while (joined == nullptr && !adoption->done()) joined = adoption->Step();
+    return joined;
+  }
+
   const std::shared_ptr<World> world_ = std::make_shared<World>(Budget::OfNode(1 << 20));
   const std::shared_ptr<World> other_ = std::make_shared<World>(Budget::OfNode(1 << 20));
   LoadedPlan local_;
@@ -127,44 +140,78 @@ TEST_F(ProducersTest, LocalRunsBetweenTwoOfOneWorldJoinItInTheirOrder) {
   RunState* const first = Local({voted}, 3);
   RunState* const second = Local({first, voted}, 3);
   RunState* const beside = Local({Voted(other_)});
-  RunState* const reader = Voting(world_, {second, beside}, 3);
-  EXPECT_THAT(producers_.Between(*reader), ElementsAre(first->handle, second->handle));
-
-  producers_.Join(world_, first);
+  Adoption adoption = AdoptionOf({second, beside, second});
+  EXPECT_EQ(Next(&adoption), first);
   EXPECT_EQ(first->world, world_);
   EXPECT_EQ(first->blockers, 0);
   EXPECT_THAT(first->voted_producers, ElementsAre(voted->handle));
-  EXPECT_THAT(voted->consumers, ElementsAre(second->handle));
+  EXPECT_THAT(voted->consumers, ElementsAre(RunHandle(), second->handle)) << "places stay";
   first->phase = RunState::Phase::kVoted;
-  producers_.Join(world_, second);
+  EXPECT_EQ(Next(&adoption), second);
   EXPECT_EQ(second->blockers, 0);
   EXPECT_THAT(second->voted_producers, ElementsAre(voted->handle, first->handle));
   EXPECT_THAT(voted->consumers, IsEmpty());
   EXPECT_THAT(first->consumers, IsEmpty());
   second->phase = RunState::Phase::kVoted;
-  EXPECT_THAT(producers_.Between(*reader), IsEmpty());
+  EXPECT_EQ(Next(&adoption), nullptr);
+  EXPECT_EQ(beside->world, nullptr);
+  EXPECT_TRUE(AdoptionOf({second}).done()) << "it has voted";
+}
+
+TEST_F(ProducersTest, WhatIsLaunchedOrHasEndedMeanwhileIsLeftOut) {
+  RunState* const voted = Voted(world_);
+  RunState* const launched = Voted(world_);
+  RunState* const ends = Local({voted});
+  RunState* const fails = Local({voted});
+  RunState* const is_free = Local({launched});
+  RunState* const stays = Local({voted});
+  Adoption adoption = AdoptionOf({ends, fails, is_free, stays});
+  adoption.Step();
+  runs_.Remove(ends->handle);
+  fails->phase = RunState::Phase::kFailing;
+  launched->phase = RunState::Phase::kLaunched;
+  EXPECT_EQ(Next(&adoption), stays);
+  EXPECT_EQ(Next(&adoption), nullptr);
+  EXPECT_EQ(is_free->world, nullptr);
+}
+
+TEST_F(ProducersTest, ItsSequencerIsNotToldAgainOfWhatHasVotedThere) {
+  RunState* const voted = Voted(world_);
+  RunState* const local = Local({voted});
+  EXPECT_EQ(producers_.ThroughLocals(*Voting(world_, {local})), 1);
+  Adoption adoption = AdoptionOf({local});
+  ASSERT_EQ(Next(&adoption), local);
+  local->phase = RunState::Phase::kVoted;
+  RunState* const reader = Voting(world_, {local});
+  EXPECT_EQ(producers_.ThroughLocals(*reader), 0);
+  producers_.Await(reader);
+  EXPECT_THAT(reader->voted_producers, ElementsAre(local->handle));
+  RunState* const elsewhere = Voting(other_, {local});
+  EXPECT_EQ(producers_.ThroughLocals(*elsewhere), 1);
+  producers_.Await(elsewhere);
+  EXPECT_THAT(elsewhere->voted_producers, ElementsAre(local->handle, voted->handle));
 }
 
 // Of a thousand runs each may read what all before it make.
-TEST_F(ProducersTest, WhatIsLookedAtIsCounted) {
+TEST_F(ProducersTest, AStepLooksAtWhatOneRunReadsAndCountsIt) {
   constexpr int kLocals = 100;
   constexpr int64_t kProducers = kLocals * (kLocals + 1) / 2;  // of all of them together
   std::vector<RunState*> made = {Voted(world_)};
   for (int i = 0; i < kLocals; ++i) made.push_back(Local(made));
-  RunState* const reader = Voting(world_, {made.back()});
-  std::vector<RunHandle> between;
-  {
-    const WorkSlice slice;
-    between = producers_.Between(*reader);
-    EXPECT_GE(SliceWork(), kProducers);
-  }
-  ASSERT_EQ(between.size(), static_cast<size_t>(kLocals));
+  Adoption adoption = AdoptionOf({made.back()});
+  int joined = 0;
   const WorkSlice slice;
-  for (const RunHandle handle : between) {
-    producers_.Join(world_, runs_.Find(handle));
-    runs_.Find(handle)->phase = RunState::Phase::kVoted;
+  int64_t before = SliceWork();
+  while (!adoption.done()) {
+    if (RunState* const local = adoption.Step()) {
+      local->phase = RunState::Phase::kVoted;
+      ++joined;
+    }
+    EXPECT_LE(SliceWork() - before, 3 * kLocals);
+    before = SliceWork();
   }
-  EXPECT_GE(SliceWork(), kProducers);
+  EXPECT_EQ(joined, kLocals);
+  EXPECT_GE(SliceWork(), 2 * kProducers) << "to find them, and to let them join";
 }
 
 }  // namespace

@@ -93,12 +93,16 @@ struct RunState {
   bool donated = false;  // launched with them
 
   // How much it waits for: runs that are not launched, whose results it needs, uploads, and tensors
-  // that are being made. And the runs that need its own results, each once.
+  // that are being made. And the runs that need its own results, each once; so many of them not
+  // any more: there is no handle in their places.
   int32_t blockers = 0;
   std::vector<std::pair<CellRef, Waiters<CellRef>::Id>> awaited;  // these tensors
   absl::InlinedVector<RunHandle, 2> consumers;
-  // The runs that were to compute its inputs when it came, each once (producers.h).
+  int32_t consumers_gone = 0;
+  // The runs that were to compute its inputs when it came, each once (producers.h), and its place
+  // among the consumers of each; -1: it has none there.
   absl::InlinedVector<RunHandle, 2> producers;
+  absl::InlinedVector<int32_t, 2> places;
   // Those of its producers that have voted, also through local runs, each once.
   absl::InlinedVector<RunHandle, 2> voted_producers;
   int64_t looked_at = 0;  // by which look of RunTable's it was seen last
@@ -171,7 +175,9 @@ struct RunState {
     blockers = 0;
     awaited.clear();
     consumers.clear();
+    consumers_gone = 0;
     producers.clear();
+    places.clear();
     voted_producers.clear();
     bound = false;
     placed = false;

@@ -50,6 +50,17 @@ Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::T
 // Of a run with a vote: its epoch has, and it fails with that in its turn.
 bool HasEnded(const RunState& run) { return run.vote.epoch != run.world->agreement->epoch(); }
 
+// Does `work`, which is true when that was all, in turns of the session that come, then calls
+// `then`.
+void DoInTurns(const InNextTurn& go_on_later, const std::shared_ptr<Session>& session,
+               std::function<bool()> work, std::function<void()> then) {
+  go_on_later(session, [&go_on_later, work = std::move(work),
+                        then = std::move(then)](const std::shared_ptr<Session>& of) mutable {
+    if (work()) return then();
+    DoInTurns(go_on_later, of, std::move(work), std::move(then));
+  });
+}
+
 // Until Runs::LetGoOn().
 void HoldBack(Session* session) {
   if (session->failing++ == 0) session->log.Park();
@@ -71,6 +82,13 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
            now);
     return true;
   }
+  // Before it is prepared, which would have to be done again behind them.
+  const absl::StatusOr<bool> adopted = AdoptProducers(session, command, waiting, now);
+  if (!adopted.ok()) {
+    Refuse(session, sequence, command, nullptr, adopted.status(), now);
+    return true;
+  }
+  if (!*adopted) return false;
   RunState* run = table_->Add();
   run->session = session;
   run->sequence = sequence;
@@ -93,7 +111,7 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
     return false;
   }
   const bool late = run->world != nullptr && HasEnded(*run);
-  const absl::Status awaited = AwaitProducers(run, now);
+  const absl::Status awaited = AwaitProducers(run);
   if (!awaited.ok()) {
     Refuse(session, sequence, command, run, awaited, now);
     return true;
@@ -120,9 +138,8 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
 // --- Agreement ----------------------------------------------------------------------------------
 
 // What this run waits for.
-absl::Status Runs::AwaitProducers(RunState* run, absl::Time now) {
+absl::Status Runs::AwaitProducers(RunState* run) {
   producers_.Find(run);
-  if (run->world != nullptr) AdoptProducers(*run, now);
   // Each stands here, in the vote and in the sequencer.
   constexpr int64_t kPerProducer = 64;
   const int64_t through = producers_.ThroughLocals(*run);
@@ -134,17 +151,38 @@ absl::Status Runs::AwaitProducers(RunState* run, absl::Time now) {
 
 // A local run between two runs of one world votes there as well. Another rank may have compiled
 // what it stands between: then all of it is one gang, and is launched at once or never.
-void Runs::AdoptProducers(const RunState& run, absl::Time now) {
-  const std::shared_ptr<World>& world = run.world;
-  if (run.vote.epoch != world->agreement->epoch()) return;  // it will not be launched
-  for (const RunHandle handle : producers_.Between(run)) {
-    RunState* const local = table_->Find(handle);
-    // The vote of one may have been the end of others.
-    if (local == nullptr || local->phase != RunState::Phase::kWaiting) continue;
-    producers_.Join(world, local);
-    local->vote.epoch = world->agreement->epoch();
-    CastVote(local, now);
-  }
+absl::StatusOr<bool> Runs::AdoptProducers(const std::shared_ptr<Session>& session,
+                                          const Run& command, const GraphStore::Waiting& waiting,
+                                          absl::Time now) {
+  if (command.groups.empty()) return true;
+  const RunGroup& bound = command.groups.front();
+  const auto joined = std::find_if(
+      session->memberships.begin(), session->memberships.end(),
+      [&](const Session::Membership& membership) { return membership.world->id == bound.world; });
+  if (joined == session->memberships.end() || !joined->world->formed()) return true;
+  Adoption found = producers_.Adopt(session->names, command, joined->world, bound.epoch);
+  if (found.done()) return true;
+  const auto adoption = std::make_shared<Adoption>(std::move(found));
+  // One step at least: each turn is nearer to the end.
+  const auto adopt = [this, adoption](absl::Time at) {
+    do {
+      // In an epoch that has ended it will not be launched.
+      if (adoption->done() || adoption->epoch() != adoption->world()->agreement->epoch()) {
+        return true;
+      }
+      RunState* const local = adoption->Step();
+      if (local == nullptr) continue;
+      local->vote.epoch = adoption->epoch();
+      CastVote(local, at);
+    } while (SliceWork() <= options_->fail_work);
+    return false;
+  };
+  if (adopt(now)) return true;
+  CHORUS_ASSIGN_OR_RETURN(auto again, waiting.wait());
+  DoInTurns(
+      go_on_later_, session, [this, adopt] { return adopt(clock_->now); },
+      [again = std::move(again), failed = waiting.failed] { again(failed); });
+  return false;
 }
 
 void Runs::CastVote(RunState* run, absl::Time now) {

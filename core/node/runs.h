@@ -55,6 +55,7 @@ class Runs final : public AgreementListener {
     NodeStats* stats = nullptr;
     // The log of a session that was parked for runs that fail goes on.
     std::function<void(const std::shared_ptr<Session>&)> go_on;
+    InNextTurn go_on_later;
   };
   explicit Runs(const Parts& parts)
       : options_(parts.options),
@@ -70,12 +71,14 @@ class Runs final : public AgreementListener {
         failures_(parts.failures),
         holders_(parts.holders),
         stats_(parts.stats),
-        go_on_(parts.go_on) {}
+        go_on_(parts.go_on),
+        go_on_later_(parts.go_on_later) {}
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
 
   // Takes a Run command; its outcome goes to the session's log. False: it has to be planned first,
-  // or its memory is on its way, and nothing has happened.
+  // its memory is on its way, or runs that it takes with it are not all in its world yet, and
+  // nothing else has happened; then it is asked again by what `waiting` gives.
   bool Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               const GraphStore::Waiting& waiting, absl::Time now);
   // Withdraws a run of the session, unless it is launched: commit wins.
@@ -116,8 +119,11 @@ class Runs final : public AgreementListener {
  private:
   void FollowOrder(RunHandle handle, const std::vector<int32_t>& order, const absl::Status& planned,
                    absl::Time now);
-  absl::Status AwaitProducers(RunState* run, absl::Time now);
-  void AdoptProducers(const RunState& run, absl::Time now);
+  absl::Status AwaitProducers(RunState* run);
+  // False: not all that the command takes with it into its world have voted there, or the slice has
+  // no time for its run. It is asked again when they have. An error: it cannot be.
+  absl::StatusOr<bool> AdoptProducers(const std::shared_ptr<Session>& session, const Run& command,
+                                      const GraphStore::Waiting& waiting, absl::Time now);
   void CastVote(RunState* run, absl::Time now);
   void Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               RunState* run, const absl::Status& why, absl::Time now);
@@ -165,6 +171,7 @@ class Runs final : public AgreementListener {
   Holders* const holders_;
   NodeStats* const stats_;
   const std::function<void(const std::shared_ptr<Session>&)> go_on_;
+  const InNextTurn go_on_later_;
   bool stopped_ = false;
   // Runs that what they waited for lets go of, tenants in turns: it is launched, or has come. Those
   // for which it has failed do not wait for a turn, but are looked at one behind the other, however

@@ -127,6 +127,10 @@ struct Session : std::enable_shared_from_this<Session> {
   std::function<void(const std::shared_ptr<Session>&)> goes_on;  // null: nothing does
 };
 
+// Calls `then` in the session's next turn (rings.h), unless it ends before.
+using InNextTurn = std::function<void(const std::shared_ptr<Session>& session,
+                                      std::function<void(const std::shared_ptr<Session>&)> then)>;
+
 // The sessions that live, and what is remembered of those that died.
 class SessionTable {
  public:
