@@ -135,7 +135,11 @@ class FailingTest : public ::testing::Test {
     run.groups.push_back(group);
     return run;
   }
-  // As the loop calls it.
+  // As the loop calls them.
+  int64_t Take(Client* client, CommandBody body) {
+    const WorkSlice slice;
+    return Submit(client, std::move(body));
+  }
   void Close(Client* client) {
     const WorkSlice slice;
     ASSERT_TRUE(node_->CloseSession(client->session, now_).ok());
@@ -247,6 +251,68 @@ TEST_F(FailingTest, WhoComesBackFromTheBackgroundMeanwhileWaits) {
   while (rank(0)->told.size() < kRuns + 4) Poll();
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
   EXPECT_EQ(rank(0)->told.back(), std::make_pair(planned, Reason::kUnspecified));
+}
+
+// Of one number, or of what rank 0 and others make of it together: so many results, each of its
+// own.
+Graph ManyResults(int results, bool local) {
+  testing::RankBuilder b(/*rank=*/0, kRanks);
+  b.set_wants_grad(false);
+  ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
+  if (!local) x = b.AllReduce(x);
+  for (int i = 0; i < results; ++i) {
+    GraphOutput output;
+    output.value = b.Op("neg", {x});
+    b.graph().AddOutput(output);
+  }
+  Graph graph = b.graph().Build();
+  if (local) graph.group_slots.clear();
+  return graph;
+}
+
+TEST_F(FailingTest, TheResultsOfALargestRunAreNamedPublishedAndFailedWithinASlice) {
+  const int most = NodeOptions().max_graph_outputs;
+  const auto await = [this](Client* client, int64_t sequence) {
+    while (client->told.size() < static_cast<size_t>(sequence)) Poll();
+    return client->told.back().second;
+  };
+  const auto register_graph = [&](Client* client, int slot, const Graph& made) {
+    const std::string encoded = EncodeGraph(made);
+    RegisterGraph graph;
+    graph.graph = {slot, 1};
+    graph.staged_bytes = static_cast<int64_t>(encoded.size());
+    node_->CreateStaging(
+        client->session, graph.staged_bytes,
+        [&](const absl::StatusOr<StagingArena>& arena) { graph.staged.arena = arena->arena; });
+    EXPECT_TRUE(node_->WriteStaging(client->session, graph.staged.arena, 0, encoded).ok());
+    return await(client, Take(client, std::move(graph)));
+  };
+  EXPECT_EQ(register_graph(bystander(), 0, ManyResults(most + 1, /*local=*/true)),
+            Reason::kMalformed);
+  EXPECT_EQ(register_graph(rank(0), 0, ManyResults(most, /*local=*/false)), Reason::kUnspecified);
+  EXPECT_EQ(register_graph(rank(0), 1, ManyResults(most, /*local=*/true)), Reason::kUnspecified);
+  for (const int r : {1, 2}) register_graph(rank(r), 0, AllReduces(r, /*results=*/1));
+
+  chorus::Run local = RunOf(0, {0, 1}, most);
+  local.graph = {1, 1};
+  local.groups.clear();
+  EXPECT_EQ(await(rank(0), Take(rank(0), std::move(local))), Reason::kUnspecified);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork) << "it is launched where it is named";
+
+  const auto number = [this](int call, TensorId first, int results) {
+    chorus::Run run = RunOf(0, first, results);
+    run.groups[0].base[0].call = call;
+    return run;
+  };
+  const int64_t published = Take(rank(0), number(0, {most, 1}, most));
+  for (const int r : {1, 2}) Take(rank(r), number(0, {0, 1}, 1));
+  EXPECT_EQ(await(rank(0), published), Reason::kUnspecified);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+
+  const int64_t failed = Take(rank(0), number(1, {2 * most, 1}, most));
+  Close(rank(2));
+  EXPECT_EQ(await(rank(0), failed), Reason::kPeerLeft);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
 // A frame may name thousands of results, and each is told to the session.
@@ -491,11 +557,6 @@ class AdoptionTest : public FailingTest {
  protected:
   explicit AdoptionTest(const NodeOptions& options = {}) : FailingTest(options) {}
 
-  // As the loop calls it.
-  int64_t Take(Client* client, CommandBody body) {
-    const WorkSlice slice;
-    return Submit(client, std::move(body));
-  }
   void RegisterAllReduces(int r, int results) {
     RegisterGraph graph;
     graph.graph = {0, 1};

@@ -1,7 +1,7 @@
 // What an all_reduce of W ranks costs the node itself, alone and as one of many in a graph: W
 // frames in through real rings, W published results out, on one thread, without any hand-off
-// between processes. And what one command costs at a time that has as many results as a frame can
-// name: the node does nothing else meanwhile.
+// between processes. And what one command costs at a time that has as many results as a graph may
+// have: the node does nothing else meanwhile.
 //
 // Run: bazel run //core/node:node_benchmark. Floor and hand-offs: tools/bench.
 #include <time.h>
@@ -329,7 +329,7 @@ BENCHMARK(BM_LongestTurn)
     ->ArgNames({"results", "collectives"})
     ->Args({1, 1})
     ->Args({1000, 1})
-    ->Args({13000, 1})  // as many as a frame can name
+    ->Args({4096, 1})  // as many as a graph may have
     ->Args({1, 1000})
     ->Args({1, 2048});  // as many as a graph may have
 

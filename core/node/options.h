@@ -44,12 +44,13 @@ struct NodeOptions {
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = 1 << 20;
   int32_t max_graph_collectives = 1 << 11;
+  int32_t max_graph_outputs = 1 << 12;
   int64_t max_graph_bytes = kMaxClientGraphBytes;  // in memory, and on its way
   PlanLimits plan;
   // A graph that comes in more bytes is decoded, checked and planned beside the node thread.
   int64_t max_inline_graph_bytes = kMaxInlineGraphBytes;
-  // Runs that fail in one slice beyond so much work (core/base/work.h) wait for the turns that
-  // come.
+  // What runs do in one slice beyond so much work (core/base/work.h), such as to fail, waits for
+  // the turns that come.
   int64_t fail_work = kTurnWork;
   int64_t max_session_downloads = 64;
   absl::Duration lease = absl::Seconds(60);         // of unattached sessions, unless they ask

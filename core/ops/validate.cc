@@ -290,7 +290,7 @@ absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits) {
       CheckCount("number of collectives", num_collectives, 0, limits.max_collectives));
   CHORUS_RETURN_IF_ERROR(CheckCount("number of values", num_values, 0, limits.max_values));
   CHORUS_RETURN_IF_ERROR(CheckCount("number of outputs", static_cast<int64_t>(graph.outputs.size()),
-                                    0, limits.max_values));
+                                    0, limits.max_outputs));
   CHORUS_RETURN_IF_ERROR(
       CheckCount("number of device slots", graph.num_device_slots, 1, limits.max_device_slots));
   // A slot that no node uses would be bound for nothing.

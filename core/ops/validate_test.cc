@@ -339,6 +339,12 @@ TEST(ValidateTest, LimitsAreTheCallers) {
   EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
             "number of collectives: expected from 0 to 3, got 4");
   limits = GraphLimits();
+  limits.max_outputs = 1;
+  EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
+            "number of outputs: expected from 0 to 1, got 2");
+  limits.max_outputs = 2;
+  EXPECT_TRUE(ValidateGraph(Valid(), limits).ok());
+  limits = GraphLimits();
   limits.max_values = 8;
   EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
             "number of values: expected from 0 to 8, got 9");

@@ -171,7 +171,7 @@ absl::StatusOr<Report> Graphs(Attacker* attacker) {
   Report report;
   for (int32_t slot = 0; slot < 1000; ++slot) {
     const std::string bytes = EncodeGraph(
-        testing::MakeHostileGraph(testing::HostileGraph::kOutputsOfAChain, 4000 + slot));
+        testing::MakeHostileGraph(testing::HostileGraph::kOutputsOfAChain, 3000 + slot));
     CHORUS_ASSIGN_OR_RETURN(report.refused, attacker->impl().RegisterStaged(bytes, slot));
     if (!report.refused.ok()) break;
     ++report.done;
