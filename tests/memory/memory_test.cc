@@ -46,7 +46,8 @@ constexpr int64_t kMemoryLimit = int64_t{256} << 20;
 // each rank would be 600.
 constexpr int64_t kGrowth = 512 << 10;
 
-// Of a session's memory: its tables of names double, by how far ranks happened to be apart.
+// Of a session's memory: its tables of names double, and what it is charged for runs, which stays
+// until it is much too much, is in steps of as much; by how far ranks happened to be apart.
 constexpr int64_t kTables = kRanks * (int64_t{64} << 10);
 
 trainer::ModelShape SmallShape() {
@@ -195,13 +196,13 @@ class MemoryTest : public ::testing::TestWithParam<Mode> {
     int64_t heap = 0;
     int64_t memory = 0;  // when what they worked on is gone
   };
-  void ExpectFlat(const Seen& before, const Seen& after, int64_t tables = 0) {
+  void ExpectFlat(const Seen& before, const Seen& after) {
     const int64_t growth = after.heap - before.heap;
     // Graphs that nobody names any more are taken apart beside everything else, and count as long.
     int64_t memory = after.memory;
     const absl::Status flat = fault::AskUntil([&]() -> absl::StatusOr<bool> {
-      if (memory - before.memory > tables) memory = MemoryWithoutTensors();
-      return memory - before.memory <= tables;
+      if (memory - before.memory > kTables) memory = MemoryWithoutTensors();
+      return memory - before.memory <= kTables;
     });
     EXPECT_TRUE(flat.ok()) << memory << " bytes for " << before.memory << " before";
     std::cout << after.held << "; " << memory << " bytes without tensors; the heap has "
@@ -443,7 +444,7 @@ class ModelMemoryTest : public MemoryTest {
     EXPECT_EQ(before.held, after.held);
     if (!GetParam().heap) return;
     // What gRPC's threads keep takes longer to be there.
-    ExpectFlat(after, train(kSteps), kTables);
+    ExpectFlat(after, train(kSteps));
   }
 };
 
