@@ -166,6 +166,16 @@ void Join(LocalNode* node, const Client& client, int rank, int size, WorldId* wo
                   [world](absl::StatusOr<WorldInfo> info) { *world = info->id; });
 }
 
+// The clients of a world of so many ranks, by rank.
+std::vector<Client> JoinAll(LocalNode* node, int size, WorldId* world) {
+  std::vector<Client> clients;
+  for (int rank = 0; rank < size; ++rank) {
+    clients.emplace_back(node, DeviceIndex(rank));
+    Join(node, clients.back(), rank, size, world);
+  }
+  return clients;
+}
+
 // Closes the session: the longest of that and the turns that follow, as long as there is work.
 absl::Duration LongestOfClosing(LocalNode* node, SessionId session) {
   absl::Duration most = TimeOf([&] {
@@ -207,10 +217,9 @@ void Register(LocalNode* node, Client* client, const Graph& graph, GraphId id = 
 struct Job {
   Job(int ranks, int collectives)
       : devices(ranks), node({}, DevicesOf(devices.backend.get()), [] {}) {
+    clients = JoinAll(&node, ranks, &world);
     for (int rank = 0; rank < ranks; ++rank) {
-      clients.emplace_back(&node, DeviceIndex(rank));
-      Join(&node, clients.back(), rank, ranks, &world);
-      Register(&node, &clients.back(), AllReduceGraph(rank, ranks, collectives));
+      Register(&node, &clients[rank], AllReduceGraph(rank, ranks, collectives));
     }
     run = RunOf(world, collectives);
   }
@@ -388,12 +397,8 @@ void BM_EpochEnd(benchmark::State& state) {
   std::vector<absl::Duration> longest;
   for (auto _ : state) {
     LocalNode node({}, DevicesOf(devices.backend.get()), [] {});
-    std::vector<Client> clients;
     WorldId world;
-    for (int rank = 0; rank < 2; ++rank) {
-      clients.emplace_back(&node, DeviceIndex(rank));
-      Join(&node, clients.back(), rank, /*size=*/2, &world);
-    }
+    std::vector<Client> clients = JoinAll(&node, /*size=*/2, &world);
     Run run = RunOf(world, collectives);
     const auto submit = [&](Client* client, int call) {
       for (int i = 0; i < collectives; ++i) run.outputs[i].id = {call * collectives + i, 1};
@@ -436,12 +441,8 @@ void BM_Adoption(benchmark::State& state) {
   std::vector<absl::Duration> all;
   for (auto _ : state) {
     LocalNode node({}, DevicesOf(devices.backend.get()), [] {});
-    std::vector<Client> clients;
     WorldId world;
-    for (int rank = 0; rank < 2; ++rank) {
-      clients.emplace_back(&node, DeviceIndex(rank));
-      Join(&node, clients.back(), rank, /*size=*/2, &world);
-    }
+    std::vector<Client> clients = JoinAll(&node, /*size=*/2, &world);
     Register(&node, &clients[0], AllReduceGraph(0, 2, 1));
     Register(&node, &clients[0], local_graph, {1, 1});
     const auto submit = [&](const Run& run) {

@@ -49,25 +49,34 @@ bool Adoption::LiesBetween(const RunState& local) const {
 }
 
 RunState* Adoption::Step() {
-  const bool searches = !reached_.empty();
-  const RunHandle handle = searches ? reached_.back() : between_[next_].second;
-  searches ? reached_.pop_back() : static_cast<void>(++next_);
   CountWork(1);
+  if (reached_.empty()) return JoinNext();
+  SearchNext();
+  return nullptr;
+}
+
+// Null: it waits no more, or does not lie between any more.
+RunState* Adoption::FindBetween(RunHandle handle) const {
   RunState* const local = runs_->Find(handle);
-  const bool lies_between =
-      local != nullptr && local->phase == RunState::Phase::kWaiting && LiesBetween(*local);
-  if (!searches) {
-    if (!lies_between) return nullptr;
-    Join(local);
-    return local;
-  }
-  if (lies_between) {
+  const bool waits = local != nullptr && local->phase == RunState::Phase::kWaiting;
+  return waits && LiesBetween(*local) ? local : nullptr;
+}
+
+void Adoption::SearchNext() {
+  const RunHandle handle = reached_.back();
+  reached_.pop_back();
+  if (const RunState* const local = FindBetween(handle)) {
     between_.emplace_back(local->sequence, handle);
     CountWork(static_cast<int64_t>(local->producers.size()));
     for (const RunHandle producer : local->producers) Reach(producer);
   }
   if (reached_.empty()) std::sort(between_.begin(), between_.end());
-  return nullptr;
+}
+
+RunState* Adoption::JoinNext() {
+  RunState* const local = FindBetween(between_[next_++].second);
+  if (local != nullptr) Join(local);
+  return local;
 }
 
 void Adoption::Join(RunState* local) {

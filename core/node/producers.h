@@ -45,6 +45,9 @@ class Adoption {
 
  private:
   bool LiesBetween(const RunState& local) const;
+  RunState* FindBetween(RunHandle handle) const;
+  void SearchNext();
+  RunState* JoinNext();
   // `local` waits, and is of the world from now on: the sequencer waits for those of its producers
   // that have voted there.
   void Join(RunState* local);

@@ -507,6 +507,17 @@ absl::StatusOr<Report> Sessions(Attacker* attacker) {
 
 // --- What takes long: none is refused ---
 
+// In a slot of its own, behind the first. What is refused is not released.
+absl::Status RegisterAndRelease(Attacker::Impl* impl, const Graph& graph, Report* report) {
+  const auto slot = static_cast<int32_t>(report->done) + 1;
+  CHORUS_ASSIGN_OR_RETURN(report->refused, impl->RegisterStaged(EncodeGraph(graph), slot));
+  if (!report->refused.ok()) return absl::OkStatus();
+  ++report->done;
+  Release release;
+  release.graphs = {{slot, 1}};
+  return impl->Submit(std::move(release)).status();
+}
+
 // The output, which has the generation of the same slot's last one plus one, is released.
 absl::Status RunAndRelease(Attacker::Impl* impl, GraphId graph, Binding input, Report* report) {
   Run run;
@@ -524,15 +535,9 @@ absl::Status RunAndRelease(Attacker::Impl* impl, GraphId graph, Binding input, R
 // Large graphs, one after the other.
 absl::StatusOr<Report> Planning(Attacker* attacker) {
   Report report;
-  for (int32_t slot = 0; slot < 4 && report.refused.ok(); ++slot) {
-    const Graph graph = Chain(20000 + slot, Dim(int64_t{2}));
-    CHORUS_ASSIGN_OR_RETURN(report.refused,
-                            attacker->impl().RegisterStaged(EncodeGraph(graph), slot));
-    if (!report.refused.ok()) break;
-    Release release;
-    release.graphs = {{slot, 1}};
-    CHORUS_RETURN_IF_ERROR(attacker->impl().Submit(std::move(release)).status());
-    ++report.done;
+  while (report.refused.ok() && report.done < 4) {
+    const Graph graph = Chain(20000 + static_cast<int>(report.done), Dim(int64_t{2}));
+    CHORUS_RETURN_IF_ERROR(RegisterAndRelease(&attacker->impl(), graph, &report));
   }
   return report;
 }
@@ -648,13 +653,8 @@ absl::StatusOr<Report> Unloads(Attacker* attacker) {
   Attacker::Impl& impl = attacker->impl();
   CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&impl, 1));
   while (report.refused.ok() && report.done < 32) {
-    const auto slot = static_cast<int32_t>(++report.done);
-    CHORUS_ASSIGN_OR_RETURN(report.refused,
-                            impl.RegisterStaged(EncodeGraph(Products(20000 + slot, 2)), slot));
-    if (!report.refused.ok()) break;
-    Release release;
-    release.graphs = {{slot, 1}};
-    CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(release)).status());
+    const Graph graph = Products(20001 + static_cast<int>(report.done), 2);
+    CHORUS_RETURN_IF_ERROR(RegisterAndRelease(&impl, graph, &report));
   }
   return report;
 }
