@@ -228,7 +228,14 @@ absl::Status Gangs::FindBytes(const SequencerAction& action, absl::Span<RunState
   return absl::OkStatus();
 }
 
-// Fails where an input has: its run was launched, or was about to be, when this one's turn came.
+// Not where it is to fail, and its session is told later: when others have had their turn, or, where
+// its gang's launch has failed, when its inputs are there. It may have no bytes then.
+bool Gangs::IsLaunched(const RunState& run) {
+  return run.phase == RunState::Phase::kLaunched && at(run.gang).status.ok();
+}
+
+// Fails where an input has, or will have: its run was launched, or was about to be, when this one's
+// turn came.
 absl::Status Gangs::BindInputs(RunState* run) {
   if (run->bound) return absl::OkStatus();
   run->bound = true;
@@ -237,7 +244,11 @@ absl::Status Gangs::BindInputs(RunState* run) {
     if (cell == nullptr) continue;
     if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
     if (cell->state == Cell::State::kPending) {
-      if (RunState* producer = runs_->Find(cell->producer)) PlaceOutputs(producer);
+      RunState* const producer = runs_->Find(cell->producer);
+      if (producer != nullptr && !IsLaunched(*producer)) {
+        return MakeError(Reason::kPeerRefused, "a run whose result it reads was not launched");
+      }
+      if (producer != nullptr) PlaceOutputs(producer);
     }
     run->addresses[i] = cell->address();
     run->refs[i] = cell->buffer;

@@ -121,6 +121,7 @@ class Gangs {
   absl::Status CheckMeetings(absl::Span<RunState* const> members) const;
   absl::Status JoinCommit(absl::Span<RunState* const> members, Gang* gang);
   absl::Status FindBytes(const SequencerAction& action, absl::Span<RunState* const> members);
+  bool IsLaunched(const RunState& run);
   absl::Status BindInputs(RunState* run);
   absl::Status ResolvePeers(const LaunchedInstance& instance);
   void PlaceOutputs(RunState* run);

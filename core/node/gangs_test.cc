@@ -368,6 +368,36 @@ TEST_F(GangsTest, ManyResultsOfAGangArePublishedOrFailInSlices) {
   }
 }
 
+// Its launch has failed, for another rank's input has. It tells when its own inputs are there;
+// until then who reads what it was to make has no bytes to read, not even where that is one of its
+// inputs.
+TEST_F(GangsTest, WhoReadsWhatWasNotLaunchedFailsWithIt) {
+  Client* const client = Open("uid:1", absl::Hours(1), 0, 2);
+  Client* const peer = Open("uid:1", absl::Hours(1), 1, 2);
+  for (Client* rank : {client, peer}) {
+    testing::RankBuilder b(rank == client ? 0 : 1, 2);
+    b.set_wants_grad(false);
+    const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
+    AddOutput(&b.graph(), x);
+    AddOutput(&b.graph(), b.AllReduce(x));
+    Register(rank, 2, b.graph().Build());
+    RunLocal(rank, 0);
+  }
+  const chorus::Run run = DirectRank::LocalRun(2, {TensorId{0, 1}}, {{1, 1}, {2, 1}});
+  Submit(client, InWorld(*client, 0, run));
+  End(0, MakeError(Reason::kExecFailed, "the device says so"));
+  Submit(peer, InWorld(*peer, 0, run));
+  for (const int32_t result : {1, 2}) {
+    Submit(peer, DirectRank::LocalRun(1, {TensorId{result, 1}}, {{2 + result, 1}}));
+  }
+  EXPECT_EQ(told_.launches.size(), 2u);
+  EXPECT_EQ(peer->told.size(), 3u) << "what it waits for is under way";
+  End(1);
+  for (const Client* rank : {client, peer}) EXPECT_EQ(rank->told.back(), Reason::kExecFailed);
+  EXPECT_EQ(peer->told.size(), 3u + 4u);
+  EXPECT_EQ(node_.Stats("").live_runs, 0);
+}
+
 TEST_F(GangsTest, ManyThatWaitForOneResultAreLaunchedInSlices) {
   constexpr int kRuns = 1000;
   constexpr int kResults = 10;  // of a run
