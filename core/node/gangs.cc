@@ -228,8 +228,9 @@ absl::Status Gangs::FindBytes(const SequencerAction& action, absl::Span<RunState
   return absl::OkStatus();
 }
 
-// Not where it is to fail, and its session is told later: when others have had their turn, or, where
-// its gang's launch has failed, when its inputs are there. It may have no bytes then.
+// Not where it is to fail, and its session is told later: when others have had their turn, or,
+// where its gang has failed, when its inputs are there. Its results may have no bytes then, or be
+// where what it was to take over still stands.
 bool Gangs::IsLaunched(const RunState& run) {
   return run.phase == RunState::Phase::kLaunched && at(run.gang).status.ok();
 }
@@ -243,13 +244,11 @@ absl::Status Gangs::BindInputs(RunState* run) {
     const Cell* cell = run->inputs[i].get();
     if (cell == nullptr) continue;
     if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
-    if (cell->state == Cell::State::kPending) {
-      RunState* const producer = runs_->Find(cell->producer);
-      if (producer != nullptr && !IsLaunched(*producer)) {
-        return MakeError(Reason::kPeerRefused, "a run whose result it reads was not launched");
-      }
-      if (producer != nullptr) PlaceOutputs(producer);
+    RunState* const producer = cell->settled() ? nullptr : runs_->Find(cell->producer);
+    if (producer != nullptr && !IsLaunched(*producer)) {
+      return MakeError(Reason::kPeerRefused, "a run whose result it reads was not launched");
     }
+    if (producer != nullptr && cell->state == Cell::State::kPending) PlaceOutputs(producer);
     run->addresses[i] = cell->address();
     run->refs[i] = cell->buffer;
   }

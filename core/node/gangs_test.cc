@@ -398,6 +398,51 @@ TEST_F(GangsTest, WhoReadsWhatWasNotLaunchedFailsWithIt) {
   EXPECT_EQ(node_.Stats("").live_runs, 0);
 }
 
+// The same where its results have had their places when the launch failed: the memory that it was
+// promised is given back with what stands there.
+TEST_F(GangsTest, WhatWasToBeTakenOverByWhatWasNotLaunchedIsNotWritten) {
+  Client* const client = Open("uid:1", absl::Hours(1), 0, 2);
+  Client* const peer = Open("uid:1", absl::Hours(1), 1, 2);
+  testing::RankBuilder step(1, 2);
+  step.set_wants_grad(false);
+  const ValueIndex given = AddInput(&step.graph(), TensorType(DType::kF32, {1}), true);
+  const ValueIndex x = step.Input(TensorType(DType::kF32, {1}));
+  AddOutput(&step.graph(), AddOp(&step.graph(), "neg", {given}), /*may_alias=*/0);
+  AddOutput(&step.graph(), step.AllReduce(x));
+  Register(peer, 2, step.graph().Build());
+  testing::RankBuilder all(0, 2);
+  all.set_wants_grad(false);
+  const ValueIndex own = all.Input(TensorType(DType::kF32, {1}));
+  for (int i = 0; i < 3; ++i) AddOutput(&all.graph(), all.AllReduce(own));
+  Register(client, 2, all.graph().Build());
+  const TensorId tensor{0, 1};
+  RunLocal(peer, tensor.slot);
+  RunLocal(peer, 1);
+  RunLocal(client, 0);
+  End(0);
+  // It, what reads its sum, and what reads a result that then fails.
+  chorus::Run first = InWorld(
+      *peer, 0, DirectRank::LocalRun(2, {tensor, DirectRank::Inline({1})}, {{10, 1}, {11, 1}}));
+  first.donate = {true, false};
+  Submit(peer, std::move(first));
+  Submit(peer, InWorld(*peer, 1, DirectRank::LocalRun(0, {TensorId{11, 1}}, {{12, 1}})));
+  Submit(peer, InWorld(*peer, 2, DirectRank::LocalRun(0, {TensorId{1, 1}}, {{13, 1}})));
+  End(1, MakeError(Reason::kExecFailed, "the device says so"));
+  Submit(client, InWorld(*client, 0,
+                         DirectRank::LocalRun(2, {TensorId{0, 1}}, {{10, 1}, {11, 1}, {12, 1}})));
+  chorus::Run taker = DirectRank::LocalRun(1, {TensorId{10, 1}}, {{14, 1}});
+  taker.donate = {true};
+  Submit(peer, std::move(taker));
+  EXPECT_EQ(told_.launches.size(), 3u);
+  End(2);
+  for (const Client* rank : {client, peer}) EXPECT_EQ(rank->told.back(), Reason::kExecFailed);
+  EXPECT_EQ(node_.Stats("").live_runs, 0);
+  Submit(peer, DirectRank::LocalRun(1, {tensor}, {{15, 1}}));
+  ASSERT_EQ(told_.launches.size(), 4u);
+  End(3);
+  EXPECT_EQ(peer->told.back(), Reason::kUnspecified);
+}
+
 TEST_F(GangsTest, ManyThatWaitForOneResultAreLaunchedInSlices) {
   constexpr int kRuns = 1000;
   constexpr int kResults = 10;  // of a run
