@@ -551,6 +551,48 @@ TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
+// A session with two ranks of a world, of which one has asked for a smaller one: neither survives,
+// and who joins a world of that name then finds a new one.
+TEST_F(FailingTest, WhoHasEndedDoesNotSurviveAReform) {
+  OpenSessionRequest open;
+  open.tenant = "uid:0";
+  open.devices = {DeviceIndex(0), DeviceIndex(1)};
+  const SessionId both = node_->OpenSession(open, now_)->id;
+  WorldId pair;
+  const auto join = [&](SessionId session, const std::string& name, int rank, int size) {
+    JoinRequest request;
+    request.name = name;
+    request.size = size;
+    request.rank = Rank(rank);
+    if (session == both) request.device = DeviceIndex(rank);
+    node_->JoinWorld(session, request, now_, [&pair, name](const absl::StatusOr<WorldInfo>& info) {
+      if (info.ok() && name == "pair") pair = info->id;
+    });
+  };
+  for (const int rank : {0, 1}) join(both, "pair", rank, 2);
+  absl::Status reformed;
+  ReformWorldRequest reform;
+  reform.world = pair;
+  reform.rank = Rank(1);
+  node_->ReformWorld(both, reform, now_,
+                     [&](const absl::StatusOr<ReformResult>& r) { reformed = r.status(); });
+  // It leaves its world behind one that takes many turns to leave all of its own.
+  for (int i = 0; i < 800; ++i) join(bystander()->session, absl::StrCat("one", i), 0, 1);
+  Close(bystander());
+  {
+    const WorkSlice slice;
+    ASSERT_TRUE(node_->CloseSession(both, now_).ok());
+  }
+  ASSERT_TRUE(reformed.ok()) << "it has left already: nothing to be seen";
+  const WorldId before = pair;
+  for (const int r : {0, 1}) join(rank(r)->session, "pair", r, 2);
+  EXPECT_EQ(ErrorOf(reformed).reason, Reason::kSessionLost) << reformed;
+  EXPECT_NE(pair, before);
+  while (Poll()) {
+  }
+  EXPECT_EQ(node_->Worlds("", absl::nullopt, now_)->rows.size(), 2u);
+}
+
 // A rank's all_reduce, local runs of which each reads what all before it make, and an all_reduce of
 // what the last one makes, which takes all of them with it into the world.
 class AdoptionTest : public FailingTest {

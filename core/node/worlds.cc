@@ -421,7 +421,8 @@ void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
   int survivors = 0;
   for (const World::Member& member : world->members) {
     if (member.session == nullptr) continue;
-    if (member.on_reformed == nullptr) return;
+    // One that has ended asks no more, and is going to leave.
+    if (member.on_reformed == nullptr || member.session->dead()) return;
     ++survivors;
   }
   if (survivors == 0) return;
@@ -543,14 +544,21 @@ void Worlds::AfterLeaving(std::function<void()> then) {
 }
 
 void Worlds::RemoveEnded(const std::shared_ptr<World>& world, absl::Time now) {
-  std::vector<std::pair<Rank, std::string>> ended;
+  std::vector<Leaving> ended;
   for (const Leaving& leaving : leaving_) {
-    if (leaving.session == nullptr) continue;
-    for (const Session::Membership& membership : leaving.session->memberships) {
-      if (membership.world == world) ended.emplace_back(membership.rank, leaving.died);
+    if (leaving.session != nullptr) ended.push_back({leaving.session, leaving.died, nullptr});
+  }
+  for (const Leaving& leaving : ended) {
+    const auto& memberships = leaving.session->memberships;
+    const auto next = [&] {
+      return std::find_if(memberships.begin(), memberships.end(),
+                          [&](const Session::Membership& m) { return m.world == world; });
+    };
+    // Which ranks it has may change with each that goes (TryReform).
+    for (auto m = next(); m != memberships.end(); m = next()) {
+      RemoveMember(world, m->rank, leaving.died, now);
     }
   }
-  for (const auto& member : ended) RemoveMember(world, member.first, member.second, now);
 }
 
 void Worlds::Stop(const Error& why, absl::Time now) {
