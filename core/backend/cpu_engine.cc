@@ -54,7 +54,9 @@ void CpuEngine::TakeChain(CpuStream* stream, const KernelCall& first) {
   const auto has_operands = [&](const KernelCall& call) {
     return call.inputs.size() == prepared_of(call)->input_bytes.size() && call.outputs.size() == 1;
   };
-  if (!has_operands(first)) return;
+  // Each operand is compared with all others, and the devices wait meanwhile.
+  constexpr size_t kMostOperands = 128;
+  if (!has_operands(first) || first.inputs.size() >= kMostOperands) return;
   append(first);
   // A stream that waits for a kernel is not kept waiting for those behind it.
   uint64_t last = std::numeric_limits<uint64_t>::max();
@@ -63,6 +65,7 @@ void CpuEngine::TakeChain(CpuStream* stream, const KernelCall& first) {
          stream->completed + stream->chain.size() + 1 < last) {
     auto* const next = absl::get_if<KernelCall>(&stream->items.front());
     if (next == nullptr || !has_operands(*next)) return;
+    if (touched.size() + next->inputs.size() >= kMostOperands) return;
     const PreparedKernel& prepared = *prepared_of(*next);
     if (!prepared.elementwise || prepared.kernel->units() != head.kernel->units()) return;
     if (next->unless != nullptr && next->unless->load(std::memory_order_acquire)) return;
@@ -86,7 +89,13 @@ absl::StatusOr<std::unique_ptr<Kernel>> CpuEngine::MakeKernel(
   CHORUS_ASSIGN_OR_RETURN(prepared->kernel, make_kernel_(node, outputs));
   for (const TensorType* input : node.inputs) prepared->input_bytes.push_back(input->num_bytes());
   for (const TensorType& output : outputs) prepared->output_bytes.push_back(output.num_bytes());
-  prepared->cost = prepared->kernel->units() * prepared->kernel->cost_per_unit();
+  // No number holds what the largest could cost, a chain of them, and what is reckoned with that.
+  constexpr int64_t kMostCost = int64_t{1} << 56;
+  if (__builtin_mul_overflow(prepared->kernel->units(), prepared->kernel->cost_per_unit(),
+                             &prepared->cost)) {
+    prepared->cost = kMostCost;
+  }
+  prepared->cost = std::min(prepared->cost, kMostCost);
   prepared->op = std::string(node.op);
   prepared->source = std::string(node.source);
   const OpDef* const def = FindOp(node.op);

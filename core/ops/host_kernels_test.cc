@@ -265,6 +265,28 @@ TEST(HostKernelsTest, SayThatASortCostsItsComparisons) {
   EXPECT_GT(cost(1 << 16, 1 << 16), 18 * cost(4096, 4096));
 }
 
+// Where a row is added up by itself, each looks at all places that reach it.
+TEST(HostKernelsTest, SayThatPlacesThatReachARowCostTheirTime) {
+  std::mt19937_64 random(kSeed);
+  const Ints places = {1, 1, 65536, 1};
+  const Case grad = {"max_pool_grad",
+                     {places, places},
+                     {{"dilation", Ints{1, 1}},
+                      {"kernel", Ints{65537, 1}},
+                      {"padding", Ints{0, 0}},
+                      {"size", Ints{131072, 1}},
+                      {"stride", Ints{1, 1}}},
+                     1,
+                     131072,
+                     DType::kI32};
+  for (const DType dtype : {DType::kI8, DType::kF16, DType::kF32}) {
+    const Kernel kernel(grad.op, InputsOf(grad, dtype, &random), grad.attributes);
+    ASSERT_TRUE(kernel.ok());
+    const int64_t looks = dtype == DType::kF32 ? 65536 : int64_t{1} << 31;
+    EXPECT_GE((*kernel).units() * (*kernel).cost_per_unit(), looks) << DTypeName(dtype);
+  }
+}
+
 // Half types are added up in floats: in so much memory that a unit looks at all updates a few times
 // at most, however large the result is.
 TEST(HostKernelsTest, ScatterAddOfHalfTypesLooksAtItsUpdatesAFewTimes) {

@@ -43,11 +43,12 @@ Log* TheLog() {
   return log;
 }
 
-// "abs" wants a workspace, of which it makes nothing.
+// "abs" wants a workspace, of which it makes nothing; all of "sqrt" costs more than a number holds.
 class Logged : public HostKernel {
  public:
   Logged(absl::string_view op, std::unique_ptr<HostKernel> kernel)
-      : HostKernel(kernel->units(), kernel->cost_per_unit(), op == "abs" ? 64 : 0),
+      : HostKernel(kernel->units(), op == "sqrt" ? (int64_t{1} << 51) + 8 : kernel->cost_per_unit(),
+                   op == "abs" ? 64 : 0),
         op_(op),
         kernel_(std::move(kernel)) {}
   absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
@@ -198,6 +199,32 @@ TEST_F(KernelChainTest, EndsWhereKernelsHaveMoreInCommonThanElements) {
     const std::string ran = TheLog()->Take();
     EXPECT_EQ(ran.find("2048"), std::string::npos) << c.what << ": " << ran;
   }
+}
+
+// Each operand would be compared with all others while nobody else has the devices.
+TEST_F(KernelChainTest, HasFewOperands) {
+  const std::vector<TensorType> many(200, kX);
+  const Kernel* product = Make("product", many, kX);
+  const Kernel* neg = Make("neg", {kX}, kX);
+  const DeviceAddress x = New(), y = New(), z = New();
+  const std::vector<DeviceAddress> operands(many.size(), x);
+  for (const bool is_first : {true, false}) {
+    Shut();
+    if (is_first) Launch(product, operands, y);
+    Launch(neg, {x}, z);
+    if (!is_first) Launch(product, operands, y);
+    OpenGate();
+    const std::string ran = TheLog()->Take();
+    EXPECT_NE(ran.find("neg[0,5000)"), std::string::npos) << ran;
+  }
+}
+
+TEST_F(KernelChainTest, EndsWhateverItCosts) {
+  const Kernel* sqrt = Make("sqrt", {kX}, kX);
+  const DeviceAddress x = New(9), y = New();
+  Launch(sqrt, {x}, y);
+  ASSERT_TRUE(rig_.Synchronize(0).ok());
+  EXPECT_EQ(rig_.Download<float>(0, y, kCount), std::vector<float>(kCount, 3));
 }
 
 TEST_F(KernelChainTest, LeavesOutWhatIsNotToRun) {

@@ -36,6 +36,14 @@ void ForEachTap(const PoolSizes& s, int64_t row, int64_t first, int64_t columns,
 
 int64_t Taps(const PoolSizes& s) { return s.windows[0].kernel * s.windows[1].kernel; }
 
+// Of a row of `columns` elements that have `bytes` each, and look at so many others each.
+int64_t CostOfRow(int64_t columns, int64_t looks, int64_t bytes) {
+  // No number holds what the largest windows could cost.
+  constexpr double kMost = 1e15;
+  const double all = static_cast<double>(columns) * (static_cast<double>(looks) + bytes);
+  return static_cast<int64_t>(std::min(all, kMost));
+}
+
 // How many elements are under a window at a place.
 int64_t ElementsUnder(const Window& window, int64_t place, int64_t size) {
   const int64_t begin = window.ElementAt(place, 0);
@@ -61,7 +69,7 @@ template <typename T>
 class AvgPool : public HostKernel {
  public:
   AvgPool(const PoolSizes& s, bool count_padding)
-      : HostKernel(s.planes * s.y[0], s.y[1] * (Taps(s) + int64_t{2 * sizeof(T)})),
+      : HostKernel(s.planes * s.y[0], CostOfRow(s.y[1], Taps(s), 2 * sizeof(T))),
         s_(s),
         divisor_(s, count_padding) {}
 
@@ -96,7 +104,7 @@ template <typename T>
 class AvgPoolGrad : public HostKernel {
  public:
   AvgPoolGrad(const PoolSizes& s, bool count_padding)
-      : HostKernel(s.planes * s.x[0], s.x[1] * (Taps(s) + int64_t{2 * sizeof(T)})),
+      : HostKernel(s.planes * s.x[0], CostOfRow(s.x[1], Taps(s), 2 * sizeof(T))),
         s_(s),
         divisor_(s, count_padding) {}
 
@@ -130,7 +138,7 @@ template <typename T>
 class MaxPoolIndex : public HostKernel {
  public:
   explicit MaxPoolIndex(const PoolSizes& s)
-      : HostKernel(s.planes * s.y[0], s.y[1] * (Taps(s) + int64_t{sizeof(T) + sizeof(int32_t)})),
+      : HostKernel(s.planes * s.y[0], CostOfRow(s.y[1], Taps(s), sizeof(T) + sizeof(int32_t))),
         s_(s) {}
 
   absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
@@ -207,8 +215,7 @@ class MaxPoolTake : public HostKernel {
 template <typename T>
 class MaxPoolGrad : public HostKernel {
  public:
-  explicit MaxPoolGrad(const PoolSizes& s)
-      : HostKernel(s.planes * s.x[0], s.y[0] * s.y[1] / s.x[0] * kCost + s.x[1] * kBytes), s_(s) {}
+  explicit MaxPoolGrad(const PoolSizes& s) : HostKernel(s.planes * s.x[0], CostOf(s)), s_(s) {}
 
   absl::Status Run(const HostBuffers& buffers, int64_t begin, int64_t end) const override {
     for (int64_t unit = begin; unit < end;) {
@@ -237,8 +244,19 @@ class MaxPoolGrad : public HostKernel {
 
  private:
   using A = Arithmetic<T>;
-  static constexpr int64_t kCost = 8;
-  static constexpr int64_t kBytes = 2 * sizeof(T);
+  static int64_t CostOf(const PoolSizes& s) {
+    constexpr int64_t kCost = 8;
+    // Places that reach a row, or some columns of it: where a row is summed up by itself it looks
+    // at all of these, else rows share them.
+    const auto reach = [&s](size_t d, int64_t elements) {
+      const Window& window = s.windows[d];
+      return std::min(s.y[d], (window.extent() + elements) / window.stride + 1);
+    };
+    const int64_t down = std::is_same<A, T>::value ? (s.y[0] + s.x[0] - 1) / s.x[0] : reach(0, 1);
+    const int64_t blocks = std::is_same<A, T>::value ? 1 : (s.x[1] + kColumns - 1) / kColumns;
+    const int64_t across = std::is_same<A, T>::value ? s.y[1] : reach(1, kColumns);
+    return s.x[1] * int64_t{2 * sizeof(T)} + CostOfRow(down * blocks, across * kCost, 0);
+  }
 
   // To these rows and columns of x, in their order, what the places have for them, in theirs.
   void Add(const T* g, const int32_t* index, Window::Range rows, Window::Range columns,
