@@ -220,7 +220,9 @@ class DeviceExecutor final : public Executor {
 
   bool Launch(absl::string_view bytes) override {
     slice_ = options_.slice_steps;
-    if (HasMore()) {
+    // One of many collectives takes long to decode, and a gang's are launched all at once.
+    constexpr size_t kBytesAtOnce = 8192;
+    if (HasMore() || bytes.size() > kBytesAtOnce) {
       behind_.push_back([this, copy = std::string(bytes)] { BeginLaunch(copy); });
     } else {
       BeginLaunch(bytes);
