@@ -30,13 +30,15 @@ def chorus_cc_binary(name, copts = [], **kwargs):
 def chorus_cc_test(name, deps = [], copts = [], size = "small", timeout = "long", main = True, **kwargs):
     """A GoogleTest.
 
+    Its own sources are optimised less: they take a quarter less time to compile, and there are many.
+
     Args:
       main: False if `srcs` or `deps` have a main function of their own.
       timeout: long is a quarter of an hour: room for a sanitizer on a machine that does much else.
     """
     native.cc_test(
         name = name,
-        copts = CHORUS_COPTS + copts,
+        copts = CHORUS_COPTS + ["-O1"] + copts,
         linkstatic = _LINKSTATIC,
         size = size,
         timeout = timeout,

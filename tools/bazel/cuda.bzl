@@ -19,22 +19,28 @@ def chorus_kernel_image(name, src, hdrs, symbol):
     # A product and a sum round twice, as on the host, or bits would differ.
     # Constant expressions may be used on a GPU, too.
     compile = " ".join([NVCC, "-fatbin", "-std=c++17", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-I."] + _TARGETS +
-                       ["-o $$image", "$(location %s)" % src, "&& : %s" % NVCC_VERSION.replace(" ", "_")])
+                       ["-o $@", "$(location %s)" % src, "&& : %s" % NVCC_VERSION.replace(" ", "_")])
+    native.genrule(
+        name = name + "_code",
+        srcs = [src] + hdrs,
+        outs = [name + ".fatbin"],
+        cmd = compile if NVCC else ": > $@",
+    )
     native.genrule(
         name = name + "_object",
-        srcs = [src] + hdrs,
         outs = [name + ".pic.o"],
         cmd = "\n".join([
-            "image=$(@D)/%s.image" % name,
-            compile if NVCC else ": > $$image",
             "as -o $@ - <<END",
             ".section .rodata",
             ".balign 64",
-            ".global {0}_begin\n{0}_begin:\n.incbin \"$$image\"".format(symbol),
+            ".global {0}_begin\n{0}_begin:\n.incbin \"$(execpath :{1}_code)\"".format(symbol, name),
             ".global {0}_end\n{0}_end:\n.byte 0".format(symbol),
             ".section .note.GNU-stack,\"\",@progbits",
             "END",
         ]),
+        # As a tool it is the same for all configurations (sanitizers, clang), and made once: a
+        # minute for some.
+        tools = [name + "_code"],
     )
     native.cc_library(
         name = name,
