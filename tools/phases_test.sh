@@ -61,7 +61,7 @@ ran bazel
 ran tests/consumer/run
 END
 expect 'ran tools/format --check'
-expect 'ran bazel test .* --config=tsan -- //core/...'
+expect 'ran bazel test .* --config=tsan -- //core/base/... //core/node/... //core/transport/... //core/worker/...'
 expect '\[setup\] [0-9]+ s'
 expect '\[format\] 1 passed, 0 failed, 0 skipped; [0-9]+ s'
 expect '\[default\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
@@ -71,6 +71,7 @@ expect_none 'lint'
 expect_last '7 passed, 0 failed, 0 skipped'
 
 run --long || fail "status $?"
+expect 'ran bazel test .* --config=tsan -- //core/...'
 expect '\[lint\] 1 passed, 0 failed, 0 skipped; [0-9]+ s'
 expect '\[long\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
 expect_last '10 passed, 0 failed, 0 skipped'
