@@ -51,12 +51,13 @@ void CpuEngine::TakeChain(CpuStream* stream, const KernelCall& first) {
     }
     touched.push_back({call.outputs[0], prepared.output_bytes[0], true, true});
   };
-  const auto has_operands = [&](const KernelCall& call) {
-    return call.inputs.size() == prepared_of(call)->input_bytes.size() && call.outputs.size() == 1;
-  };
   // Each operand is compared with all others, and the devices wait meanwhile.
   constexpr size_t kMostOperands = 128;
-  if (!has_operands(first) || first.inputs.size() >= kMostOperands) return;
+  const auto has_operands = [&](const KernelCall& call) {
+    return call.inputs.size() == prepared_of(call)->input_bytes.size() &&
+           call.outputs.size() == 1 && touched.size() + call.inputs.size() < kMostOperands;
+  };
+  if (!has_operands(first)) return;
   append(first);
   // A stream that waits for a kernel is not kept waiting for those behind it.
   uint64_t last = std::numeric_limits<uint64_t>::max();
@@ -65,7 +66,6 @@ void CpuEngine::TakeChain(CpuStream* stream, const KernelCall& first) {
          stream->completed + stream->chain.size() + 1 < last) {
     auto* const next = absl::get_if<KernelCall>(&stream->items.front());
     if (next == nullptr || !has_operands(*next)) return;
-    if (touched.size() + next->inputs.size() >= kMostOperands) return;
     const PreparedKernel& prepared = *prepared_of(*next);
     if (!prepared.elementwise || prepared.kernel->units() != head.kernel->units()) return;
     if (next->unless != nullptr && next->unless->load(std::memory_order_acquire)) return;

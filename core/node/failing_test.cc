@@ -69,15 +69,25 @@ class FailingTest : public ::testing::Test {
       clients_.push_back(std::make_unique<Client>());
       clients_.back()->session = node_->OpenSession(open, now_)->id;
     }
-    for (int rank = 0; rank < kRanks; ++rank) {
-      JoinRequest join;
-      join.name = "job";
-      join.size = kRanks;
-      join.rank = Rank(rank);
-      join.device = DeviceIndex(rank);
-      node_->JoinWorld(clients_[static_cast<size_t>(rank)]->session, join, now_,
-                       [this](const absl::StatusOr<WorldInfo>& info) { world_ = info->id; });
+    for (int r = 0; r < kRanks; ++r) {
+      const absl::StatusOr<WorldInfo> info = Join(rank(r)->session, "job", r, kRanks);
+      if (info.ok()) world_ = info->id;
     }
+  }
+
+  // What it is told at once; UNKNOWN: it waits for others.
+  absl::StatusOr<WorldInfo> Join(SessionId session, const std::string& name, int rank = 0,
+                                 int size = 1, absl::optional<DeviceIndex> device = {}) {
+    JoinRequest join;
+    join.name = name;
+    join.size = size;
+    join.rank = Rank(rank);
+    join.device = device;
+    const auto told =
+        std::make_shared<absl::StatusOr<WorldInfo>>(absl::UnknownError("it waits for others"));
+    node_->JoinWorld(session, join, now_,
+                     [told](const absl::StatusOr<WorldInfo>& info) { *told = info; });
+    return *told;
   }
 
   int64_t Submit(Client* client, CommandBody body) {
@@ -514,21 +524,11 @@ TEST_F(FailingTest, ASessionsMemoryIsFreeWhenItsRunsHaveFailed) {
 // A session may be in hundreds of worlds.
 TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
   constexpr int kWorlds = 800;
-  const auto join = [this](SessionId session, const std::string& name) {
-    JoinRequest request;
-    request.name = name;
-    request.size = 1;
-    request.rank = Rank(0);
-    absl::Status status = absl::UnknownError("it waits");
-    node_->JoinWorld(session, request, now_,
-                     [&](const absl::StatusOr<WorldInfo>& info) { status = info.status(); });
-    return status;
-  };
   const auto worlds = [this] { return node_->Worlds("", absl::nullopt, now_)->rows.size(); };
   const size_t others = worlds();
   const int64_t used = node_->Stats("").memory_used_bytes;
   for (int i = 0; i < kWorlds; ++i) {
-    ASSERT_TRUE(join(bystander()->session, absl::StrCat("one", i)).ok());
+    ASSERT_TRUE(Join(bystander()->session, absl::StrCat("one", i)).ok());
   }
   ASSERT_EQ(worlds(), others + kWorlds);
   // Each may come to remember why epochs have ended.
@@ -541,7 +541,7 @@ TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
     EXPECT_EQ(worlds(), others + 1);
   });
   // It makes room for whoever wants its place.
-  EXPECT_TRUE(join(rank(0)->session, "one0").ok());
+  EXPECT_TRUE(Join(rank(0)->session, "one0").ok());
   int turns = 0;
   while (!released) {
     ASSERT_TRUE(Poll());
@@ -558,36 +558,30 @@ TEST_F(FailingTest, WhoHasEndedDoesNotSurviveAReform) {
   open.tenant = "uid:0";
   open.devices = {DeviceIndex(0), DeviceIndex(1)};
   const SessionId both = node_->OpenSession(open, now_)->id;
-  WorldId pair;
-  const auto join = [&](SessionId session, const std::string& name, int rank, int size) {
-    JoinRequest request;
-    request.name = name;
-    request.size = size;
-    request.rank = Rank(rank);
-    if (session == both) request.device = DeviceIndex(rank);
-    node_->JoinWorld(session, request, now_, [&pair, name](const absl::StatusOr<WorldInfo>& info) {
-      if (info.ok() && name == "pair") pair = info->id;
-    });
-  };
-  for (const int rank : {0, 1}) join(both, "pair", rank, 2);
+  ASSERT_FALSE(Join(both, "pair", 0, 2, DeviceIndex(0)).ok());
+  const absl::StatusOr<WorldInfo> pair = Join(both, "pair", 1, 2, DeviceIndex(1));
+  ASSERT_TRUE(pair.ok()) << pair.status();
   absl::Status reformed;
   ReformWorldRequest reform;
-  reform.world = pair;
+  reform.world = pair->id;
   reform.rank = Rank(1);
   node_->ReformWorld(both, reform, now_,
                      [&](const absl::StatusOr<ReformResult>& r) { reformed = r.status(); });
   // It leaves its world behind one that takes many turns to leave all of its own.
-  for (int i = 0; i < 800; ++i) join(bystander()->session, absl::StrCat("one", i), 0, 1);
+  for (int i = 0; i < 800; ++i) {
+    ASSERT_TRUE(Join(bystander()->session, absl::StrCat("one", i)).ok());
+  }
   Close(bystander());
   {
     const WorkSlice slice;
     ASSERT_TRUE(node_->CloseSession(both, now_).ok());
   }
   ASSERT_TRUE(reformed.ok()) << "it has left already: nothing to be seen";
-  const WorldId before = pair;
-  for (const int r : {0, 1}) join(rank(r)->session, "pair", r, 2);
+  EXPECT_FALSE(Join(rank(0)->session, "pair", 0, 2).ok());
   EXPECT_EQ(ErrorOf(reformed).reason, Reason::kSessionLost) << reformed;
-  EXPECT_NE(pair, before);
+  const absl::StatusOr<WorldInfo> next = Join(rank(1)->session, "pair", 1, 2);
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_NE(next->id, pair->id);
   while (Poll()) {
   }
   EXPECT_EQ(node_->Worlds("", absl::nullopt, now_)->rows.size(), 2u);

@@ -245,17 +245,20 @@ class MaxPoolGrad : public HostKernel {
  private:
   using A = Arithmetic<T>;
   static int64_t CostOf(const PoolSizes& s) {
-    constexpr int64_t kCost = 8;
-    // Places that reach a row, or some columns of it: where a row is summed up by itself it looks
-    // at all of these, else rows share them.
-    const auto reach = [&s](size_t d, int64_t elements) {
-      const Window& window = s.windows[d];
-      return std::min(s.y[d], (window.extent() + elements) / window.stride + 1);
-    };
-    const int64_t down = std::is_same<A, T>::value ? (s.y[0] + s.x[0] - 1) / s.x[0] : reach(0, 1);
-    const int64_t blocks = std::is_same<A, T>::value ? 1 : (s.x[1] + kColumns - 1) / kColumns;
-    const int64_t across = std::is_same<A, T>::value ? s.y[1] : reach(1, kColumns);
-    return s.x[1] * int64_t{2 * sizeof(T)} + CostOfRow(down * blocks, across * kCost, 0);
+    constexpr int64_t kCost = 8;  // of a place that is looked at
+    const int64_t bytes = s.x[1] * int64_t{2 * sizeof(T)};
+    if constexpr (std::is_same<A, T>::value) {
+      const int64_t share = (s.y[0] + s.x[0] - 1) / s.x[0];  // of the rows of places
+      return bytes + CostOfRow(s.y[1], share * kCost, 0);
+    } else {
+      // A row is added up by itself, some columns at a time, from all places that reach these.
+      const auto reach = [&s](size_t d, int64_t elements) {
+        const Window& window = s.windows[d];
+        return std::min(s.y[d], (window.extent() + elements) / window.stride + 1);
+      };
+      const int64_t blocks = (s.x[1] + kColumns - 1) / kColumns;
+      return bytes + CostOfRow(reach(0, 1) * blocks, reach(1, kColumns) * kCost, 0);
+    }
   }
 
   // To these rows and columns of x, in their order, what the places have for them, in theirs.
