@@ -52,12 +52,12 @@ BlasStatus BlasProduct::DescribeOperand(const BlasProblem& problem, int64_t rows
   CHORUS_BLAS(api_->MatrixLayoutCreate(&operand->layout, problem.type,
                                        static_cast<uint64_t>(columns), static_cast<uint64_t>(rows),
                                        columns));
-  operand->bytes = (operand->one ? 1 : problem.batch) * rows * columns * element_bytes;
-  operand->alignment = static_cast<uint32_t>(element_bytes);
-  while (operand->alignment < kMostAlignment &&
-         columns * element_bytes % (2 * operand->alignment) == 0) {
-    operand->alignment *= 2;
+  auto alignment = static_cast<uint32_t>(element_bytes);
+  while (alignment < kMostAlignment && columns * element_bytes % (2 * alignment) == 0) {
+    alignment *= 2;
   }
+  operand->memory = {(operand->one ? 1 : problem.batch) * rows * columns * element_bytes,
+                     alignment};
   if (problem.batch == 1) return BlasStatus::kSuccess;
   const auto count = static_cast<int32_t>(problem.batch);
   const int64_t stride = operand->one ? 0 : rows * columns;
@@ -102,10 +102,10 @@ BlasStatus BlasProduct::Choose() {
   };
   CHORUS_BLAS(prefer(cuda::BlasPreference::kMaxWorkspaceBytes, kMostAlgorithmBytes));
   CHORUS_BLAS(prefer(cuda::BlasPreference::kReductionSchemes, cuda::BlasReduction::kComputeType));
-  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentA, b_.alignment));
-  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentB, a_.alignment));
-  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentC, c_.alignment));
-  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentD, c_.alignment));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentA, b_.memory.alignment()));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentB, a_.memory.alignment()));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentC, c_.memory.alignment()));
+  CHORUS_BLAS(prefer(cuda::BlasPreference::kMinAlignmentD, c_.memory.alignment()));
   cuda::BlasHeuristic best;
   int count = 0;
   CHORUS_BLAS(api_->MatmulAlgoGetHeuristic(handle_, matmul_, b_.layout, a_.layout, c_.layout,
@@ -120,9 +120,9 @@ BlasStatus BlasProduct::Choose() {
 void BlasProduct::MakeRoom(int64_t element_bytes) {
   workspace_bytes_ = static_cast<int64_t>(algorithm_bytes_);
   for (Operand* operand : {&a_, &b_, &c_}) {
-    if (operand->alignment <= element_bytes || operand->aligned) continue;  // it never lies badly
-    operand->room = RoomFrom(workspace_bytes_);
-    workspace_bytes_ = operand->room + operand->bytes;
+    // It never lies badly.
+    if (operand->memory.alignment() <= element_bytes || operand->aligned) continue;
+    operand->memory.KeepRoom(&workspace_bytes_);
   }
   workspace_bytes_ = WorkspaceOf(workspace_bytes_);
 }
@@ -131,27 +131,18 @@ absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cu
                                   cuda::DevicePtr c, cuda::DevicePtr workspace, cuda::Stream stream,
                                   bool adds) const {
   const auto rooms = static_cast<cuda::DevicePtr>(RoomFrom(static_cast<int64_t>(workspace)));
-  const auto room = [&](const Operand& operand) {
-    return rooms + static_cast<cuda::DevicePtr>(operand.room);
-  };
-  if ((b_.aligned && b_.LiesBadly(b)) || (c_.aligned && c_.LiesBadly(c))) {
+  if ((b_.aligned && b_.memory.LiesBadly(b)) || (c_.aligned && c_.memory.LiesBadly(c))) {
     return MakeError(Reason::kInternal, "a product's operand lies where it was not to");
   }
   const auto bring = [&](const Operand& operand, cuda::DevicePtr* at) {
-    if (!operand.LiesBadly(*at)) return absl::OkStatus();
-    CHORUS_CUDA(driver, MemcpyDtoDAsync, room(operand), *at, static_cast<size_t>(operand.bytes),
-                stream);
-    *at = room(operand);
-    return absl::OkStatus();
+    const cuda::DevicePtr from = *at;
+    *at = operand.memory.PlaceOf(from, rooms);
+    return operand.memory.Copy(driver, *at, from, stream);
   };
   CHORUS_RETURN_IF_ERROR(bring(a_, &a));
   CHORUS_RETURN_IF_ERROR(bring(b_, &b));
-  cuda::DevicePtr result = c;
-  if (adds) {
-    CHORUS_RETURN_IF_ERROR(bring(c_, &result));
-  } else if (c_.LiesBadly(c)) {
-    result = room(c_);
-  }
+  const cuda::DevicePtr result = c_.memory.PlaceOf(c, rooms);
+  if (adds) CHORUS_RETURN_IF_ERROR(c_.memory.Copy(driver, result, c, stream));
   static constexpr float kOne = 1;
   static constexpr float kZero = 0;
   static constexpr double kWideOne = 1;
@@ -168,9 +159,7 @@ absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cu
     return MakeError(Reason::kExecFailed,
                      absl::StrCat("cublasLtMatmul: ", StatusText(*api_, status)));
   }
-  if (result == c) return absl::OkStatus();
-  CHORUS_CUDA(driver, MemcpyDtoDAsync, c, result, static_cast<size_t>(c_.bytes), stream);
-  return absl::OkStatus();
+  return c_.memory.Copy(driver, c, result, stream);
 }
 
 std::unique_ptr<BlasProduct> CudaBlas::Make(const BlasProblem& problem) {

@@ -27,6 +27,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "core/cuda/aligned_operand.h"
 #include "core/cuda/cublaslt_api.h"
 #include "core/cuda/cuda_api.h"
 #include "core/cuda/lazy_library.h"
@@ -58,6 +59,8 @@ class BlasProduct {
   BlasProduct(const BlasProduct&) = delete;
   BlasProduct& operator=(const BlasProduct&) = delete;
 
+  // Of the driver at a call, at most: itself, and copies of what lies badly.
+  static constexpr int64_t kCalls = 5;
   int64_t workspace_bytes() const { return workspace_bytes_; }
   // On a stream of `driver`, whose context is the thread's. The workspace is aligned to 64 bytes,
   // operands to their elements. `adds`: to what c holds.
@@ -72,11 +75,7 @@ class BlasProduct {
     bool one = false;      // for all products
     bool aligned = false;  // at every call
     cuda::BlasLayout layout = nullptr;
-    int64_t bytes = 0;
-    uint32_t alignment = 1;  // what the algorithm may count on
-    int64_t room = 0;        // where in the workspace, from its first aligned byte, it may go
-
-    bool LiesBadly(cuda::DevicePtr at) const { return at % alignment != 0; }
+    AlignedOperand memory;
   };
 
   BlasProduct(const cuda::BlasApi* api, cuda::BlasHandle handle) : api_(api), handle_(handle) {}

@@ -1,6 +1,7 @@
 #include "core/cuda/dnn.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,10 +29,13 @@ constexpr size_t kMostEngines = 32;
 // More notes than these no engine has.
 constexpr size_t kMostNotes = 32;
 
-// What tells a graph's tensors apart.
-constexpr int64_t kX = 'x';
-constexpr int64_t kW = 'w';
-constexpr int64_t kY = 'y';
+// What tells a graph's tensors apart, and where each stands among the operands.
+constexpr int64_t kIds[] = {'x', 'w', 'y'};
+constexpr size_t kX = 0;
+constexpr size_t kW = 1;
+constexpr size_t kY = 2;
+
+constexpr int64_t kAlignment = 16;  // of each
 
 // What an operation calls its parts.
 struct OperationNames {
@@ -146,7 +150,7 @@ void DnnConvolution::Descriptor::Finalize() {
 
 // --- A convolution ------------------------------------------------------------------------------
 
-DnnConvolution::Descriptor DnnConvolution::Tensor(const DnnProblem& problem, int64_t id,
+DnnConvolution::Descriptor DnnConvolution::Tensor(const DnnProblem& problem, size_t operand,
                                                   const std::array<int64_t, 4>& sizes) {
   Descriptor tensor(&dnn_->library_.api(), DnnDescriptorType::kTensor);
   std::array<int64_t, 4> strides{};
@@ -155,10 +159,16 @@ DnnConvolution::Descriptor DnnConvolution::Tensor(const DnnProblem& problem, int
   tensor.SetOne(DnnAttribute::kTensorType, DnnAttributeType::kDataType, problem.type);
   tensor.SetInts(DnnAttribute::kTensorDimensions, sizes);
   tensor.SetInts(DnnAttribute::kTensorStrides, strides);
-  tensor.SetInts(DnnAttribute::kTensorId, {id});
-  tensor.SetInts(DnnAttribute::kTensorAlignment, {problem.type == DnnType::kF64 ? 8 : 4});
+  tensor.SetInts(DnnAttribute::kTensorId, {kIds[operand]});
+  tensor.SetInts(DnnAttribute::kTensorAlignment, {kAlignment});
   tensor.Finalize();
+  operands_[operand] = {elements * (problem.type == DnnType::kF64 ? 8 : 4), kAlignment};
   return tensor;
+}
+
+void DnnConvolution::FinalizeAlone(Descriptor* descriptor) {
+  MutexLock lock(&dnn_->mutex_);
+  descriptor->Finalize();
 }
 
 DnnStatus DnnConvolution::Describe(const DnnProblem& problem) {
@@ -178,6 +188,9 @@ DnnStatus DnnConvolution::Describe(const DnnProblem& problem) {
   Descriptor w = Tensor(problem, kW, problem.w);
   Descriptor y = Tensor(problem, kY, problem.y);
 
+  result_ = problem.gives == DnnProblem::Gives::kY   ? kY
+            : problem.gives == DnnProblem::Gives::kX ? kX
+                                                     : kW;
   const OperationNames names = NamesOf(problem.gives);
   Descriptor operation(api, names.type);
   // Wide ones for f64 alone, as of what is computed in.
@@ -199,7 +212,7 @@ DnnStatus DnnConvolution::Describe(const DnnProblem& problem) {
   graph_ = std::make_unique<Descriptor>(api, DnnDescriptorType::kOperationGraph);
   graph_->SetOne(DnnAttribute::kGraphHandle, DnnAttributeType::kHandle, handle_);
   graph_->Refer(DnnAttribute::kGraphOperations, operation);
-  graph_->Finalize();
+  FinalizeAlone(graph_.get());
   for (Descriptor* part : {&convolution, &x, &w, &y, &operation}) {
     parts_.push_back(std::move(*part));
   }
@@ -237,7 +250,7 @@ DnnStatus DnnConvolution::Take(std::unique_ptr<Descriptor> config, DnnType type)
   auto plan = std::make_unique<Descriptor>(&config->api(), DnnDescriptorType::kExecutionPlan);
   plan->SetOne(DnnAttribute::kPlanHandle, DnnAttributeType::kHandle, handle_);
   plan->Refer(DnnAttribute::kPlanConfig, *config);
-  plan->Finalize();
+  FinalizeAlone(plan.get());
   int64_t bytes = 0;
   plan->Get(DnnAttribute::kPlanWorkspaceBytes, DnnAttributeType::kInt64, absl::MakeSpan(&bytes, 1));
   if (!plan->ok()) return plan->status();
@@ -245,6 +258,7 @@ DnnStatus DnnConvolution::Take(std::unique_ptr<Descriptor> config, DnnType type)
   config_ = std::move(config);
   plan_ = std::move(plan);
   plan_bytes_ = bytes;
+  for (AlignedOperand& operand : operands_) operand.KeepRoom(&bytes);
   workspace_bytes_ = WorkspaceOf(bytes);
   return DnnStatus::kSuccess;
 }
@@ -255,7 +269,7 @@ DnnStatus DnnConvolution::Choose(DnnType type) {
     Descriptor heuristic(api, DnnDescriptorType::kEngineHeuristic);
     heuristic.Refer(DnnAttribute::kHeuristicGraph, *graph_);
     heuristic.SetOne(DnnAttribute::kHeuristicMode, DnnAttributeType::kHeuristic, mode);
-    heuristic.Finalize();
+    FinalizeAlone(&heuristic);
     std::vector<std::unique_ptr<Descriptor>> configs;
     std::vector<cuda::DnnDescriptor> raw;
     for (size_t i = 0; i < kMostEngines; ++i) {
@@ -263,8 +277,12 @@ DnnStatus DnnConvolution::Choose(DnnType type) {
       if (!configs.back()->ok()) return configs.back()->status();
       raw.push_back(configs.back()->raw());
     }
-    const int64_t count = heuristic.Get(DnnAttribute::kHeuristicResults,
-                                        DnnAttributeType::kDescriptor, absl::MakeSpan(raw));
+    int64_t count = 0;
+    {
+      MutexLock lock(&dnn_->mutex_);
+      count = heuristic.Get(DnnAttribute::kHeuristicResults, DnnAttributeType::kDescriptor,
+                            absl::MakeSpan(raw));
+    }
     if (IsOfTheMoment(heuristic.status())) return heuristic.status();
     for (int64_t i = 0; i < count; ++i) {
       const DnnStatus taken = Take(std::move(configs[static_cast<size_t>(i)]), type);
@@ -274,18 +292,24 @@ DnnStatus DnnConvolution::Choose(DnnType type) {
   return DnnStatus::kNotSupported;
 }
 
-absl::Status DnnConvolution::Enqueue(cuda::DevicePtr x, cuda::DevicePtr w, cuda::DevicePtr y,
-                                     cuda::DevicePtr workspace, cuda::Stream stream) const {
+absl::Status DnnConvolution::Enqueue(const cuda::Api& driver, cuda::DevicePtr x, cuda::DevicePtr w,
+                                     cuda::DevicePtr y, cuda::DevicePtr workspace,
+                                     cuda::Stream stream) const {
   const cuda::DnnApi& api = dnn_->library_.api();
-  const auto pointer = [](cuda::DevicePtr at) { return reinterpret_cast<void*>(at); };
-  void* const operands[] = {pointer(x), pointer(w), pointer(y)};
-  void* const scratch =
-      plan_bytes_ == 0
-          ? nullptr
-          : pointer(static_cast<cuda::DevicePtr>(RoomFrom(static_cast<int64_t>(workspace))));
+  const auto rooms = static_cast<cuda::DevicePtr>(RoomFrom(static_cast<int64_t>(workspace)));
+  const cuda::DevicePtr given[] = {x, w, y};
+  cuda::DevicePtr places[] = {x, w, y};
+  void* pointers[std::size(given)];
+  for (size_t i = 0; i < std::size(given); ++i) {
+    places[i] = operands_[i].PlaceOf(given[i], rooms);
+    pointers[i] = reinterpret_cast<void*>(places[i]);
+    if (i == result_) continue;
+    CHORUS_RETURN_IF_ERROR(operands_[i].Copy(driver, places[i], given[i], stream));
+  }
+  void* const scratch = plan_bytes_ == 0 ? nullptr : reinterpret_cast<void*>(rooms);
   Descriptor pack(&api, DnnDescriptorType::kVariantPack);
-  pack.SetInts(DnnAttribute::kPackIds, {kX, kW, kY});
-  pack.Set(DnnAttribute::kPackPointers, DnnAttributeType::kPointer, absl::MakeConstSpan(operands));
+  pack.SetInts(DnnAttribute::kPackIds, kIds);
+  pack.Set<void*>(DnnAttribute::kPackPointers, DnnAttributeType::kPointer, pointers);
   pack.SetOne(DnnAttribute::kPackWorkspace, DnnAttributeType::kPointer, scratch);
   pack.Finalize();
   DnnStatus status = pack.status();
@@ -294,9 +318,11 @@ absl::Status DnnConvolution::Enqueue(cuda::DevicePtr x, cuda::DevicePtr w, cuda:
     status = api.SetStream(handle_, stream);
     if (status == DnnStatus::kSuccess) status = api.Execute(handle_, plan_->raw(), pack.raw());
   }
-  if (status == DnnStatus::kSuccess) return absl::OkStatus();
-  return MakeError(Reason::kExecFailed,
-                   absl::StrCat("cudnnBackendExecute: ", StatusText(api, status)));
+  if (status != DnnStatus::kSuccess) {
+    return MakeError(Reason::kExecFailed,
+                     absl::StrCat("cudnnBackendExecute: ", StatusText(api, status)));
+  }
+  return operands_[result_].Copy(driver, given[result_], places[result_], stream);
 }
 
 absl::StatusOr<std::unique_ptr<DnnConvolution>> CudaDnn::Make(const DnnProblem& problem) {
@@ -308,12 +334,8 @@ absl::StatusOr<std::unique_ptr<DnnConvolution>> CudaDnn::Make(const DnnProblem& 
   const cuda::DnnHandle handle = library_.Open();
   if (handle == nullptr) return nullptr;
   std::unique_ptr<DnnConvolution> convolution(new DnnConvolution(this, handle));
-  DnnStatus status = DnnStatus::kSuccess;
-  {
-    MutexLock lock(&mutex_);
-    status = convolution->Describe(problem);
-    if (status == DnnStatus::kSuccess) status = convolution->Choose(problem.type);
-  }
+  DnnStatus status = convolution->Describe(problem);
+  if (status == DnnStatus::kSuccess) status = convolution->Choose(problem.type);
   if (status == DnnStatus::kSuccess) return convolution;
   const std::string why = absl::StrCat(problem.Text(), ": ", StatusText(library_.api(), status));
   if (IsOfTheMoment(status)) {

@@ -3,12 +3,18 @@
 //
 // Bits. What is chosen depends on the problem, the library and the GPU's model alone: the first
 // engine that the heuristic names and that is sound, and neither on what is measured nor on where
-// operands lie, which are promised to be aligned to their elements and to no more. Sound is one
+// operands lie. Sound is one
 // that gives the same bits always, and sums of the products as they stand: no TF32 or other shorter
 // numbers, no Winograd's or Fourier's forms, in which a number reaches results that it is no part
 // of. None is compiled when it is wanted, which takes seconds. So the next engine is taken, or
 // none, for what a library says of the problem, and never for what it says of the moment: where it
 // has no memory, or the GPU fails, the convolution is not made.
+//
+// Alignment. Engines are promised addresses of 16 bytes. Promised those of an element, some read 16
+// bytes at a time all the same (9.19 on an H100: the weights' gradient of f32 3x1024x2x2 for a
+// kernel of 2 x 2, whose y is aligned to 4), and the context was lost. So an operand that has less,
+// a part of a scattered tensor, say, goes by way of the workspace, in which there is room for all
+// three, since where they will lie is not known when a convolution is made.
 //
 // Threads: any. Ownership: the functions of `load` and a convolution's CudaDnn must outlive it.
 // Errors: where cuDNN cannot be had, or does not do a convolution, there is none, and the first
@@ -28,6 +34,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/base/mutex.h"
+#include "core/cuda/aligned_operand.h"
 #include "core/cuda/cuda_api.h"
 #include "core/cuda/cudnn_api.h"
 #include "core/cuda/lazy_library.h"
@@ -59,11 +66,13 @@ class DnnConvolution {
   DnnConvolution(const DnnConvolution&) = delete;
   DnnConvolution& operator=(const DnnConvolution&) = delete;
 
+  // Of the driver at a call, about: an engine's kernels, and copies of what lies badly.
+  static constexpr int64_t kCalls = 8;
   int64_t workspace_bytes() const { return workspace_bytes_; }
-  // On a stream of the thread's context. The workspace is aligned to 64 bytes, operands to their
-  // elements; what the problem gives is written.
-  absl::Status Enqueue(cuda::DevicePtr x, cuda::DevicePtr w, cuda::DevicePtr y,
-                       cuda::DevicePtr workspace, cuda::Stream stream) const;
+  // On a stream of `driver`, whose context is the thread's. The workspace is aligned to 64 bytes,
+  // operands to their elements; what the problem gives is written.
+  absl::Status Enqueue(const cuda::Api& driver, cuda::DevicePtr x, cuda::DevicePtr w,
+                       cuda::DevicePtr y, cuda::DevicePtr workspace, cuda::Stream stream) const;
 
  private:
   friend class CudaDnn;
@@ -99,8 +108,10 @@ class DnnConvolution {
   };
 
   DnnConvolution(CudaDnn* dnn, cuda::DnnHandle handle) : dnn_(dnn), handle_(handle) {}
+  // Of one that uses the handle: nobody else does meanwhile.
+  void FinalizeAlone(Descriptor* descriptor);
   cuda::DnnStatus Describe(const DnnProblem& problem);
-  Descriptor Tensor(const DnnProblem& problem, int64_t id, const std::array<int64_t, 4>& sizes);
+  Descriptor Tensor(const DnnProblem& problem, size_t operand, const std::array<int64_t, 4>& sizes);
   cuda::DnnStatus Choose(cuda::DnnType type);
   // kNotSupported: it is not sound; else what the library says of it.
   cuda::DnnStatus Examine(Descriptor* config, cuda::DnnType type);
@@ -114,7 +125,9 @@ class DnnConvolution {
   std::unique_ptr<Descriptor> graph_;
   std::unique_ptr<Descriptor> config_;
   std::unique_ptr<Descriptor> plan_;
-  int64_t plan_bytes_ = 0;  // of workspace
+  std::array<AlignedOperand, 3> operands_;  // x, w and y
+  size_t result_ = 0;                       // which of them is written
+  int64_t plan_bytes_ = 0;                  // of workspace, which stand first in ours
   int64_t workspace_bytes_ = 0;
 };
 
@@ -139,7 +152,9 @@ class CudaDnn {
   friend class DnnConvolution;
 
   Library library_;
-  Mutex mutex_;  // held where the handle is used
+  // Held where the handle is used, and for no more than one step of what is made: who runs a
+  // convolution waits for it, and with him whoever wants the GPU.
+  Mutex mutex_;
 };
 
 }  // namespace chorus

@@ -32,6 +32,16 @@ DnnProblem Square(int64_t n, int64_t c, int64_t size, Gives gives = Gives::kY,
   return problem;
 }
 
+// What an engine wants, and behind it room for each of the operands.
+int64_t WorkspaceFor(const DnnProblem& problem, int64_t engine_bytes) {
+  int64_t end = engine_bytes;
+  for (const auto& sizes : {problem.x, problem.w, problem.y}) {
+    const int64_t elements = sizes[0] * sizes[1] * sizes[2] * sizes[3];
+    end = (end + 255) / 256 * 256 + elements * (problem.type == cuda::DnnType::kF64 ? 8 : 4);
+  }
+  return end + 256 - 64;
+}
+
 class DnnTest : public ::testing::Test {
  protected:
   DnnTest() : driver_(Options()), api_(cuda::FakeDriver::api()) {}
@@ -133,7 +143,8 @@ TEST_F(DnnTest, TakesTheFirstEngineThatIsSound) {
       const auto convolution = *gpu->MakeConvolution(problem);
       ASSERT_NE(convolution, nullptr) << problem.Text();
       const int64_t elements = gives == Gives::kW ? 3 * 3 * 9 : 2 * 3 * 16 * 16;
-      EXPECT_EQ(convolution->workspace_bytes(), 4 * elements + 256 - 64) << problem.Text();
+      EXPECT_EQ(convolution->workspace_bytes(), WorkspaceFor(problem, 4 * elements))
+          << problem.Text();
     }
   }
 }
@@ -184,7 +195,8 @@ TEST_F(DnnTest, WhatPassesChoosesNoOtherEngine) {
       ASSERT_EQ(ErrorOf(refused.status()).reason, reason) << refused.status();
       const auto convolution = gpu->MakeConvolution(problem);
       ASSERT_TRUE(convolution.ok()) << convolution.status();
-      ASSERT_EQ((*convolution)->workspace_bytes(), int64_t{4} * 2 * 3 * 16 * 16 + 256 - 64);
+      ASSERT_EQ((*convolution)->workspace_bytes(),
+                WorkspaceFor(problem, int64_t{4} * 2 * 3 * 16 * 16));
     }
     EXPECT_GT(call, 100) << "it reaches the engines";
     EXPECT_LT(call, 1000);
@@ -193,7 +205,9 @@ TEST_F(DnnTest, WhatPassesChoosesNoOtherEngine) {
 }
 
 // What all of it says is compared with the naive evaluator in core/ops/cuda_kernels_test.cc.
-TEST_F(DnnTest, RunsOnTheStreamThatItIsGiven) {
+// Operands that are aligned to their elements alone go by way of the workspace: the stand-in
+// refuses them.
+TEST_F(DnnTest, RunsOnTheStreamThatItIsGivenWhereverOperandsLie) {
   const auto gpu = Open(Load);
   gpu->Enter();
   // One channel, one place, and so one product.
@@ -210,7 +224,7 @@ TEST_F(DnnTest, RunsOnTheStreamThatItIsGiven) {
               cuda::Result::kSuccess);
     const float factors[] = {3.0f * static_cast<float>(i), 5.0f};
     ASSERT_EQ(api_.MemcpyHtoDAsync(x, factors, sizeof(factors), stream), cuda::Result::kSuccess);
-    const absl::Status enqueued = convolution->Enqueue(x, w, y, memory + 64, stream);
+    const absl::Status enqueued = convolution->Enqueue(api_, x, w, y, memory + 64, stream);
     ASSERT_TRUE(enqueued.ok()) << enqueued;
     float product = 0;
     ASSERT_EQ(api_.MemcpyDtoHAsync(&product, y, sizeof(product), stream), cuda::Result::kSuccess);
@@ -218,8 +232,8 @@ TEST_F(DnnTest, RunsOnTheStreamThatItIsGiven) {
     EXPECT_EQ(product, 15.0f * static_cast<float>(i));
     ASSERT_EQ(api_.StreamDestroy(stream), cuda::Result::kSuccess);
   }
-  // Refused by the library, here for an operand that is not aligned to its elements.
-  const absl::Status refused = convolution->Enqueue(x + 1, w, y, memory + 64, nullptr);
+  // Refused by the library, here for want of a stream.
+  const absl::Status refused = convolution->Enqueue(api_, x, x, x, memory + 64, nullptr);
   EXPECT_EQ(ErrorOf(refused).reason, Reason::kExecFailed);
   EXPECT_EQ(ErrorOf(refused).message, "cudnnBackendExecute: FAKE (2000)");
   api_.MemFree(memory);
@@ -241,7 +255,7 @@ TEST_F(DnnTest, ManyThreadsMakeAndRunThem) {
         const auto convolution = *gpu->MakeConvolution(Square(1, 2, 4));
         ASSERT_NE(convolution, nullptr);
         const absl::Status status =
-            convolution->Enqueue(memory, memory + 1024, memory + 2048, memory + 4096, stream);
+            convolution->Enqueue(api_, memory, memory + 1024, memory + 2048, memory + 4096, stream);
         ASSERT_TRUE(status.ok()) << status;
         ASSERT_EQ(api_.StreamSynchronize(stream), cuda::Result::kSuccess);
       }

@@ -62,6 +62,8 @@ class CudaKernel : public Kernel {
   int64_t workspace_bytes() const final { return facts_.workspace_bytes; }
   const Facts& facts() const { return facts_; }
 
+  // How many calls of the driver Enqueue() makes, about: their number is what a stream holds.
+  virtual int64_t calls() const { return 1; }
   // Whether it can tell of a failure.
   virtual bool reports() const { return false; }
   // Of what was told of that element.
@@ -103,6 +105,7 @@ class LaunchedKernel final : public CudaKernel {
     return absl::OkStatus();
   }
 
+  int64_t calls() const override { return static_cast<int64_t>(launches_.size()); }
   bool reports() const override { return failure_ != nullptr; }
   absl::Status Failure(uint64_t element, const ReadInput& read) const override {
     return failure_(element, read);

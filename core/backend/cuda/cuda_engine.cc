@@ -215,15 +215,15 @@ bool CudaEngine::IsFull(CudaStream* stream) {
   return true;
 }
 
-void CudaEngine::Count(Queue* queue) {
-  ++queue->in_flight;
-  if (++queue->since_mark < kMarkEvery) return;
-  queue->since_mark = 0;
+void CudaEngine::Count(Queue* queue, int64_t calls) {
+  queue->in_flight += calls;
+  queue->since_mark += calls;
+  if (queue->since_mark < kMarkEvery) return;
   Tell(
       queue,
-      [this, queue](const absl::Status&) {
+      [this, queue, ended = std::exchange(queue->since_mark, 0)](const absl::Status&) {
         MutexLock lock(&mutex_);
-        queue->in_flight -= kMarkEvery;
+        queue->in_flight -= ended;
         std::vector<StreamState*> throttled;
         throttled.swap(queue->throttled);
         for (StreamState* stream : throttled) Resume(stream);
@@ -365,8 +365,9 @@ absl::Status CudaEngine::HandOverKernel(CudaStream* stream, const KernelCall& ca
   CHORUS_RETURN_IF_ERROR(check(call.workspace, facts.workspace_bytes));
   CHORUS_ASSIGN_OR_RETURN(const KernelFault fault, FaultOf(stream, call));
   Queue* const queue = QueueOf(stream);
-  Count(queue);
-  return CheckLaunch(kernel->Enqueue(call, fault, *gpu_, queue->stream), queue);
+  absl::Status launched = CheckLaunch(kernel->Enqueue(call, fault, *gpu_, queue->stream), queue);
+  Count(queue, kernel->calls());
+  return launched;
 }
 
 absl::Status CudaEngine::CheckLaunch(const absl::Status& launched, Queue* queue) {
@@ -480,6 +481,7 @@ absl::Status CudaEngine::FailureOf(const Slab& fault, const std::vector<Reportin
 }
 
 void CudaEngine::Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status) {
+  Count(queue);
   // A word that will not be written is no reason not to call: whoever waits learns of it.
   Require(Check(watch_->Await(queue->number, std::move(done), std::move(status)),
                 "cuStreamWriteValue32"))
@@ -580,7 +582,9 @@ void CudaEngine::GoOnWithNumbers(Meeting* meeting, const Numbers& numbers, Slab*
   owned_space_->Clear();
   const char* from = static_cast<const char*>(slab->host.host);
   for (const auto& [address, size] : numbers) {
-    owned_space_->numbers[address].assign(from, static_cast<size_t>(size));
+    // Of several that begin at one place the longest has them all.
+    std::string& number = owned_space_->numbers[address];
+    if (number.size() < static_cast<size_t>(size)) number.assign(from, static_cast<size_t>(size));
     from += size;
   }
   pool_.GiveBack(slab);

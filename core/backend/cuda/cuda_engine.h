@@ -88,11 +88,11 @@ class CudaEngine : public StreamEngine {
   // A stream of the GPU.
   struct Queue {
     cuda::Stream stream = nullptr;
-    cuda::Event here = nullptr;  // recorded, and waited for at once
-    cuda::Event met = nullptr;   // the last collective that ran on it has ended
-    int number = 0;              // in queues_, and of what watches it
-    int64_t in_flight = 0;
-    int64_t since_mark = 0;               // items since the last that `in_flight` will be told of
+    cuda::Event here = nullptr;           // recorded, and waited for at once
+    cuda::Event met = nullptr;            // the last collective that ran on it has ended
+    int number = 0;                       // in queues_, and of what watches it
+    int64_t in_flight = 0;                // calls of the driver
+    int64_t since_mark = 0;               // those since the last that `in_flight` will be told of
     std::vector<StreamState*> throttled;  // wait until less is in flight
   };
   // Of an event's record.
@@ -171,9 +171,10 @@ class CudaEngine : public StreamEngine {
   void Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Queue* QueueOf(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Counts an item; true: the stream must wait until earlier ones have ended.
+  // Whether the stream must wait until earlier calls have ended: then it is woken.
   bool IsFull(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Count(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts calls of the driver that are about to be made.
+  void Count(Queue* queue, int64_t calls = 1) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // When the stream has come here.
   void GiveBack(Slab* slab, Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TrimMarks(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -195,7 +196,8 @@ class CudaEngine : public StreamEngine {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   static constexpr int kQueuesPerDevice = 4;
-  // Of a stream: beyond it the driver makes who launches wait.
+  // Calls of a stream, and beyond them those of the item that is the last: of about a thousand the
+  // driver makes who launches wait, with the mutex held.
   static constexpr int64_t kMostInFlight = 512;
   static constexpr int64_t kMarkEvery = 64;
   static constexpr size_t kKeptMarks = 16;

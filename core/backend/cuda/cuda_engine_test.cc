@@ -3,6 +3,7 @@
 #include "core/backend/cuda/cuda_engine.h"
 
 #include <atomic>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -269,6 +270,58 @@ TEST_F(CudaEngineTest, QueuesMayBeLongerThanTheDriversAndEventsOld) {
   EXPECT_EQ(rig.Download<float>(0, count.call.outputs[0], 1)[0], kCounts);
   for (const auto& event : events) rig.stream(1)->Wait(event.get());
   EXPECT_TRUE(rig.Synchronize(1).ok());
+}
+
+// Of which each is so many calls of the driver, behind one that the test lets go on.
+class ManyCalls final : public CudaKernel {
+ public:
+  static constexpr int64_t kCalls = 4;
+  ManyCalls() : CudaKernel(Facts()) {}
+  int64_t calls() const override { return kCalls; }
+  absl::Status Enqueue(const KernelCall&, const KernelFault&, const CudaGpu&,
+                       cuda::Stream stream) const override {
+    for (int64_t i = 0; i < kCalls; ++i) {
+      cuda::FakeDriver::Enqueue(stream, "a call", [this] { ++ran; });
+      ++made;
+    }
+    return absl::OkStatus();
+  }
+  mutable std::atomic<int64_t> made{0};
+  mutable std::atomic<int64_t> ran{0};
+};
+class Gate final : public CudaKernel {
+ public:
+  Gate() : CudaKernel(Facts()) {}
+  absl::Status Enqueue(const KernelCall&, const KernelFault&, const CudaGpu&,
+                       cuda::Stream stream) const override {
+    cuda::FakeDriver::Enqueue(stream, "a gate", [this] { opens.get_future().wait(); });
+    return absl::OkStatus();
+  }
+  mutable std::promise<void> opens;
+};
+
+// What the driver is given of a stream are calls: a kernel may be many of them.
+TEST_F(CudaEngineTest, TheDriverHasSoManyCallsOfAStreamAtATime) {
+  const Gate gate;
+  const ManyCalls many;
+  constexpr int64_t kKernels = 600;
+  DeviceRig rig(*Open(1));
+  KernelCall call;
+  call.kernel = &gate;
+  rig.stream(0)->Launch(call);
+  call.kernel = &many;
+  std::atomic<int64_t> called{0};
+  for (int64_t i = 0; i < kKernels; ++i) {
+    rig.stream(0)->Launch(call);
+    rig.stream(0)->Callback([&called](const absl::Status&) { ++called; });
+  }
+  // Callbacks are calls, too.
+  EXPECT_LE(many.made * 5 / 4, 512 + 5);
+  EXPECT_GE(many.made, 256);
+  gate.opens.set_value();
+  ASSERT_TRUE(rig.Synchronize(0).ok());
+  EXPECT_EQ(many.ran, kKernels * ManyCalls::kCalls);
+  EXPECT_EQ(called, kKernels);
 }
 
 // Collectives in a row leave the other members' streams alone; whatever comes to these next finds

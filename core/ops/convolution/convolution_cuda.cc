@@ -186,11 +186,12 @@ class ByDnn final : public CudaKernel {
                                       absl::Span<const TensorType> outputs,
                                       const ConvolutionSizes& s, Gives gives);
 
-  absl::Status Enqueue(const KernelCall& call, const KernelFault& /*fault*/, const CudaGpu& /*gpu*/,
+  int64_t calls() const override { return DnnConvolution::kCalls; }
+  absl::Status Enqueue(const KernelCall& call, const KernelFault& /*fault*/, const CudaGpu& gpu,
                        cuda::Stream stream) const override {
     const Operands at = OperandsOf(gives_, call);
-    return convolution_->Enqueue(at.x, at.w, at.y, static_cast<cuda::DevicePtr>(call.workspace),
-                                 stream);
+    return convolution_->Enqueue(gpu.api(), at.x, at.w, at.y,
+                                 static_cast<cuda::DevicePtr>(call.workspace), stream);
   }
 
  private:
@@ -253,6 +254,10 @@ class ByProducts final : public CudaKernel {
       const CudaGpu& gpu, const NodeView& node, absl::Span<const TensorType> outputs,
       const ConvolutionSizes& s, Gives gives);
 
+  int64_t calls() const override {
+    const int64_t slabs = (plan_.batch + plan_.samples - 1) / plan_.samples;
+    return slabs * (BlasProduct::kCalls + 1) + 1;
+  }
   absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
                        cuda::Stream stream) const override;
 
