@@ -1571,9 +1571,28 @@ TEST_F(CudaKernelsTest, ReductionsInSeveralLaunchesLoseNothing) {
   };
   const std::vector<Sizes> all = {
       // Of one result, of few, in rows, in columns, and between: one part and many, with a rest.
-      {{20011}, {}},         {{3, 5000}, {1}},    {{5000, 3}, {0}},        {{130, 129}, {1}},
-      {{128, 129}, {0}},     {{2, 3000, 5}, {1}}, {{3, 5, 70, 9}, {1, 3}}, {{64, 3, 67}, {0, 2}},
-      {{40, 5, 30}, {0, 2}}, {{127, 2}, {0}},     {{9, 127}, {1}},         {{2, 2, 4099}, {0, 2}},
+      {{20011}, {}},
+      {{3, 5000}, {1}},
+      {{5000, 3}, {0}},
+      {{130, 129}, {1}},
+      {{128, 129}, {0}},
+      {{2, 3000, 5}, {1}},
+      {{3, 5, 70, 9}, {1, 3}},
+      {{64, 3, 67}, {0, 2}},
+      {{40, 5, 30}, {0, 2}},
+      {{127, 2}, {0}},
+      {{9, 127}, {1}},
+      {{2, 2, 4099}, {0, 2}},
+      // Whose terms are packs of 16 bytes, of some dtypes or of all: as many as in one, of one part
+      // and of many, a dimension further out beside them, as a row of one.
+      {{20016}, {}},
+      {{700, 16}, {1}},
+      {{3, 5008}, {1}},
+      {{8, 3, 48}, {0, 2}},
+      {{5, 130, 12}, {2}},
+      {{2, 3, 40, 16}, {0, 3}},
+      {{0, 16}, {1}},
+      {{40, 3, 1008}, {0, 2}},
   };
   std::mt19937_64 random(kSeed);
   for (const DType dtype : testing::AllDTypes()) {
@@ -1599,6 +1618,11 @@ TEST_F(CudaKernelsTest, ReductionsInSeveralLaunchesLoseNothing) {
         const Outcome outcome = Run(op, {input}, axes);
         ASSERT_TRUE(outcome.status.ok()) << outcome.status;
         EXPECT_EQ(outcome.value, Expected(op, {input}, axes)) << op << " " << type.ToString();
+        // Sums that have rounded last bits, too.
+        const Value rounded = testing::RandomNormal(type, &random);
+        const Value& any = IsFloating(dtype) ? rounded : input;
+        EXPECT_EQ(Run(op, {any}, axes, /*beside=*/1).value, Run(op, {any}, axes).value)
+            << op << " " << type.ToString() << " beside";
       }
     }
   }
@@ -1626,6 +1650,28 @@ TEST_F(CudaKernelsTest, ReductionsWantLittleWorkspace) {
         const bool is_cut = type.num_elements() / (*outputs)[0].num_elements() >= 128 &&
                             (*outputs)[0].num_elements() < 1 << 15;
         EXPECT_GE((*kernel)->workspace_bytes() > 0, is_cut) << type.ToString();
+      }
+    }
+  }
+}
+
+// Whichever comes first, in parts, packs and rows of the host's and the GPU's cutting.
+TEST_F(CudaKernelsTest, OfBothZerosOneWinsWhereverTheyStand) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    for (const int64_t size : {int64_t{2}, int64_t{24}, int64_t{1300}, int64_t{1303}}) {
+      for (const bool backwards : {false, true}) {
+        for (const char* op : {"max", "min"}) {
+          const bool is_max = std::string(op) == "max";
+          std::vector<double> elements(static_cast<size_t>(size), is_max ? -1 : 1);
+          elements[0] = backwards ? 0.0 : -0.0;
+          elements[static_cast<size_t>(size) * 2 / 3] = backwards ? -0.0 : 0.0;
+          const Value x = testing::FromDoubles(testing::WithDType(dtype, {size}), elements);
+          const Outcome outcome = Run(op, {x}, {{"axes", Ints{}}});
+          ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+          EXPECT_EQ(std::signbit(testing::ToDoubles(outcome.value)[0]), !is_max)
+              << op << " " << x.type.ToString() << " " << backwards;
+          EXPECT_EQ(outcome.value, OnHost(op, {x}, {{"axes", Ints{}}})) << op;
+        }
       }
     }
   }

@@ -35,7 +35,7 @@ T* Offset(int64_t bytes) {
 }
 
 // How many results of a row a thread takes together.
-inline constexpr int64_t kMergedParts = 32;
+inline constexpr int64_t kMergedParts = 64;
 
 // Memory of the workspace for what parts give: `result`, a state of each row, and two places
 // between which states go back and forth until there is but one of each row.

@@ -47,6 +47,32 @@ CHORUS_DEVICE RowPart PartOf(const RowParts& rows, int64_t number) {
   return part;
 }
 
+// Calls take(i, at, load(at)) for each element of a part, in its order: the i-th of its row, which
+// stands `at`. Several are loaded before the first of them is taken, so that their loads are under
+// way together.
+template <typename Load, typename Take>
+CHORUS_DEVICE void ForElementsOf(const RowParts& rows, const RowPart& part, const Load& load,
+                                 const Take& take) {
+  constexpr int kTogether = 4;
+  const int64_t step = rows.step();
+  int64_t i = part.index;
+  int64_t at = part.at;
+  CHORUS_KEEP_LOOP
+  for (; i + (kTogether - 1) * rows.parts < rows.size; i += kTogether * rows.parts) {
+    decltype(load(at)) elements[kTogether];
+    CHORUS_UNROLL
+    for (int k = 0; k < kTogether; ++k) elements[k] = load(at + k * step);
+    CHORUS_UNROLL
+    for (int k = 0; k < kTogether; ++k) take(i + k * rows.parts, at + k * step, elements[k]);
+    at += kTogether * step;
+  }
+  CHORUS_KEEP_LOOP
+  for (; i < rows.size; i += rows.parts) {
+    take(i, at, load(at));
+    at += step;
+  }
+}
+
 // Takes what `count` parts of each row gave together, to what `parts` of them would have given. A
 // State has Merge(other), which does not ask for an order.
 template <typename State>
@@ -60,13 +86,13 @@ template <typename State>
 CHORUS_DEVICE void MergeParts(const MergeArgs<State>& args, const Lane& lane) {
   const RowParts& rows = args.rows;
   for (int64_t t = lane.index; t < rows.count(); t += lane.count) {
-    const RowPart part = PartOf(rows, t);
+    RowPart part = PartOf(rows, t);
     State state = args.from[part.at];
-    int64_t at = part.at + rows.step();
-    for (int64_t i = part.index + rows.parts; i < rows.size; i += rows.parts) {
-      state.Merge(args.from[at]);
-      at += rows.step();
-    }
+    part.index += rows.parts;
+    part.at += rows.step();
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.from[at]; },
+        [&](int64_t, int64_t, const State& other) { state.Merge(other); });
     args.to[t] = state;
   }
 }

@@ -62,24 +62,25 @@ CHORUS_DEVICE void CrossEntropyGrad(const CrossEntropyArgs<T>& args, const Lane&
   for (int64_t t = lane.index; t < rows.count(); t += lane.count) {
     const RowPart part = PartOf(rows, t);
     const int64_t label = args.labels.At(part.row);
-    const T* const x = args.x + part.row * rows.size;
-    T* const out = args.out + part.row * rows.size;
     if (!args.Counts(part.row, label)) {
+      T* const out = args.out + part.row * rows.size;
       for (int64_t i = part.index; i < rows.size; i += rows.parts) out[i] = static_cast<T>(A{});
       continue;
     }
     const ExpSum<A> state = args.states[part.row];
-    const A score = static_cast<A>(x[label]);
+    const A score = static_cast<A>(args.x[part.row * rows.size + label]);
     // 1 - p of the label, before it is divided: where it is the most nothing is taken from 1, and
     // else the most's 1 stays, so that there is enough of it. -inf is no most: the row is NaN.
     const A below = score - state.most;
     const A others = below == 0 ? state.beside : 1 + (state.beside - std::exp(below));
     const A sum = 1 + state.beside;
     const A g = static_cast<A>(args.g[part.row]);
-    for (int64_t i = part.index; i < rows.size; i += rows.parts) {
-      const A exp = i == label ? -others : std::exp(static_cast<A>(x[i]) - state.most);
-      out[i] = static_cast<T>(g * (exp / sum));
-    }
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.x[at]; },
+        [&](int64_t i, int64_t at, T x) {
+          const A exp = i == label ? -others : std::exp(static_cast<A>(x) - state.most);
+          args.out[at] = static_cast<T>(g * (exp / sum));
+        });
   }
 }
 

@@ -291,13 +291,13 @@ CHORUS_DEVICE void FindBest(const ArgArgs<T>& args, const Lane& lane) {
   const RowParts& rows = args.rows;
   for (int64_t t = lane.index; t < rows.count(); t += lane.count) {
     const RowPart part = PartOf(rows, t);
-    int64_t at = part.at;
-    BestElement best = {RankOf(args.x[at], args.largest), part.index};
-    for (int64_t i = part.index + rows.parts; i < rows.size; i += rows.parts) {
-      at += rows.step();
-      const uint64_t rank = RankOf(args.x[at], args.largest);
-      if (rank > best.rank) best = {rank, i};
-    }
+    BestElement best = {0, part.index};
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.x[at]; },
+        [&](int64_t i, int64_t, T x) {
+          const uint64_t rank = RankOf(x, args.largest);
+          if (rank > best.rank) best = {rank, i};
+        });
     if (rows.parts == 1) {
       args.out[t] = best.at;
     } else {

@@ -32,11 +32,9 @@ CHORUS_DEVICE void SumExps(const ExpSumArgs<T>& args, const Lane& lane) {
   for (int64_t t = lane.index; t < rows.count(); t += lane.count) {
     const RowPart part = PartOf(rows, t);
     ExpSum<A> state;
-    int64_t at = part.at;
-    for (int64_t i = part.index; i < rows.size; i += rows.parts) {
-      state.Take(static_cast<A>(args.x[at]));
-      at += rows.step();
-    }
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.x[at]; },
+        [&](int64_t, int64_t, T x) { state.Take(static_cast<A>(x)); });
     args.states[t] = state;
   }
 }
@@ -57,11 +55,11 @@ CHORUS_DEVICE void Softmax(const SoftmaxArgs<T>& args, const Lane& lane) {
     const RowPart part = PartOf(rows, t);
     const ExpSum<A> state = args.states[part.row];
     const A sum = 1 + state.beside;
-    int64_t at = part.at;
-    for (int64_t i = part.index; i < rows.size; i += rows.parts) {
-      args.out[at] = static_cast<T>(std::exp(static_cast<A>(args.x[at]) - state.most) / sum);
-      at += rows.step();
-    }
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.x[at]; },
+        [&](int64_t, int64_t at, T x) {
+          args.out[at] = static_cast<T>(std::exp(static_cast<A>(x) - state.most) / sum);
+        });
   }
 }
 template <typename T>
@@ -72,11 +70,11 @@ CHORUS_DEVICE void LogSoftmax(const SoftmaxArgs<T>& args, const Lane& lane) {
     const RowPart part = PartOf(rows, t);
     const ExpSum<A> state = args.states[part.row];
     const A log = std::log1p(state.beside);
-    int64_t at = part.at;
-    for (int64_t i = part.index; i < rows.size; i += rows.parts) {
-      args.out[at] = static_cast<T>(static_cast<A>(args.x[at]) - state.most - log);
-      at += rows.step();
-    }
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.x[at]; },
+        [&](int64_t, int64_t at, T x) {
+          args.out[at] = static_cast<T>(static_cast<A>(x) - state.most - log);
+        });
   }
 }
 
@@ -104,12 +102,12 @@ CHORUS_DEVICE void FindMostWeight(const MostWeightArgs<T>& args, const Lane& lan
   for (int64_t t = lane.index; t < rows.count(); t += lane.count) {
     const RowPart part = PartOf(rows, t);
     MostWeight<A> state;
-    int64_t at = part.at;
-    for (int64_t i = part.index; i < rows.size; i += rows.parts) {
-      const A size = std::abs(static_cast<A>(args.w[at]));
-      if (size > state.size) state = {size, i};
-      at += rows.step();
-    }
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.w[at]; },
+        [&](int64_t i, int64_t, T w) {
+          const A size = std::abs(static_cast<A>(w));
+          if (size > state.size) state = {size, i};
+        });
     args.states[t] = state;
   }
 }
@@ -139,6 +137,10 @@ struct CenterArgs {
   RowParts rows;
   Centering centering = Centering::kCenter;
 
+  struct Pair {
+    T w, x;
+  };
+  CHORUS_DEVICE Pair At(int64_t at) const { return {w[at], x[at]}; }
   // Where the largest weight of a part's row stands.
   CHORUS_DEVICE int64_t MostOf(const RowPart& part) const {
     return (part.outer * rows.size + most[part.row].at) * rows.stride + part.inner;
@@ -151,23 +153,21 @@ CHORUS_DEVICE void SumCenter(const CenterArgs<T>& args, const Lane& lane) {
   for (int64_t t = lane.index; t < rows.count(); t += lane.count) {
     const RowPart part = PartOf(rows, t);
     const int64_t most = args.MostOf(part);
+    const A of_most = static_cast<A>(args.x[most]);
     CenterSums<A> sums;
-    int64_t at = part.at;
-    if (args.centering == Centering::kCenterGrad) {
-      for (int64_t i = part.index; i < rows.size; i += rows.parts) {
-        sums.weights += at == most ? A{} : static_cast<A>(args.w[at]);
-        sums.sum += at == most ? A{} : static_cast<A>(args.x[at]);
-        at += rows.step();
-      }
-    } else {
-      const A of_most = static_cast<A>(args.x[most]);
-      for (int64_t i = part.index; i < rows.size; i += rows.parts) {
-        const A w = static_cast<A>(args.w[at]);
-        sums.weights += w;
-        sums.sum += w * (static_cast<A>(args.x[at]) - of_most);
-        at += rows.step();
-      }
-    }
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.At(at); },
+        [&](int64_t, int64_t at, const typename CenterArgs<T>::Pair& pair) {
+          const A w = static_cast<A>(pair.w);
+          const A x = static_cast<A>(pair.x);
+          if (args.centering != Centering::kCenterGrad) {
+            sums.weights += w;
+            sums.sum += w * (x - of_most);
+          } else if (at != most) {
+            sums.weights += w;
+            sums.sum += x;
+          }
+        });
     args.sums[t] = sums;
   }
 }
@@ -181,21 +181,21 @@ CHORUS_DEVICE void Center(const CenterArgs<T>& args, const Lane& lane) {
     const CenterSums<A> sums = args.sums[part.row];
     const A of_most = static_cast<A>(args.x[most]);
     const A weight = static_cast<A>(args.w[most]);
-    int64_t at = part.at;
-    for (int64_t i = part.index; i < rows.size; i += rows.parts) {
-      const A x = static_cast<A>(args.x[at]);
-      A y;
-      if (args.centering == Centering::kCenterGrad) {
-        const A w = static_cast<A>(args.w[at]);
-        const A with_most = at == most ? A{} : x * weight - w * of_most;
-        y = with_most + (x * sums.weights - w * sums.sum);
-      } else {
-        y = (x - of_most) * sums.weights - sums.sum;
-        if (args.centering == Centering::kSoftmaxGrad) y *= static_cast<A>(args.w[at]);
-      }
-      args.out[at] = static_cast<T>(y);
-      at += rows.step();
-    }
+    ForElementsOf(
+        rows, part, [&](int64_t at) { return args.At(at); },
+        [&](int64_t, int64_t at, const typename CenterArgs<T>::Pair& pair) {
+          const A w = static_cast<A>(pair.w);
+          const A x = static_cast<A>(pair.x);
+          A y;
+          if (args.centering == Centering::kCenterGrad) {
+            const A with_most = at == most ? A{} : x * weight - w * of_most;
+            y = with_most + (x * sums.weights - w * sums.sum);
+          } else {
+            y = (x - of_most) * sums.weights - sums.sum;
+            if (args.centering == Centering::kSoftmaxGrad) y *= w;
+          }
+          args.out[at] = static_cast<T>(y);
+        });
   }
 }
 

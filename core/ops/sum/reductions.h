@@ -37,7 +37,16 @@ struct ProdReduction {
   CHORUS_DEVICE static A Finish(A a, int64_t) { return a; }
   static constexpr bool finishes = false;
 };
-// NaN wins.
+// Whether it is -0, of numbers that are 0.
+template <typename A>
+CHORUS_DEVICE bool IsNegativeZero(A a) {
+  if constexpr (std::is_integral<A>::value) {
+    return false;
+  } else {
+    return cuda::BitsOf(a) >> (8 * sizeof(a) - 1) != 0;
+  }
+}
+// NaN wins, and of both zeros 0, in whatever order they come.
 template <typename T>
 struct MaxReduction {
   using A = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
@@ -45,10 +54,13 @@ struct MaxReduction {
   CHORUS_DEVICE static A Nothing() {
     return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
   }
-  CHORUS_DEVICE static A Of(A a, A b) { return a >= b || a != a ? a : b; }
+  CHORUS_DEVICE static A Of(A a, A b) {
+    return a > b || a != a || (a == b && !IsNegativeZero(a)) ? a : b;
+  }
   CHORUS_DEVICE static A Finish(A a, int64_t) { return a; }
   static constexpr bool finishes = false;
 };
+// NaN wins, and of both zeros -0.
 template <typename T>
 struct MinReduction {
   using A = typename MaxReduction<T>::A;
@@ -56,7 +68,9 @@ struct MinReduction {
   CHORUS_DEVICE static A Nothing() {
     return Limits::has_infinity ? Limits::infinity() : Limits::max();
   }
-  CHORUS_DEVICE static A Of(A a, A b) { return a <= b || a != a ? a : b; }
+  CHORUS_DEVICE static A Of(A a, A b) {
+    return a < b || a != a || (a == b && IsNegativeZero(a)) ? a : b;
+  }
   CHORUS_DEVICE static A Finish(A a, int64_t) { return a; }
   static constexpr bool finishes = false;
 };

@@ -29,27 +29,33 @@ struct Level {
   int64_t terms = 1;
   cuda::Loops rows;
   cuda::Loops reduced;
+  bool packed = false;
 };
 
-// The launches of a reduction, of which the last one has one part.
-std::vector<Level> LevelsOf(const std::vector<Extent>& dims) {
+// The launches of a reduction, of which the last one has one part. Terms are packed, so many in
+// one, where that comes out even: they are loaded at the memory's rate, and what has to be divided
+// to find them is done once for all of them.
+std::vector<Level> LevelsOf(const std::vector<Extent>& dims, int64_t packed) {
+  Level first;
+  first.packed = !dims.empty() && dims.back().reduced && dims.back().size % packed == 0;
   // Of a part, at least: so much smaller than the input is the workspace.
   constexpr int64_t kLeastTerms = 64;
+  const int64_t least = first.packed ? 16 : kLeastTerms;
   // Few results have parts for as many threads as keep a GPU's memory busy.
-  constexpr int64_t kThreads = int64_t{1} << 16;
+  const int64_t threads = int64_t{1} << (first.packed ? 17 : 16);
   // Many have parts where terms are neighbours and results are not, for threads to be neighbours.
-  constexpr int64_t kNeighbours = 8;
-  Level first;
+  const int64_t neighbours = first.packed ? 16 : 8;
   int64_t results = 1;
   int64_t stride = 1;
   for (size_t i = dims.size(); i-- > 0;) {
     const Extent& dim = dims[i];
     if (dim.reduced) {
-      first.reduced.Append(dim.size, stride);
-      first.terms *= dim.size;
+      const int64_t in_one = first.packed && i + 1 == dims.size() ? packed : 1;
+      first.reduced.Append(dim.size / in_one, stride * in_one);
+      first.terms *= dim.size / in_one;
     } else {
       // Behind the last reduced dimension are the columns.
-      if (first.reduced.count == 0) {
+      if (first.reduced.count == 0 && !first.packed) {
         first.columns *= dim.size;
       } else {
         first.rows.Append(dim.size, stride);
@@ -61,10 +67,11 @@ std::vector<Level> LevelsOf(const std::vector<Extent>& dims) {
   std::vector<Level> levels = {first};
   if (results == 0) return levels;
   const auto ratio = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t parts = std::max(ratio(kThreads, results), ratio(kNeighbours, first.columns));
+  const int64_t parts = std::max(ratio(threads, results), ratio(neighbours, first.columns));
   while (true) {
     Level& level = levels.back();
-    level.parts = std::max<int64_t>(1, std::min(parts, level.terms / kLeastTerms));
+    level.parts = std::max<int64_t>(
+        1, std::min(parts, level.terms / (levels.size() == 1 ? least : kLeastTerms)));
     level.count = results * level.parts;
     if (level.parts == 1) return levels;
     Level next;
@@ -127,6 +134,7 @@ CudaKernelOrError MakeLevels(const CudaGpu& gpu, const NodeView& node,
       args.size = size;
       args.rows = level.rows;
       args.reduced = level.reduced;
+      args.packed = level.packed;
       return AddLevel(gpu, name, args, kernel.get());
     };
     CHORUS_RETURN_IF_ERROR(first && last ? add(names.whole, T(), T())
@@ -152,11 +160,11 @@ CudaKernelOrError MakeSum(const CudaGpu& gpu, const NodeView& node,
   const std::string op(node.op);
   const std::string of_parts = op == "mean" ? "sum" : op;
   const DType dtype = outputs[0].dtype;
-  const std::vector<Level> levels = LevelsOf(ReducedExtents(node));
   return VisitNumbers(
       dtype,
       [&](auto t) {
         using T = decltype(t);
+        const std::vector<Level> levels = LevelsOf(ReducedExtents(node), cuda::kPacked<T>);
         if constexpr (std::is_integral<T>::value) {
           const std::string name = absl::StrCat(op, "_", sizeof(T));
           return MakeLevels<std::make_unsigned_t<T>, std::make_unsigned_t<T>>(
@@ -187,7 +195,7 @@ CudaKernelOrError MakeExtreme(const CudaGpu& gpu, const NodeView& node,
       [&](auto t) {
         using T = decltype(t);
         return MakeLevels<T, T>(gpu, node, outputs, {name, name, name, name},
-                                LevelsOf(ReducedExtents(node)));
+                                LevelsOf(ReducedExtents(node), cuda::kPacked<T>));
       },
       [&] { return CudaKernelOrError(NoCudaKernel(node, outputs)); });
 }

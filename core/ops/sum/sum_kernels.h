@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/base/device.h"
+#include "core/ops/device_elements.h"
 #include "core/ops/device_loops.h"
 #include "core/ops/sum/reductions.h"
 #include "core/tensor/half.h"
@@ -17,7 +18,9 @@ namespace cuda {
 
 // Rows of `columns` results, of each of which every part is a result of its own: part p of `parts`
 // takes each term whose number is p modulo that. Results stand in the order of rows, parts and
-// columns, which is an input for who reduces the parts.
+// columns, which is an input for who reduces the parts. Of packed ones, whose columns are one and
+// whose terms are neighbours, a term is as many elements as a thread loads at a time: these are
+// taken to one at the end.
 template <typename In, typename Out>
 struct ReduceArgs {
   static constexpr int kScratchPacks = 0;
@@ -31,43 +34,92 @@ struct ReduceArgs {
   int64_t parts = 1;
   int64_t terms = 0;  // of all parts
   int64_t size = 0;   // elements that came into a result's terms, for the mean
-  Loops rows;         // where a row's first term stands
-  Loops reduced;      // where its terms stand from there
+  bool packed = false;
+  Loops rows;     // where a row's first term stands
+  Loops reduced;  // where its terms stand from there
 };
-// A body as F says. Terms are counted modulo eight, too: as many loads are under way at a time.
+// Half and half, until it is one.
+template <typename F, int kCount, typename A>
+CHORUS_DEVICE A Together(A* results) {
+  CHORUS_UNROLL
+  for (int width = kCount / 2; width > 0; width /= 2) {
+    CHORUS_UNROLL
+    for (int k = 0; k < width; ++k) results[k] = F::Of(results[k], results[k + width]);
+  }
+  return results[0];
+}
+// Of terms from `term` on. They are counted modulo eight, too: as many loads are under way at a
+// time. The last few join the first.
 template <typename F, typename In, typename Out>
-CHORUS_DEVICE void Reduce(const ReduceArgs<In, Out>& args, const Lane& lane) {
+CHORUS_DEVICE typename F::A OfTerms(const ReduceArgs<In, Out>& args, const In* in, int64_t term) {
   using A = typename F::A;
   constexpr int kTogether = 8;
+  A results[kTogether];
+  CHORUS_UNROLL
+  for (int k = 0; k < kTogether; ++k) results[k] = F::Nothing();
+  CHORUS_KEEP_LOOP
+  for (; term + (kTogether - 1) * args.parts < args.terms; term += kTogether * args.parts) {
+    In terms[kTogether];
+    CHORUS_UNROLL
+    for (int k = 0; k < kTogether; ++k) terms[k] = in[args.reduced.At(term + k * args.parts)];
+    CHORUS_UNROLL
+    for (int k = 0; k < kTogether; ++k) results[k] = F::Of(results[k], static_cast<A>(terms[k]));
+  }
+  CHORUS_KEEP_LOOP
+  for (; term < args.terms; term += args.parts) {
+    results[0] = F::Of(results[0], static_cast<A>(in[args.reduced.At(term)]));
+  }
+  return Together<F, kTogether>(results);
+}
+// Of a packed term.
+template <typename In>
+inline constexpr int kPacked = static_cast<int>(sizeof(Pack) / sizeof(In));
+// The same of packed ones. Wherever they lie, they are taken in the same order.
+template <typename F, typename In, typename Out>
+CHORUS_DEVICE typename F::A OfPacks(const ReduceArgs<In, Out>& args, const In* in, int64_t term) {
+  using A = typename F::A;
+  using Elements = Neighbours<In, kPacked<In>>;
+  constexpr int kTogether = 4;
+  const bool aligned = reinterpret_cast<uintptr_t>(in) % sizeof(Elements) == 0;
+  const auto load = [&](int64_t of) {
+    const In* const from = in + args.reduced.At(of);
+    if (aligned) return *reinterpret_cast<const Elements*>(from);
+    Elements elements;
+    CHORUS_UNROLL
+    for (int j = 0; j < kPacked<In>; ++j) elements.at[j] = from[j];
+    return elements;
+  };
+  A results[kPacked<In>];
+  CHORUS_UNROLL
+  for (int j = 0; j < kPacked<In>; ++j) results[j] = F::Nothing();
+  const auto take = [&](const Elements& elements) {
+    CHORUS_UNROLL
+    for (int j = 0; j < kPacked<In>; ++j) {
+      results[j] = F::Of(results[j], static_cast<A>(elements.at[j]));
+    }
+  };
+  CHORUS_KEEP_LOOP
+  for (; term + (kTogether - 1) * args.parts < args.terms; term += kTogether * args.parts) {
+    Elements terms[kTogether];
+    CHORUS_UNROLL
+    for (int k = 0; k < kTogether; ++k) terms[k] = load(term + k * args.parts);
+    CHORUS_UNROLL
+    for (int k = 0; k < kTogether; ++k) take(terms[k]);
+  }
+  CHORUS_KEEP_LOOP
+  for (; term < args.terms; term += args.parts) take(load(term));
+  return Together<F, kPacked<In>>(results);
+}
+// A body as F says.
+template <typename F, typename In, typename Out>
+CHORUS_DEVICE void Reduce(const ReduceArgs<In, Out>& args, const Lane& lane) {
   for (int64_t i = lane.index; i < args.count; i += lane.count) {
     const int64_t line = UnsignedQuotient(i, args.columns);
     const int64_t row = UnsignedQuotient(line, args.parts);
     const In* const in = args.in + args.rows.At(row) + (i - line * args.columns);
-    A results[kTogether];
-    CHORUS_UNROLL
-    for (int k = 0; k < kTogether; ++k) results[k] = F::Nothing();
-    int64_t term = line - row * args.parts;
-    CHORUS_KEEP_LOOP
-    for (; term + (kTogether - 1) * args.parts < args.terms; term += kTogether * args.parts) {
-      In terms[kTogether];
-      CHORUS_UNROLL
-      for (int k = 0; k < kTogether; ++k) terms[k] = in[args.reduced.At(term + k * args.parts)];
-      CHORUS_UNROLL
-      for (int k = 0; k < kTogether; ++k) results[k] = F::Of(results[k], static_cast<A>(terms[k]));
-    }
-    CHORUS_UNROLL
-    for (int k = 0; k < kTogether - 1; ++k) {
-      const int64_t last = term + k * args.parts;
-      if (last < args.terms) {
-        results[k] = F::Of(results[k], static_cast<A>(in[args.reduced.At(last)]));
-      }
-    }
-    CHORUS_UNROLL
-    for (int width = kTogether / 2; width > 0; width /= 2) {
-      CHORUS_UNROLL
-      for (int k = 0; k < width; ++k) results[k] = F::Of(results[k], results[k + width]);
-    }
-    args.out[i] = static_cast<Out>(F::Finish(results[0], args.size));
+    const int64_t term = line - row * args.parts;
+    const auto result = args.packed ? OfPacks<F>(args, in, term) : OfTerms<F>(args, in, term);
+    args.out[i] = static_cast<Out>(F::Finish(result, args.size));
   }
 }
 
