@@ -6,15 +6,29 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/work.h"
+#include "core/ops/registry.h"
 #include "core/ops/specialize.h"
 
 namespace chorus::node {
 namespace {
 
 // With what executors make of its parts, each on one device.
-int64_t MemoryOfLoaded(const Plan& plan) {
-  int64_t bytes = MemoryOf(plan);
-  for (const std::string& part : plan.device_plans) bytes += MemoryOfLoadedPart(part);
+int64_t MemoryOfLoaded(const LoadedPlan& plan) {
+  int64_t bytes = MemoryOf(plan.plan);
+  for (size_t slot = 0; slot < plan.plan.device_plans.size(); ++slot) {
+    bytes += MemoryOfLoadedPart(plan, slot);
+  }
+  return bytes;
+}
+
+std::vector<int64_t> KernelBytesOf(const Graph& graph) {
+  std::vector<int64_t> bytes(static_cast<size_t>(graph.num_device_slots));
+  const OpDef* def = nullptr;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    if (n == 0 || graph.nodes[n - 1].op != node.op) def = FindOp(node.op);
+    if (def != nullptr) bytes[static_cast<size_t>(node.device_slot)] += def->kernel_bytes;
+  }
   return bytes;
 }
 
@@ -45,15 +59,16 @@ int32_t LargestNode(const Graph& graph) {
 }
 
 int64_t BytesOf(const GraphRecord& record) { return record.bytes; }
-int64_t BytesOf(const LoadedPlan& plan) { return MemoryOfLoaded(plan.plan); }
+int64_t BytesOf(const LoadedPlan& plan) { return MemoryOfLoaded(plan); }
 
 }  // namespace
 
 // A step of some tens of bytes becomes a kernel with its types and texts, or a call, and lists of
 // operands: 8 times as much for a transpose, 19 times for a product.
-int64_t MemoryOfLoadedPart(const std::string& device_plan) {
+int64_t MemoryOfLoadedPart(const LoadedPlan& plan, size_t slot) {
   constexpr int64_t kTimes = 20;
-  return kTimes * static_cast<int64_t>(device_plan.size());
+  return kTimes * static_cast<int64_t>(plan.plan.device_plans[slot].size()) +
+         plan.kernel_bytes[slot];
 }
 
 // --- Records by their bytes ---------------------------------------------------------------------
@@ -86,13 +101,21 @@ absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& gr
   options.one_domain = variant.one_domain;
   auto loaded = std::make_unique<LoadedPlan>();
   CHORUS_ASSIGN_OR_RETURN(loaded->plan, CompilePlan(graph, options));
+  constexpr int64_t kPeersOfResult = 4;  // that are found in the time of a result
+  int64_t peers = 0;
   loaded->peer_buffers.resize(loaded->plan.votes->participations.size());
   for (size_t i = 0; i < loaded->plan.buffers.size(); ++i) {
     const BufferSpec& spec = loaded->plan.buffers[i];
     if (spec.kind == BufferSpec::Kind::kPeer) {
       loaded->peer_buffers[static_cast<size_t>(spec.index)].push_back(static_cast<int32_t>(i));
+      ++peers;
     }
   }
+  loaded->looked_at = peers / kPeersOfResult;
+  for (const auto& meetings : loaded->plan.meetings) {
+    loaded->looked_at += static_cast<int64_t>(meetings.size());
+  }
+  loaded->kernel_bytes = KernelBytesOf(graph);
   loaded->locations.resize(static_cast<size_t>(graph.num_device_slots));
   return loaded;
 }
@@ -111,7 +134,7 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph,
   }
   record->maxima = std::move(maxima);
   record->largest_node = LargestNode(graph);
-  record->bytes = MemoryOf(graph) + MemoryOfLoaded(record->main.plan);
+  record->bytes = MemoryOf(graph) + MemoryOfLoaded(record->main);
   record->bytes_to_plan = bytes_to_plan;
   record->graph = std::move(graph);
   return record;
@@ -149,7 +172,12 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(absl::string
   CHORUS_ASSIGN_OR_RETURN(std::vector<int64_t> maxima, CheckSymbols(graph));
   CHORUS_ASSIGN_OR_RETURN(const int64_t bytes_to_plan,
                           MemoryToPlan(graph, options_.plan.limits.max_bytes));
-  if (!large && background_ != nullptr && bytes_to_plan > options_.max_inline_plan_bytes) {
+  const std::vector<int64_t> of_kernels = KernelBytesOf(graph);
+  const bool has_slow_kernels =
+      std::any_of(of_kernels.begin(), of_kernels.end(),
+                  [](int64_t bytes_of_slot) { return bytes_of_slot > 0; });
+  if (!large && background_ != nullptr &&
+      (bytes_to_plan > options_.max_inline_plan_bytes || has_slow_kernels)) {
     return nullptr;
   }
   // A graph that cannot be planned at its largest is refused now.

@@ -39,8 +39,14 @@ namespace chorus::node {
 struct LoadedPlan {
   Plan plan;
   Charge charge;  // of one that is not its record's main plan
+  // By device slot: OpDef::kernel_bytes of the nodes there.
+  std::vector<int64_t> kernel_bytes;
   // Of the kPeer entries of `plan.buffers`, by participation: their indices.
   std::vector<std::vector<int32_t>> peer_buffers;
+  // What a gang's launch looks at of it beside its collectives and results, as so many of these:
+  // where values are copied between its devices their meetings, and operands that are read where
+  // they stand with others.
+  int64_t looked_at = 0;
   std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> locations;  // by device slot
   Waits<std::vector<DeviceIndex>> loading;                             // by device slot
   std::vector<std::shared_ptr<void>> unloaded;  // what is left of those, once nobody uses them
@@ -53,8 +59,8 @@ struct UnloadedPart {
   Charge charge;
 };
 
-// What an executor makes of a device's part of a plan, by its bytes, from above.
-int64_t MemoryOfLoadedPart(const std::string& device_plan);
+// What an executor makes of the part of a plan for a device slot, from above.
+int64_t MemoryOfLoadedPart(const LoadedPlan& plan, size_t slot);
 
 // What of PlanOptions a run decides.
 struct PlanVariant {

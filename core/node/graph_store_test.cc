@@ -125,6 +125,25 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> MakeLarge(
   return *std::move(made);
 }
 
+// However few bytes it comes in: its kernels take long to make, and have memory of their own.
+TEST(GraphStoreTest, AGraphWithSlowKernelsIsTheBackgrounds) {
+  testing::RankBuilder builder;
+  const ValueIndex x = builder.Input(TensorType(DType::kF32, {1, 1, 5, 5}));
+  const ValueIndex w = builder.Input(TensorType(DType::kF32, {1, 1, 3, 3}));
+  GraphOutput output;
+  output.value = builder.Op("convolution", {x, w});
+  builder.graph().AddOutput(output);
+  const std::string encoded = EncodeGraph(builder.graph().Build());
+  const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);
+  Posts posts;
+  GraphStore store({}, &posts.background(), NothingIsLoaded);
+  const auto record = MakeLarge(&store, encoded, budget, &posts);
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_TRUE((*record)->large);
+  EXPECT_EQ((*record)->main.kernel_bytes, std::vector<int64_t>{256 << 10});
+  EXPECT_GE((*record)->bytes, 256 << 10);
+}
+
 // For the text of an error of memory: nobody looks for it at the time.
 TEST(GraphStoreTest, AGraphKnowsItsNodeWithTheLargestResult) {
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);

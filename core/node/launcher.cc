@@ -16,8 +16,7 @@ namespace {
 // For the part for `slot` on one device more.
 absl::StatusOr<Charge> ChargePart(const LoadedPlan& plan, size_t slot, const BudgetRef& budget) {
   if (plan.locations[slot].empty()) return Charge();  // it is in what the graph costs
-  return budget->Charge(Domain::kHost, Resource::kGraphBytes,
-                        MemoryOfLoadedPart(plan.plan.device_plans[slot]));
+  return budget->Charge(Domain::kHost, Resource::kGraphBytes, MemoryOfLoadedPart(plan, slot));
 }
 
 }  // namespace
@@ -145,8 +144,11 @@ void Launcher::Take(const LoadedMessage& loaded) {
   loading.status.Update(loaded.status);
   if (loaded.status.ok()) {
     loaded_.emplace(loaded.plan, std::move(part.charge));
-    // Others may have asked for it, together with other devices.
-    if (FindOn(*loading.plan, part.slot, part.device) != PlanId()) {
+    // Others may have asked for it, together with other devices. Or it was for devices that were
+    // lost before it was sent, and their worker's successor has it under a number that means
+    // nothing now.
+    const bool is_lost = loaded.plan <= lost_plans_[static_cast<size_t>(part.device.value())];
+    if (is_lost || FindOn(*loading.plan, part.slot, part.device) != PlanId()) {
       LetGo(UnloadPlan(part.device, loaded.plan));
     } else {
       loading.plan->locations[part.slot].emplace_back(part.device, loaded.plan);

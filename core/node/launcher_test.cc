@@ -146,7 +146,7 @@ TEST_F(LauncherTest, EachDeviceMoreThatHasAPlanIsCharged) {
   const auto record = Register(
       [](RankBuilder* b) { return b->Op("neg", {b->Input(TensorType(DType::kF32, {3}))}); });
   const int64_t used = budget_->used();
-  const int64_t part = MemoryOfLoadedPart(record->main.plan.device_plans[0]);
+  const int64_t part = MemoryOfLoadedPart(record->main, 0);
   EXPECT_GT(record->bytes, part);
   EXPECT_EQ(PlanOn(*record, 0), PlanId());
   ASSERT_TRUE(Load(record, 0, budget_).ok());
@@ -173,7 +173,7 @@ TEST_F(LauncherTest, ALoadedPartTakesNoMoreThanItIsChargedFor) {
     const std::string& encoded = records[i]->main.plan.device_plans[0];
     const HeapUse heap;
     ASSERT_TRUE(Load(records[i], 0, budget_).ok());
-    EXPECT_LE(heap.bytes(), MemoryOfLoadedPart(encoded))
+    EXPECT_LE(heap.bytes(), MemoryOfLoadedPart(records[i]->main, 0))
         << "graph " << i << ": " << encoded.size() << " bytes";
     RecordProperty(
         "times_" + std::to_string(i),

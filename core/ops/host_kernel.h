@@ -39,6 +39,10 @@ struct HostBuffers {
   absl::Span<char> workspace;
 };
 
+// What it costs to find an element by so many loops around it, as HostKernel::cost_per_unit counts:
+// two divisions each.
+constexpr int64_t CostOfLoops(size_t loops) { return 64 * static_cast<int64_t>(loops); }
+
 class HostKernel {
  public:
   virtual ~HostKernel() = default;

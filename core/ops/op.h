@@ -101,6 +101,9 @@ struct OpDef {
   // bug (kInternal). Collectives fail for what they read where counts come at run time, whatever
   // this says: MayFail.
   DTypes fallible = 0;
+  // What a kernel may take beside what it is made of: code that is made for its sizes. That takes
+  // milliseconds, and so the graph's plan is not loaded by a thread that others wait for.
+  int64_t kernel_bytes = 0;
 };
 
 // Whether running `node`, which is one of `def` and passed InferTypes, may fail for what its inputs

@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,13 @@ TEST(ConvolutionTest, ShapeTable) {
   EXPECT_EQ(InferText("convolution", {x, whole}, {{"groups", int64_t{0}}}),
             "convolution: expected x [n, groups in, h, w] and weights [out, in, kh, kw] with out a "
             "multiple of groups=0, got f32[2,6,9,8] and f32[4,6,3,2]");
+  // Of no outputs and channels any number would be a divisor, and no number their product.
+  EXPECT_EQ(
+      InferText("convolution",
+                {TensorType(DType::kF32, {2, 0, 9, 8}), TensorType(DType::kF32, {0, 0, 3, 2})},
+                {{"groups", std::numeric_limits<int64_t>::max()}}),
+      "convolution: expected x [n, groups in, h, w] and weights [out, in, kh, kw] with out a "
+      "multiple of groups=9223372036854775807, got f32[2,0,9,8] and f32[0,0,3,2]");
   EXPECT_EQ(InferText("convolution", {x, whole}, {{"stride", Ints{1, 0}}}),
             "convolution: expected two numbers from 1 to 1048576 as 'stride', got [1,0]");
   EXPECT_EQ(InferText("convolution", {x, whole}, {{"dilation", Ints{1048577, 1}}}),

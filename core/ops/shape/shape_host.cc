@@ -35,7 +35,7 @@ template <typename T>
 class Transpose : public HostKernel {
  public:
   Transpose(const TensorType& input, const std::vector<int64_t>& perm)
-      : HostKernel(input.num_elements(), 2 * sizeof(T)) {
+      : HostKernel(input.num_elements(), CostOf(input, perm)) {
     const std::vector<int64_t> sizes = input.sizes();
     const std::vector<int64_t> strides = RowMajorStrides(sizes);
     for (size_t i = 0; i < perm.size(); ++i) {
@@ -80,6 +80,19 @@ class Transpose : public HostKernel {
     int64_t size;
     int64_t stride;  // in the input, in elements
   };
+  // Rows are found by loops, which may be fewer.
+  static int64_t CostOf(const TensorType& input, const std::vector<int64_t>& perm) {
+    size_t loops = 0;
+    int64_t row = 1;
+    for (const int64_t axis : perm) {
+      if (input.dims[axis].size == 1) continue;
+      row = input.dims[axis].size;
+      ++loops;
+    }
+    const int64_t of_row = loops < 2 ? 0 : CostOfLoops(loops - 1);
+    return int64_t{2 * sizeof(T)} + of_row / std::max<int64_t>(row, 1);
+  }
+
   Loop inner_ = {1, 1};
   std::vector<Loop> loops_;  // of the result's other dimensions, last first
 };

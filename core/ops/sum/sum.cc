@@ -236,6 +236,11 @@ Gradients Narrow(GradientContext& c, absl::string_view op) {
       axes.push_back(static_cast<int64_t>(i));
     }
   }
+  // Of no repetitions nothing comes, and a mean of nothing would be NaN.
+  if (output.num_elements() == 0) {
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex nothing, c.EmitFill(input, 0));
+    return InputGradients{nothing};
+  }
   ValueIndex g = *c.grad(0);
   // No axes would mean all of them.
   if (!axes.empty()) {

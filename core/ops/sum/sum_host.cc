@@ -154,7 +154,9 @@ template <typename F, typename T>
 class Repeat : public HostKernel {
  public:
   Repeat(int64_t units, const Extents& output)
-      : HostKernel(units, 2 * sizeof(T)), inner_(output.inner) {
+      : HostKernel(units, int64_t{2 * sizeof(T)} + CostOfLoops(output.outer.size()) /
+                                                       std::max<int64_t>(output.inner.size, 1)),
+        inner_(output.inner) {
     if (inner_.reduced) times_ *= inner_.size;
     int64_t stride = 1;
     for (size_t i = output.outer.size(); i-- > 0;) {
@@ -196,11 +198,17 @@ HostKernelOrError MakeReduction(const NodeView& node, absl::Span<const TensorTyp
   for (const Dim& dim : input.dims) dims.push_back({dim.size, axes.empty()});
   for (const int64_t axis : axes) dims[axis].reduced = true;
   const int64_t units = outputs[0].num_elements();
-  // To find an element's terms takes as long as some bytes of them, and there may be none.
-  const int64_t cost = input.num_bytes() / std::max<int64_t>(units, 1) + 16;
+  const Extents extents(dims);
+  // To find an element's terms takes as long as some bytes of them, and there may be none. Behind
+  // the last dimension that is reduced they are found for rows.
+  int64_t terms = 1;
+  for (const Extent& extent : extents.outer) terms *= extent.reduced ? extent.size : 1;
+  const int64_t rows = extents.inner.reduced ? 1 : std::max<int64_t>(extents.inner.size, 1);
+  const int64_t cost = input.num_bytes() / std::max<int64_t>(units, 1) + 16 +
+                       terms * CostOfLoops(extents.outer.size()) / rows;
   const auto make = [&](auto t) -> HostKernelOrError {
     using T = decltype(t);
-    return std::make_unique<Reduce<F<T>, T>>(units, cost, Extents(dims));
+    return std::make_unique<Reduce<F<T>, T>>(units, cost, extents);
   };
   const auto none = [&] { return HostKernelOrError(NoHostKernel(node, outputs)); };
   if constexpr (std::is_same<F<float>, MeanReduction<float>>::value) {

@@ -144,6 +144,19 @@ TEST(MeanTest, EqualsItsAdjoint) {
   });
 }
 
+// What is repeated no times has no part in anything.
+TEST(RepetitionTest, OfNoRepetitionsTheGradientIsZero) {
+  for (const char* op : {"expand", "spread"}) {
+    SCOPED_TRACE(op);
+    CheckGradients(1, {TensorType(DType::kF64, {1})}, [&](RankBuilder& b, const Values& v) {
+      return Values{b.Op("mul", {v[0], v[0]}), b.Op(op, v, {{"dims", Ints{0}}})};
+    });
+    CheckGradients(1, {TensorType(DType::kF64, {3})}, [&](RankBuilder& b, const Values& v) {
+      return Values{b.Op("mul", {v[0], v[0]}), b.Op(op, v, {{"dims", Ints{0, 3}}})};
+    });
+  }
+}
+
 ValueIndex Number(RankBuilder& b, double value) {
   Attributes attributes = TypeAttributes(TensorType(DType::kF64, {}));
   attributes.push_back({"value", value});
