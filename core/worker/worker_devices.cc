@@ -16,6 +16,7 @@
 #include "core/base/mutex.h"
 #include "core/ops/node_spec.h"
 #include "core/runtime/device_plan.h"
+#include "core/runtime/size_class.h"
 #include "core/worker/answers.h"
 #include "core/worker/channel.h"
 #include "core/worker/protocol.h"
@@ -455,6 +456,12 @@ class FarDevices final : public WorkerDevices {
       return Lost(absl::StrCat("it asks for a workspace of ", message.bytes, " bytes"));
     }
     it->second = {true, Detached(message.status), message.bytes};
+    if (message.status.ok() && message.bytes > SizeClass::kLargestBytes) {
+      it->second.status =
+          MakeError(Reason::kOutOfMemory,
+                    absl::StrCat("a kernel that wants ", message.bytes,
+                                 " bytes of workspace, at most ", SizeClass::kLargestBytes));
+    }
     changed_.SignalAll();
     return absl::OkStatus();
   }
@@ -694,6 +701,7 @@ class FarDevices final : public WorkerDevices {
       MutexLock lock(&mutex_);
       ++life_;
       up_ = false;
+      if (lost) answers_ = Answers();  // the next one's may be others
       queue_.clear();
       for (int device = 0; device < info_.count(); ++device) {
         Proxy& proxy = ProxyOf(device);

@@ -541,6 +541,32 @@ TEST_F(LyingWorkerTest, OneThatWasReadyAndIsNotSaysWhyOrIsEnded) {
   }
 }
 
+// More than there are sizes for. Workers of other builds may want other workspaces: what one said
+// goes with it.
+TEST_F(LyingWorkerTest, WorkspacesAreBoundedAndAskedForAgain) {
+  const TensorType type(DType::kF32, {4});
+  const TensorType* inputs[] = {&type};
+  NodeView node;
+  node.op = "neg";
+  node.inputs = inputs;
+  Start("much_workspace");
+  const Error refused = ErrorOf(devices_->WorkspaceBytes(node, {type}).status());
+  EXPECT_EQ(refused.reason, Reason::kOutOfMemory);
+  EXPECT_TRUE(absl::StrContains(refused.message, "bytes of workspace, at most")) << refused.message;
+  executors_.clear();
+  devices_ = nullptr;
+
+  Start("workspace_of_its_own");
+  const absl::StatusOr<int64_t> first = devices_->WorkspaceBytes(node, {type});
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(*devices_->WorkspaceBytes(node, {type}), *first);
+  executor(0)->Kill("another is wanted");
+  AwaitLoss();
+  const absl::StatusOr<int64_t> second = devices_->WorkspaceBytes(node, {type});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_NE(*second, *first);
+}
+
 // Of a download of bytes, and of one of none, whose only piece is empty.
 TEST_F(LyingWorkerTest, PiecesWithoutEndAreNotTaken) {
   for (const int64_t bytes : {8, 0}) {

@@ -98,12 +98,12 @@ absl::optional<std::string> WorkerProcess::Wait(absl::Duration at_most) {
   const UniqueFd watch(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
   pollfd watched = {watch.get(), POLLIN, 0};
   const int64_t millis = std::min<int64_t>(absl::ToInt64Milliseconds(at_most), 1 << 30);
-  if (watch.valid() && poll(&watched, 1, static_cast<int>(millis)) == 0) return absl::nullopt;
+  // Without a descriptor that is a sleep, and never a wait without end.
+  const int ready = poll(&watched, watch.valid() ? 1 : 0, static_cast<int>(millis));
+  if (ready == 0 && watch.valid()) return absl::nullopt;
   int status = 0;
-  pid_t ended = 0;
-  do {
-    ended = waitpid(pid_, &status, 0);
-  } while (ended < 0 && errno == EINTR);
+  const pid_t ended = waitpid(pid_, &status, WNOHANG);
+  if (ended == 0 || (ended < 0 && errno == EINTR)) return absl::nullopt;
   pid_ = -1;
   return ended < 0 ? "has ended" : Ending(status);
 }

@@ -1,6 +1,10 @@
 // A worker that speaks the protocol and lies, for tests: lying_worker LIE DEVICES. It has its
 // devices, and answers the first message that the lie is of with that, again and again.
+#include <unistd.h>
+
+#include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -71,6 +75,11 @@ class Liar {
     if (lie_ == "not_ready_later" && absl::holds_alternative<LoadPlan>(message)) Say(NotReady());
     if (lie_ == "gives_up" && absl::holds_alternative<LoadPlan>(message)) {
       Say(NotReady{MakeError(Reason::kDeviceLost, "its GPU is on fire")});
+    }
+    if (const auto* const ask = absl::get_if<AskWorkspace>(&message)) {
+      const bool much = lie_ == "much_workspace";
+      Say(Workspace{ask->question, absl::OkStatus(),
+                    much ? std::numeric_limits<int64_t>::max() : int64_t{getpid()}});
     }
     if (download == nullptr) return;
     if (lie_ == "nothing_came") SayEnded(*download);
