@@ -102,7 +102,7 @@ struct Vote {
   bool externally_blocked = false;
   // It may take over the memory of inputs that were given to it. Granted with its launch only.
   bool donates = false;
-  int64_t results = 0;
+  int64_t results = 0;      // and what else its launch looks at, as so many of these
   int64_t launch_work = 1;  // what its launch takes its caller, in pieces (core/base/work.h)
 };
 

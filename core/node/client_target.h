@@ -18,6 +18,7 @@ struct ClientTarget {
   std::shared_ptr<Arena> arena;
   int64_t offset = 0;            // bytes
   std::vector<int64_t> strides;  // elements; empty: row-major
+  int64_t work = 0;              // of a copy there (StridedExtent)
   BufferRef landing;             // host memory for what comes from a device and is to be spread
 };
 

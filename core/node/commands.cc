@@ -22,6 +22,8 @@ int64_t WorkOf(absl::string_view frame) {
 absl::StatusOr<CommandLog::Sender> Commands::Take(const std::shared_ptr<Session>& session,
                                                   absl::string_view frame, absl::Time now,
                                                   OnOutcome done) {
+  // Also of one that is only answered, or kept.
+  CountWork(WorkOf(frame));
   const absl::StatusOr<Command> decoded = DecodeFrame(frame);
   CHORUS_RETURN_IF_ERROR(decoded.status());
   const Command& command = *decoded;  // large: it is not moved
@@ -45,6 +47,7 @@ void Commands::TakeHeld(const std::shared_ptr<Session>& session, absl::Time now)
     if (!held.has_value()) return;
     const absl::StatusOr<Command> next = DecodeFrame(held->frame);
     if (!next.ok()) return;  // cannot be: it decoded when it came
+    CountWork(WorkOf(held->frame));
     log.Begin(next->sequence, nullptr);
     Execute(session, *next, held->frame, now);
   }
@@ -64,7 +67,6 @@ void Commands::GoOn(const std::shared_ptr<Session>& session, absl::Time now) {
 
 void Commands::Execute(const std::shared_ptr<Session>& session, const Command& command,
                        absl::string_view frame, absl::Time now) {
-  CountWork(WorkOf(frame));
   sessions_->RenewLease(session.get(), now);
   if (const Run* run = absl::get_if<Run>(&command.body)) {
     Submit(session, *run, command.sequence, frame, absl::OkStatus(), now);
@@ -109,7 +111,8 @@ void Commands::Finish(Session* session, Sequence sequence, const absl::Status& s
 void Commands::ReleaseNames(const std::shared_ptr<Session>& session, Sequence sequence,
                             const Release& command) {
   for (ArenaId arena : command.arenas) {
-    // As with names: one that is gone is no fault.
+    // As with names: one that is gone is no fault, and an error that nobody hears is not made.
+    if (session->staging.count(arena) == 0) continue;
     storage_->ReleaseStaging(session.get(), arena).IgnoreError();
   }
   Names& names = session->names;

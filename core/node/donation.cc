@@ -5,9 +5,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/work.h"
 #include "core/node/session.h"
 
 namespace chorus::node {
+namespace {
+
+// So many names are given to others in the time of a piece of work.
+constexpr int64_t kDonationsOfWork = 4;
+
+}  // namespace
 
 // The memory of an input that nothing else has or can come to have, if it is known: of a tensor
 // that is there, or of one that a run under way makes. Null: others may read it. It is the
@@ -63,17 +70,22 @@ absl::Status Donations::Promise(const Run& command, RunState* run) {
   return absl::OkStatus();
 }
 
-// The name of what was given away stands for an error.
+// What the names of what the run was given stand for: one error, however many these are, so that no
+// others are forgotten for it.
+std::shared_ptr<const Error> Donations::Tell(const RunState& run, absl::string_view what) {
+  Error error =
+      ErrorOf(MakeError(Reason::kDonated, absl::StrCat("the tensor was donated to run ",
+                                                       run.sequence.value(), ", ", what)));
+  errors_->Record(run.session->tenant->name, &error);
+  return run.session->names.Keep(std::move(error));
+}
+
 void Donations::NameDonated(RunState* run, const RunState::Donation& donation,
-                            absl::string_view what) {
+                            const std::shared_ptr<const Error>& told) {
   const CellRef& donated = run->inputs[static_cast<size_t>(donation.input)];
-  Error error = ErrorOf(MakeError(
-      Reason::kDonated, absl::StrCat("tensor ", donation.id.slot, ".", donation.id.generation,
-                                     " was donated to run ", run->sequence.value(), ", ", what)));
-  errors_->Record(run->session->tenant->name, &error);
   auto replacement = std::make_shared<Cell>();
   replacement->state = Cell::State::kFailed;
-  replacement->error = run->session->names.Keep(std::move(error));
+  replacement->error = told;
   replacement->type = donated->type;
   replacement->device = donated->device;
   run->session->names.ReplaceTensor(donation.id, std::move(replacement));
@@ -81,22 +93,29 @@ void Donations::NameDonated(RunState* run, const RunState::Donation& donation,
 
 void Donations::Take(RunState* run) {
   run->donated = !run->donations.empty();
+  if (!run->donated) return;
+  CountWork(static_cast<int64_t>(run->donations.size()) / kDonationsOfWork);
+  const std::shared_ptr<const Error> told = Tell(*run, "whose result has its memory");
   for (const RunState::Donation& donation : run->donations) {
     const Cell& cell = *run->inputs[static_cast<size_t>(donation.input)];
     cell.buffer->set_state(Buffer::State::kResult);
     cell.buffer->DropMirrors();  // of what stood there
-    NameDonated(run, donation, "whose result has its memory");
+    NameDonated(run, donation, told);
   }
 }
 
 void Donations::Return(RunState* run) {
   if (run->donations.empty()) return;
+  CountWork(static_cast<int64_t>(run->donations.size()) / kDonationsOfWork);
+  const bool is_lost = run->donated && !run->held_back;
+  const std::shared_ptr<const Error> told =
+      is_lost ? Tell(*run, "which failed after it had written there") : nullptr;
   for (const RunState::Donation& donation : run->donations) {
-    const CellRef& cell = run->inputs[static_cast<size_t>(donation.input)];
-    if (run->donated && !run->held_back) {
-      NameDonated(run, donation, "which failed after it had written there");
+    if (is_lost) {
+      NameDonated(run, donation, told);
       continue;
     }
+    const CellRef& cell = run->inputs[static_cast<size_t>(donation.input)];
     cell->donated_to = Sequence();
     if (run->donated) run->session->names.ReplaceTensor(donation.id, cell);
   }

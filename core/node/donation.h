@@ -34,7 +34,9 @@ class Donations {
 
  private:
   BufferRef SoleBufferOf(const CellRef& cell);
-  void NameDonated(RunState* run, const RunState::Donation& donation, absl::string_view what);
+  std::shared_ptr<const Error> Tell(const RunState& run, absl::string_view what);
+  void NameDonated(RunState* run, const RunState::Donation& donation,
+                   const std::shared_ptr<const Error>& told);
 
   RunTable* const runs_;
   ErrorStore* const errors_;

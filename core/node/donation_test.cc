@@ -135,7 +135,7 @@ class DonationTest : public ::testing::Test {
     EXPECT_EQ((*named)->device, donated.device);
     const Error& error = *(*named)->error;
     EXPECT_EQ(error.reason, Reason::kDonated);
-    EXPECT_EQ(error.message, "tensor 0.1 was donated to run 7, " + how);
+    EXPECT_EQ(error.message, "the tensor was donated to run 7, " + how);
     const absl::optional<Error> recorded = errors_.Find(error.id, "uid:1");
     ASSERT_TRUE(recorded.has_value());
     EXPECT_EQ(recorded->message, error.message);

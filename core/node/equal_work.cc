@@ -8,11 +8,15 @@
 
 #include "absl/container/inlined_vector.h"
 #include "core/base/bytes.h"
+#include "core/base/work.h"
 #include "core/node/session.h"
 #include "core/node/world.h"
 
 namespace chorus::node {
 namespace {
+
+// A run lets go of so many of its shares in the time of a piece of work.
+constexpr int64_t kSharesOfWork = 8;
 
 // Ids of one kind never equal those of another.
 enum class IdKind : uint8_t { kInstance, kMemory, kBytes, kGroup, kResult };
@@ -94,6 +98,7 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
   const Plan& plan = run->plan->plan;
   if (instances.empty()) return absl::OkStatus();
   run->equal_work.resize(plan.equal_groups.size());
+  CountWork(static_cast<int64_t>(plan.equal_groups.size()));
   // Groups of equal work are of graphs with one device slot.
   const int domain = domains_->of(run->devices.front());
   for (size_t g = 0; g < plan.equal_groups.size(); ++g) {
@@ -170,6 +175,7 @@ absl::StatusOr<std::vector<BufferRef>> EqualWork::Reserve(const Plan::EqualGroup
 void EqualWork::Leave(RunState* run) {
   if (run->world == nullptr) return;
   World& world = *run->world;
+  CountWork(static_cast<int64_t>(run->equal_work.size()) / kSharesOfWork);
   for (RunState::EqualShare& share : run->equal_work) {
     share.results.reset();
     const auto* const shared = world.equal_work.Find(share.value_id);
@@ -178,8 +184,7 @@ void EqualWork::Leave(RunState* run) {
   run->equal_work.clear();
 }
 
-void EqualWork::Forget(RunState* run) {
-  Leave(run);
+void EqualWork::ForgetInstances(const RunState* run) {
   if (run->world == nullptr) return;
   const auto instances = run->world->agreement->Resolve(run->vote);
   if (!instances.ok()) return;

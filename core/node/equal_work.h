@@ -38,12 +38,12 @@ class EqualWork {
   // share with other runs. `instances` by participation; empty: it votes for an epoch that is not
   // open. RESOURCE_EXHAUSTED: it is the first to need such a buffer, and there is no memory.
   absl::Status Find(const Run& command, absl::Span<const InstanceKey> instances, RunState* run);
-  // The run is to be prepared again later. Lets go of what it has reserved with others for equal
-  // work, where no other run has it too.
+  // The run is to be prepared again later, or will not be launched. Lets go of what it has reserved
+  // with others for equal work, where no other run has it too.
   void Leave(RunState* run);
-  // The run will not be launched. Lets go of what it has reserved with others: for equal work,
-  // where no other run has it too; for its instances in any case, for their votes fail with it.
-  void Forget(RunState* run);
+  // The run will not be launched, and with it the votes for its instances fail: lets go of what was
+  // reserved for these.
+  void ForgetInstances(const RunState* run);
   // Deals a gang's groups of equal work out to the runs that have them; they meet in a communicator
   // of `lease`. RESOURCE_EXHAUSTED: where ranks cannot share, and there is no memory for each.
   absl::Status Deal(absl::Span<RunState* const> members, CommunicatorLease* lease);

@@ -213,6 +213,47 @@ TEST_F(FailingTest, AnEpochOfManyRunsEndsInTurnsOfBoundedWork) {
   }
 }
 
+// What runs had in common with others that have not come, too: of each one buffer for each group of
+// equal work.
+TEST_F(FailingTest, AnEpochLetsGoOfEqualWorkInTurnsOfBoundedWork) {
+  constexpr int kRunsAhead = 60;
+  constexpr int kGroups = 900;
+  constexpr int64_t kElements = 16384;  // so many that it is worth while to share
+  testing::RankBuilder b(/*rank=*/0, kRanks);
+  b.set_wants_grad(false);
+  NodeSpec fill;
+  fill.op = "fill";
+  fill.attributes = TypeAttributes(TensorType(DType::kF32, {kElements}));
+  fill.attributes.push_back({"value", 0.0});
+  const ValueIndex sum = b.AllReduce((*b.graph().Emit(fill))[0]);
+  for (int64_t i = 0; i < kGroups; ++i) {
+    GraphOutput output;
+    output.value = b.Op("slice", {sum}, {{"axis", int64_t{0}}, {"begin", i}, {"end", i + 1}});
+    b.graph().AddOutput(output);
+  }
+  RegisterGraph graph;
+  graph.graph = {0, 1};
+  graph.encoded = EncodeGraph(b.graph().Build());
+  Submit(rank(0), std::move(graph));
+  while (rank(0)->told.empty()) Poll();
+  for (int number = 0; number < kRunsAhead; ++number) {
+    chorus::Run run = RunOf(number, {0, 1}, /*results=*/1);
+    run.inputs.clear();
+    run.outputs.assign(kGroups, OutBinding());
+    Take(rank(0), run);
+    while (Poll()) {
+    }
+  }
+  ASSERT_EQ(node_->Stats("").live_runs, kRunsAhead);
+  ASSERT_EQ(rank(0)->told.size(), 1u);
+  Close(rank(2));
+  while (Poll()) {
+  }
+  EXPECT_EQ(rank(0)->told.size(), kRunsAhead + 1u);
+  EXPECT_EQ(node_->Stats("").runs_failed, kRunsAhead);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+}
+
 // A command that the background is done with waits for them, and no slice waits for the background,
 // which still has what the epoch kept.
 TEST_F(FailingTest, WhoComesBackFromTheBackgroundMeanwhileWaits) {

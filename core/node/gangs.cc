@@ -257,7 +257,8 @@ absl::Status Gangs::BindInputs(RunState* run) {
 
 // Finds the bytes that stand with other ranks.
 absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
-  absl::InlinedVector<int, 1> written_in;  // domains
+  absl::InlinedVector<int, 1> written_in;                            // domains
+  absl::InlinedVector<const LaunchedInstance::Part*, 16> by_member;  // once it is wanted
   for (const LaunchedInstance::Part& part : instance.parts) {
     RunState* run = runs_->Find(part.run);
     if (run == nullptr) continue;
@@ -272,13 +273,20 @@ absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
       stats_->paths.reduced_bytes += written.shared.reduced;
       stats_->paths.copied_bytes += written.shared.copied;
     }
-    for (int32_t buffer : run->plan->peer_buffers[static_cast<size_t>(part.participation)]) {
+    const auto& peers = run->plan->peer_buffers[static_cast<size_t>(part.participation)];
+    if (!peers.empty() && by_member.empty()) {
+      for (const LaunchedInstance::Part& other : instance.parts) {
+        const auto member = static_cast<size_t>(other.member.value());
+        if (member >= by_member.size()) by_member.resize(member + 1);
+        by_member[member] = &other;
+      }
+    }
+    for (int32_t buffer : peers) {
       const BufferSpec& spec = run->plan->plan.buffers[static_cast<size_t>(buffer)];
       if (spec.bytes == 0) continue;
-      const LaunchedInstance::Part* peer = nullptr;
-      for (const LaunchedInstance::Part& other : instance.parts) {
-        if (other.member.value() == spec.list_member) peer = &other;
-      }
+      const auto member = static_cast<size_t>(spec.list_member);
+      const LaunchedInstance::Part* const peer =
+          member < by_member.size() ? by_member[member] : nullptr;
       RunState* owner = peer == nullptr ? nullptr : runs_->Find(peer->run);
       if (owner == nullptr) {
         // A member that abandoned this gradient gives zeros: the launch writes them.

@@ -135,7 +135,7 @@ TEST_F(DonationTest, TheResultHasTheMemoryAndTheNameIsGone) {
     const Error error = ErrorOf(ranks_[r]->Read(given_).status());
     EXPECT_EQ(error.reason, Reason::kDonated);
     EXPECT_EQ(error.code, absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(error.message, testing::HasSubstr(absl::StrCat("tensor 0.1 was donated to run ",
+    EXPECT_THAT(error.message, testing::HasSubstr(absl::StrCat("the tensor was donated to run ",
                                                                ranks_[r]->last_sequence().value(),
                                                                ", whose result has its memory")));
   }
@@ -150,6 +150,56 @@ TEST_F(DonationTest, TheResultHasTheMemoryAndTheNameIsGone) {
     ranks_[r]->RunLocal(1, {given_}, {3, 1});
     EXPECT_EQ(ErrorOf(ranks_[r]->LastOutcome()).reason, Reason::kDonated);
   }
+}
+
+// However many inputs runs are given, the names of each run's stand for one error: nobody else's is
+// forgotten.
+TEST_F(DonationTest, ManyDonationsTakeNobodysErrors) {
+  constexpr int32_t kEach = 700;
+  constexpr uint32_t kRuns = 3;  // together more than are kept (ErrorStore)
+  Start(1);
+  DirectRank& rank = *ranks_[0];
+  GraphBuilder made(1, {});
+  GraphBuilder negated(1, {});
+  for (int32_t i = 0; i < kEach; ++i) {
+    AddOutput(&made, AddFill(&made, 1, i));
+    const ValueIndex x = AddInput(&negated, TensorType(DType::kF32, {1}), /*donatable=*/true);
+    AddOutput(&negated, AddOp(&negated, "neg", {x}), /*may_alias=*/i);
+  }
+  rank.Register(0, made.Build());
+  rank.Register(1, negated.Build());
+  rank.RunLocal(1, {}, {5000, 1});  // wants inputs
+  const Error before = ErrorOf(rank.LastOutcome());
+  ASSERT_NE(before.id, ErrorId());
+  for (uint32_t number = 1; number <= kRuns; ++number) {
+    SCOPED_TRACE(number);
+    std::vector<TensorId> given;
+    std::vector<TensorId> results;
+    for (int32_t i = 0; i < kEach; ++i) {
+      given.push_back({i, number});
+      results.push_back({kEach + i, number});
+    }
+    rank.Submit(DirectRank::LocalRun(0, {}, given));
+    ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+    chorus::Run run = DirectRank::LocalRun(1, {given.begin(), given.end()}, results);
+    run.donate.assign(kEach, true);
+    rank.Submit(std::move(run));
+    ASSERT_TRUE(rank.LastOutcome().ok()) << rank.LastOutcome();
+    const Error first = ErrorOf(rank.Read(given.front()).status());
+    const Error last = ErrorOf(rank.Read(given.back()).status());
+    EXPECT_EQ(first.reason, Reason::kDonated);
+    EXPECT_EQ(first.id, last.id);
+    Release release;
+    release.tensors = given;
+    release.tensors.insert(release.tensors.end(), results.begin(), results.end());
+    rank.Submit(std::move(release));
+  }
+  EXPECT_EQ(rank.Stats().paths.donated_bytes, int64_t{4} * kEach * kRuns);
+  const auto found = rank.Call<absl::StatusOr<Error>>(
+      [&before](LocalNode& node, absl::Time, Promise<absl::StatusOr<Error>>* done) {
+        done->Set(node.FindError(before.id, "uid:0"));
+      });
+  EXPECT_TRUE(found.ok()) << found.status();
 }
 
 TEST_F(DonationTest, ARefusedRunGivesItBack) {

@@ -13,6 +13,9 @@
 namespace chorus::node {
 namespace {
 
+// So many buffers that runs had in common are let go of in one turn.
+constexpr size_t kLetGoAtOnce = 512;
+
 // What the ranks are told of a device that failed.
 absl::Status ExecFailure(const absl::Status& status) {
   Error error = ErrorOf(status);
@@ -197,9 +200,9 @@ void Runs::CastVote(RunState* run, absl::Time now) {
     }
   }
   vote.externally_blocked = run->blockers > 0;
-  vote.results = static_cast<int64_t>(run->outputs.size());
-  vote.launch_work =
-      WorkOf(*run) + std::min<int64_t>(Executor::kSliceSteps,
+  vote.results = static_cast<int64_t>(run->outputs.size()) + run->plan->looked_at;
+  vote.launch_work = WorkOf(*run) + run->plan->looked_at +
+                     std::min<int64_t>(Executor::kSliceSteps,
                                        static_cast<int64_t>(run->graph->graph.nodes.size()));
   run->phase = RunState::Phase::kVoted;
   failures_->Note(FlightKind::kVoted, now, run->session.get(), world.get(), run->sequence);
@@ -214,7 +217,10 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
                   RunState* run, const absl::Status& why, absl::Time now) {
   Error error = ErrorOf(why);
   holders_->Explain(*session, run, &error);
-  if (run != nullptr) equal_work_->Forget(run);
+  if (run != nullptr) {
+    equal_work_->ForgetInstances(run);
+    equal_work_->Leave(run);
+  }
   // Decided first: the session is told which epoch is open then.
   std::vector<std::pair<std::shared_ptr<World>, Agreement::Decision>> decisions;
   for (const NamedWorld& named : WorldsNamed(command, *session)) {
@@ -245,7 +251,7 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
   Error error = ErrorOf(why);
   holders_->Explain(*run->session, run, &error);
-  equal_work_->Forget(run);
+  equal_work_->ForgetInstances(run);
   Agreement::Decision decision = DecideRefusal(*run, ForAgreement(*world, error), now);
   SayOpenEpoch(*world, world->agreement->epoch(), &error);
   Fail(run, error, now);
@@ -334,7 +340,7 @@ void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& ac
   if (action.opened != Epoch()) {
     SayOpenEpoch(*world, action.opened, &error);
   } else {
-    equal_work_->Forget(run);
+    equal_work_->ForgetInstances(run);
   }
   if (run->launches_left > 0) gangs_->Abort(run->gang, ToStatus(error), now);
   Fail(run, error, now);
@@ -363,13 +369,14 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
   ended->error = error;
   const bool all_have_failed = FailThose(ended, /*goes_on=*/false, now);
   const bool fails_later =
-      !all_have_failed ||
+      !all_have_failed || world->equal_work.size() > kLetGoAtOnce ||
       std::any_of(world->members.begin(), world->members.end(), [](const World::Member& m) {
         return m.session != nullptr && m.session->failing > 0;
       });
   if (fails_later) {
     // Whoever goes on in the next epoch has the memory of this one, what ranks had in common too.
     LetGoOfShared(std::exchange(world->shared, {}));
+    LetGoOfEqualWork(std::make_shared<EqualResults>(std::exchange(world->equal_work, {})));
     AfterFailing(HoldBackAll(*world));
   }
   world->shared.clear();
@@ -631,6 +638,8 @@ void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
   ++stats_->runs_failed;
   const std::shared_ptr<const Error> kept = session->names.Keep(error);
   if (run->launches_left == 0) donations_->Return(run);
+  // What an epoch that has ended had in common has gone with it.
+  if (run->gang < 0 && run->world != nullptr && !HasEnded(*run)) equal_work_->Leave(run);
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* cell = run->outputs[i].get();
     if (cell == nullptr) continue;
@@ -709,20 +718,29 @@ bool Runs::Continue(absl::Time now) {
 }
 
 void Runs::LetGoOfShared(SharedResults shared) {
-  constexpr int kResults = 512;
   if (shared.empty()) return;
   auto held = std::make_shared<SharedResults>(std::move(shared));
   // Each piece begins where the last one ended.
   auto next = std::make_shared<SharedResults::iterator>(held->begin());
-  for (size_t done = 0; done < held->size(); done += kResults) {
+  for (size_t done = 0; done < held->size(); done += kLetGoAtOnce) {
     AfterFailing([held, next] {
-      for (int i = 0; i < kResults && *next != held->end(); ++i) held->erase((*next)++);
-      CountWork(kResults);
+      for (size_t i = 0; i < kLetGoAtOnce && *next != held->end(); ++i) held->erase((*next)++);
+      CountWork(kLetGoAtOnce);
     });
   }
   // Empty it still has many pages.
   AfterFailing([this, held = std::move(held)]() mutable {
     background_->Do(/*tenant=*/"", [held = std::move(held)] {}, [] {});
+  });
+}
+
+void Runs::LetGoOfEqualWork(std::shared_ptr<EqualResults> results) {
+  if (results->size() == 0) return;
+  AfterFailing([this, results = std::move(results)] {
+    const size_t had = results->size();
+    results->ForgetPart();
+    CountWork(static_cast<int64_t>(had - results->size()));
+    LetGoOfEqualWork(results);
   });
 }
 

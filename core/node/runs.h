@@ -152,6 +152,8 @@ class Runs final : public AgreementListener {
   using SharedResults = decltype(World::shared);
   // In pieces, behind what fails by now.
   void LetGoOfShared(SharedResults shared);
+  using EqualResults = decltype(World::equal_work);
+  void LetGoOfEqualWork(std::shared_ptr<EqualResults> results);
   // No member of the world goes on until what this returns is called.
   std::function<void()> HoldBackAll(const World& world);
   void LetGoOn(const std::shared_ptr<Session>& session);

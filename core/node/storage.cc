@@ -16,13 +16,16 @@ namespace chorus::node {
 namespace {
 
 constexpr int64_t kBackgroundCopyBytes = 256 << 10;
+// What a copy of that many bytes takes that lie side by side, as StridedExtent counts it.
+constexpr int64_t kBackgroundCopyWork = 6144;
 // What is put in order before others' work in the background has its turn.
-constexpr int64_t kGatheredBytes = 16 << 20;
+constexpr int64_t kGatheredWork = 64 * kBackgroundCopyWork;
 
 // Whether a copy from or to staging memory is not made by the node's thread: a large one, or one of
 // so many that this slice has done enough.
-bool IsForLater(int64_t bytes) {
-  return bytes >= kBackgroundCopyBytes || (bytes > kBytesOfWork && !SliceHasTime());
+bool IsForLater(int64_t work) {
+  constexpr int64_t kSmallWork = 64;  // to put it off costs no less
+  return work >= kBackgroundCopyWork || (work > kSmallWork && !SliceHasTime());
 }
 
 absl::Status CheckInline(const InlineData& data, const TensorType& type) {
@@ -255,6 +258,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   Bound bound;
   BufferRef copy;                  // in host memory
   std::shared_ptr<Arena> gathers;  // what is to be copied from there in the background
+  int64_t work = 0;                // of that copy
   Charge gathering;
   if (const auto* data = absl::get_if<InlineData>(&binding)) {
     CHORUS_RETURN_IF_ERROR(CheckInline(*data, type));
@@ -288,11 +292,13 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       return bound;
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
-    if (IsForLater(bytes)) {
+    work = extent.work;
+    if (IsForLater(work)) {
       CHORUS_ASSIGN_OR_RETURN(
           gathering, session.budget->Charge(Domain::kHost, Resource::kRunBytes, kBytesToCopyLater));
       gathers = std::move(arena);
     } else {
+      CountWork(work);
       CopyStrided(type, range.strides, 0, type.num_elements(), source, copy->host());
     }
   }
@@ -305,7 +311,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   bound.address = bound.buffer->address();
   if (gathers != nullptr) {
     bound.arrival = Arrival::kLater;
-    Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, copy,
+    Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, work, copy,
            [this, charge = std::make_shared<Charge>(std::move(gathering)), device,
             target = bound.buffer, copy, arrived = std::move(arrived)] {
              if (host_) return arrived(Arrival::kLater, absl::OkStatus());
@@ -320,10 +326,10 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
 }
 
 template <typename Copy>
-void Storage::InParts(const std::string& tenant, const TensorType& type, Copy copy,
+void Storage::InParts(const std::string& tenant, int64_t elements, int64_t work, Copy copy,
                       std::function<void()> done) {
-  const int64_t part = kGatheredBytes / DTypeBytes(type.dtype);
-  const int64_t elements = type.num_elements();
+  const int64_t parts = 1 + work / kGatheredWork;
+  const int64_t part = (elements + parts - 1) / parts;
   int64_t begin = 0;
   for (; elements - begin > part; begin += part) {
     background_->Do(
@@ -334,12 +340,12 @@ void Storage::InParts(const std::string& tenant, const TensorType& type, Copy co
 }
 
 void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
-                     const ExternalRange& range, const TensorType& type, BufferRef copy,
-                     std::function<void()> gathered) {
+                     const ExternalRange& range, const TensorType& type, int64_t work,
+                     BufferRef copy, std::function<void()> gathered) {
   const char* const from = arena->data() + range.offset;
   char* const to = copy->host();
   InParts(
-      session.tenant->name, type,
+      session.tenant->name, type.num_elements(), work,
       [type, strides = range.strides, from, to](int64_t begin, int64_t end) {
         CopyStrided(type, strides, begin, end, from, to);
       },
@@ -356,6 +362,7 @@ absl::StatusOr<ClientTarget> Storage::FindTarget(const Session& session, const E
                           CheckStrided(type, range.strides, range.offset, target.arena->bytes()));
   CHORUS_RETURN_IF_ERROR(CheckNoOverlap(type, range.strides));
   target.offset = range.offset;
+  target.work = extent.work;
   if (extent.contiguous) return target;
   target.strides = range.strides;
   if (!host_ && type.num_bytes() > 0) {
@@ -390,11 +397,13 @@ void Storage::Spread(const std::string& tenant, const char* from, const TensorTy
   const auto spread = [type, strides = target.strides, from, to](int64_t begin, int64_t end) {
     SpreadStrided(type, strides, begin, end, from, to);
   };
-  if (!IsForLater(type.num_bytes())) {
+  if (!IsForLater(target.work)) {
+    CountWork(target.work);
     spread(0, type.num_elements());
     return done();
   }
-  InParts(tenant, type, spread, [arena = target.arena, done = std::move(done)] { done(); });
+  InParts(tenant, type.num_elements(), target.work, spread,
+          [arena = target.arena, done = std::move(done)] { done(); });
 }
 
 // On the device's copy stream, beside what the device and the node do meanwhile.

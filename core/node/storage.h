@@ -156,14 +156,14 @@ class Storage {
                     Arrival arrival, OnArrived arrived);
   // Puts elements of client memory in order, beside the node thread.
   void Gather(const Session& session, std::shared_ptr<Arena> arena, const ExternalRange& range,
-              const TensorType& type, BufferRef copy, std::function<void()> gathered);
+              const TensorType& type, int64_t work, BufferRef copy, std::function<void()> gathered);
   // From host memory, which stands until `done`.
   void Spread(const std::string& tenant, const char* from, const TensorType& type,
               const ClientTarget& target, std::function<void()> done);
-  // Copies ranges of elements in the background, a part at a time: others' work comes in between.
-  // `done` stays on this thread.
+  // Copies ranges of elements in the background, which take so much `work`, a part at a time:
+  // others' work comes in between. `done` stays on this thread.
   template <typename Copy>
-  void InParts(const std::string& tenant, const TensorType& type, Copy copy,
+  void InParts(const std::string& tenant, int64_t elements, int64_t work, Copy copy,
                std::function<void()> done);
 
   const NodeOptions* const options_;

@@ -187,6 +187,33 @@ TEST_F(StorageTest, MuchThatIsStridedIsCopiedBesideTheNodeThread) {
   }
 }
 
+// Few bytes, each of which stands in a page of its own, that may have to be made first.
+TEST_F(StorageTest, WhatIsFarApartIsCopiedBesideTheNodeThread) {
+  constexpr int64_t kPages = 1024;
+  constexpr int64_t kPage = 4096;
+  const absl::StatusOr<StagingArena> staging = CreateStaging(kPages * kPage);
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  std::string expected(kPages, '\0');
+  for (int64_t i = 0; i < kPages; i += 7) {
+    expected[static_cast<size_t>(i)] = static_cast<char>(1 + i % 100);
+    ASSERT_TRUE(storage_
+                    ->WriteStaging(*session_, staging->arena, i * kPage,
+                                   absl::string_view(&expected[static_cast<size_t>(i)], 1))
+                    .ok());
+  }
+  absl::optional<absl::Status> outcome;
+  const absl::StatusOr<Storage::Bound> bound =
+      storage_->Bind(*session_, Staged(staging->arena, 0, {kPage}),
+                     TensorType(DType::kU8, {kPages}), DeviceIndex(0), /*stable=*/true,
+                     [&](Storage::Arrival, const absl::Status& status) { outcome = status; });
+  ASSERT_TRUE(bound.ok()) << bound.status();
+  EXPECT_EQ(bound->arrival, Storage::Arrival::kLater);
+  while (!outcome.has_value()) {
+    if (!launcher_->Drain([](const CompletionMessage&) {})) std::this_thread::yield();
+  }
+  EXPECT_EQ(std::string(bound->buffer->host(), kPages), expected);
+}
+
 TEST_F(StorageTest, InlineBytesAreAsManyAsTheTypeSays) {
   const TensorType two(DType::kF32, {2});
   const auto bound = Bind(Inline("abcdefgh"), two, /*stable=*/true);

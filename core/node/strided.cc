@@ -73,7 +73,6 @@ template <typename Row>
 void ForEachRow(const TensorType& type, const std::vector<int64_t>& client_strides, int64_t begin,
                 int64_t end, Row row) {
   if (begin == end) return;
-  CountWork(2 * (end - begin) * DTypeBytes(type.dtype) / kBytesOfWork);
   std::vector<int64_t> sizes = type.sizes();
   std::vector<int64_t> strides = client_strides.empty() ? RowMajorStrides(sizes) : client_strides;
   if (sizes.empty()) {
@@ -104,6 +103,25 @@ void ForEachRow(const TensorType& type, const std::vector<int64_t>& client_strid
       ++index[i - 1];
     }
   }
+}
+
+// What a copy takes of so many bytes, which stand in pages that may have to be made: the system
+// takes 0.7 to 6 us for each (measured).
+int64_t WorkOf(int64_t bytes, int64_t pages) {
+  constexpr int64_t kWorkOfPage = 32;
+  return 2 * bytes / kBytesOfWork + kWorkOfPage * pages;
+}
+constexpr int64_t kPage = 4096;
+// Of memory that is strided, from its first byte to its last so many.
+int64_t WorkOfStrided(const TensorType& type, std::vector<int64_t> strides, int64_t spanned) {
+  // Measured: 30 ns an element that stands alone, 60 a row.
+  constexpr int64_t kElementsOfWork = 2;
+  std::vector<int64_t> sizes = type.sizes();
+  Merge(&sizes, &strides);
+  const int64_t elements = type.num_elements();
+  const bool apart = strides.back() != 1;
+  return WorkOf(type.num_bytes(), std::min(elements, 1 + spanned / kPage)) +
+         (apart ? elements / kElementsOfWork : 0) + elements / sizes.back();
 }
 
 }  // namespace
@@ -144,6 +162,8 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
       __builtin_mul_overflow(end, DTypeBytes(type.dtype), &end) || end > arena_bytes - offset) {
     return outside();
   }
+  extent.work =
+      extent.contiguous ? WorkOf(end, 1 + end / kPage) : WorkOfStrided(type, strides, end);
   return extent;
 }
 

@@ -15,6 +15,9 @@ namespace chorus::node {
 
 struct StridedExtent {
   bool contiguous = false;  // row-major without gaps: no copy is needed to read it
+  // What a copy of all of it takes, in pieces (core/base/work.h): of the bytes, of elements that
+  // are apart, of rows, and most of all of pages, which the client may have made anew.
+  int64_t work = 0;
 };
 
 // Checks that every element of `type` at `strides` (elements; empty: row-major; 0 repeats, negative

@@ -347,11 +347,13 @@ class DeviceExecutor final : public Executor {
   void EnqueueSlice() {
     UnderWay& launch = launch_;
     DeviceProgram* const plan = launch.plan;
-    const size_t left = plan->steps.size() - launch.next;
-    const size_t end = launch.next + std::min(left, static_cast<size_t>(slice_));
-    CountWork(static_cast<int64_t>(end - launch.next));
-    for (; launch.next < end; ++launch.next, --slice_) {
+    constexpr size_t kOperandsOfStep = 8;  // so many more take as long as a step more
+    for (; launch.next < plan->steps.size() && slice_ > 0; ++launch.next) {
       DeviceProgram::LoadedStep& step = plan->steps[launch.next];
+      const auto pieces =
+          static_cast<int64_t>(1 + (step.inputs.size() + step.outputs.size()) / kOperandsOfStep);
+      CountWork(pieces);
+      slice_ -= pieces;
       // Devices that commit together do so at one point among their collectives: where the first of
       // them may have to hold back, and before the barrier behind equal work, which is the last
       // step.
@@ -363,7 +365,7 @@ class DeviceExecutor final : public Executor {
       }
       Enqueue(&step, launch.guard.get(), &launch.failure);
     }
-    if (end < plan->steps.size()) return;
+    if (launch.next < plan->steps.size()) return;
     if (launch.commits && launch.guard == nullptr) {
       launch.guard = MakeGuard(launch.uses, launch.failure);
     }
@@ -865,7 +867,7 @@ class DeviceExecutor final : public Executor {
   std::deque<std::pair<LaunchId, std::weak_ptr<Ending>>> endings_;
   UnderWay launch_;
   bool launching_ = false;                    // it is not enqueued whole
-  int64_t slice_ = 0;                         // steps that may still be enqueued in this call
+  int64_t slice_ = 0;                         // pieces that may still be done in this call
   std::deque<std::function<void()>> behind_;  // calls that wait for that
   bool unwinding_ = false;                    // their turn has come
   LaunchMessage message_;                     // the one being launched

@@ -117,11 +117,18 @@ void AddNode(const PlanState& state, NodeIndex n, bool sharable, Candidate* cand
   }
 }
 
-void TakeCandidate(Candidate* candidate, PlanState* state) {
+// `work_so_far`: of the candidates that were taken. Beyond a bound each rank does the work itself.
+void TakeCandidate(Candidate* candidate, PlanState* state, int64_t* work_so_far) {
   if (!candidate->after_collective || candidate->results.empty() ||
       candidate->bytes < state->options.least_equal_bytes) {
     return;
   }
+  // Each run of the plan finds all of them anew, on the node's thread.
+  constexpr int64_t kMostWork = 16384;
+  constexpr int64_t kWorkOfGroup = 16;  // that of a leaf is 1
+  const int64_t work = kWorkOfGroup + static_cast<int64_t>(candidate->leaves.size());
+  if (*work_so_far + work > kMostWork) return;
+  *work_so_far += work;
   const auto leaves = static_cast<ValueIndex>(candidate->leaves.size());
   for (Node& node : candidate->graph.nodes) {
     for (ValueIndex& v : node.inputs) v = v < 0 ? ~v : v + leaves;
@@ -164,7 +171,8 @@ void FindEqualWork(PlanState* state) {
     if (candidate != candidate_of.end())
       AddNode(*state, n, sharable[n], &candidates[candidate->second]);
   }
-  for (Candidate& candidate : candidates) TakeCandidate(&candidate, state);
+  int64_t work = 0;
+  for (Candidate& candidate : candidates) TakeCandidate(&candidate, state, &work);
 }
 
 }  // namespace chorus::planning

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/ops/testing/rank_builder.h"
 #include "core/runtime/device_plan.h"
@@ -57,6 +59,28 @@ TEST(EqualWorkTest, AnUpdateIsAGroupOfEqualWork) {
   EXPECT_EQ(device.steps[5].wait, device.steps[4].record);
   ASSERT_EQ(plan.collectives[0].size(), 2u);
   EXPECT_TRUE(plan.collectives[0][1].equal_work);
+}
+
+// Each run finds all of them again, on the node's thread: of more than it has time for, the first.
+TEST(EqualWorkTest, GroupsAreSoManyThatARunFindsThemInASlice) {
+  const auto graph_of = [](int leaves, int groups) {
+    RankBuilder b(0, 2);
+    const ValueIndex sum = b.AllReduce(b.Input(F32({10000})));
+    std::vector<ValueIndex> others;
+    for (int i = 1; i < leaves; ++i) others.push_back(b.Input(F32({10000})));
+    for (int g = 0; g < groups; ++g) {
+      std::vector<ValueIndex> factors = others;
+      factors.push_back(sum);
+      AddOutput(&b, b.Op("product", factors));
+    }
+    return b.graph().Build();
+  };
+  for (const auto& [leaves, groups] : {std::pair<int, int>(1, 3000), {2, 3000}, {500, 100}}) {
+    const Plan plan = Compile(graph_of(leaves, groups));
+    EXPECT_EQ(plan.equal_groups.size(), static_cast<size_t>(16384 / (16 + leaves))) << leaves;
+    EXPECT_EQ(plan.outputs.front().equal_group, 0);
+    EXPECT_EQ(plan.outputs.back().equal_group, -1);
+  }
 }
 
 TEST(EqualWorkTest, GroupsOfEqualWorkAreEqualAcrossRanksAndDifferWithTheWork) {
