@@ -24,6 +24,12 @@ bool IsLost(const absl::Status& status) {
   }
 }
 
+bool IsNoOutcome(const absl::Status& status) {
+  const Error error = ErrorOf(status);
+  return error.reason == Reason::kSequenceGap || error.reason == Reason::kTransportTimeout ||
+         (error.code == absl::StatusCode::kResourceExhausted && error.id == ErrorId());
+}
+
 std::string SourceOf(CallSite site) {
   return std::string(ShortSourceLine(absl::StrCat(site.file, ":", site.line)));
 }

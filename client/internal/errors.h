@@ -19,6 +19,11 @@ namespace internal {
 absl::Status ForkedError();
 // True for errors after which there is no daemon to tell anything.
 bool IsLost(const absl::Status& status);
+// Whether `status`, the end of a call or of a wait for a command, is no outcome of that: the daemon
+// has not taken it, for a gap or for want of room, or has had no room for whoever waits, or the
+// call has ended before its command. Then it may be sent again: one that was taken is answered from
+// the record. What a command of the log comes to is recorded: such an error has the record's id.
+bool IsNoOutcome(const absl::Status& status);
 // At most kMaxSourceLineBytes: the end of it, where the path is longer.
 std::string SourceOf(CallSite site);
 // `status` with the call site, where it has none.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "client/internal/errors.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -20,7 +21,7 @@ absl::optional<bool> WentWell(Link* link, Sequence command) {
   const auto outcome = link->Peek(command);
   if (!outcome.ok()) {
     const absl::Status told = link->WaitCommand(command, kAnswer);
-    if (ErrorOf(told).reason == Reason::kTransportTimeout) return absl::nullopt;
+    if (IsNoOutcome(told)) return absl::nullopt;
     return told.ok();
   }
   if (!outcome->has_value()) return absl::nullopt;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/internal/calls.h"
+#include "client/internal/errors.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -424,7 +425,7 @@ absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr
   // be known.
   if (const Sequence given(data->given_to.load()); given != Sequence()) {
     const absl::Status over = link_->WaitCommand(given, wait_timeout_);
-    if (ErrorOf(over).reason == Reason::kTransportTimeout) return over;
+    if (IsNoOutcome(over)) return over;
   }
   CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
   struct Kept {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "client/internal/errors.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 
@@ -32,7 +33,8 @@ absl::Status StagingPool::Await(Block* block) const {
   const absl::Time deadline = SteadyNow() + wait_timeout_;
   while (!IsFree(block)) {
     const absl::Status done = link_->WaitCommand(block->readers.back(), deadline - SteadyNow());
-    if (ErrorOf(done).reason == Reason::kTransportTimeout) return done;
+    // It may be under way, and read the block.
+    if (IsNoOutcome(done)) return done;
     block->readers.pop_back();
   }
   return absl::OkStatus();

@@ -27,6 +27,7 @@ class TestLink : public testing::NullLink {
   absl::Status WaitCommand(Sequence sequence, absl::Duration) override {
     waits.push_back(sequence.value());
     if (over.count(sequence.value()) > 0) return absl::OkStatus();
+    if (has_no_room) return MakeError(Reason::kQuota, "too many wait");
     if (!ends_when_waited_for) return MakeError(Reason::kTransportTimeout, "not over");
     over.insert(sequence.value());
     return absl::OkStatus();
@@ -41,6 +42,7 @@ class TestLink : public testing::NullLink {
 
   std::set<int64_t> over;
   bool ends_when_waited_for = false;
+  bool has_no_room = false;  // for whoever waits
   std::vector<int64_t> waits;
   std::vector<std::unique_ptr<std::vector<char>>> memory;
 };
@@ -99,6 +101,11 @@ TEST_F(StagingTest, WhereAllIsFullItWaitsForAllReadersOfOneBlock) {
   ExpectBytes();
   const absl::Status full = Send(kImages, 'c');
   EXPECT_EQ(ErrorOf(full).reason, Reason::kTransportTimeout) << full;
+  // That nobody may wait says nothing of the command.
+  link_.has_no_room = true;
+  EXPECT_EQ(ErrorOf(Send(kImages, 'c')).reason, Reason::kQuota);
+  ExpectBytes();
+  link_.has_no_room = false;
   link_.ends_when_waited_for = true;
   link_.waits.clear();
   ASSERT_TRUE(Send(kImages, 'd').ok());

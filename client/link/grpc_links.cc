@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/internal/errors.h"
 #include "client/link/outcomes.h"
 #include "core/base/bytes.h"
 #include "core/base/clock.h"
@@ -38,16 +39,6 @@ absl::Status ToMessage(const Command& command, v1::Command* message) {
   if (frame.size() <= kMaxFrameBytes) return absl::OkStatus();
   return Malformed(absl::StrCat("command ", command.sequence.value(), ": expected at most ",
                                 kMaxFrameBytes, " bytes as a frame, got ", frame.size()));
-}
-
-// Whether `status`, the end of a call, is no outcome of its command: the daemon has not taken it,
-// for a gap or for want of room, or the call has ended before its command. Then it may be sent
-// again: one that was taken is answered from the record. What a command of the log comes to is
-// recorded: such an error has the record's id.
-bool IsNoOutcome(const absl::Status& status) {
-  const Error error = ErrorOf(status);
-  return error.reason == Reason::kSequenceGap || error.reason == Reason::kTransportTimeout ||
-         (error.code == absl::StatusCode::kResourceExhausted && error.id == ErrorId());
 }
 
 // Outcomes that come by themselves; a tensor's is its producer's.

@@ -24,6 +24,16 @@ struct ShardedOptimizer::Flat {
   int64_t piece = 0;  // elements of each rank's
 };
 
+namespace {
+
+// Of a frozen one the piece would go on moving: by its momentum, or as its weights decay.
+absl::Status CheckIsTrained(const Variable& parameter, size_t index) {
+  if (parameter.requires_grad()) return absl::OkStatus();
+  return BadType(absl::StrCat("the optimizer's parameter ", index, " is frozen"));
+}
+
+}  // namespace
+
 class ShardedOptimizer::Pieces : public Module {
  public:
   Pieces() : Module("Pieces") {}
@@ -77,6 +87,7 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
         return MakeError(Reason::kWrongState, "a parameter is not there yet: call Init first");
       }
       CHORUS_RETURN_IF_ERROR(value.status());
+      CHORUS_RETURN_IF_ERROR(CheckIsTrained(parameter, index));
       auto flat = std::find_if(flats.begin(), flats.end(), [&](const Flat& f) {
         return f.group == g && f.dtype == value.dtype();
       });
@@ -112,6 +123,11 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
 
 absl::Status ShardedOptimizer::Step(CallSite site) {
   CHORUS_RETURN_IF_ERROR(Start(site));
+  for (const Flat& flat : flats_) {
+    for (size_t i = 0; i < flat.parameters.size(); ++i) {
+      CHORUS_RETURN_IF_ERROR(CheckIsTrained(flat.parameters[i], flat.indices[i]));
+    }
+  }
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   std::vector<Tensor> gradients;

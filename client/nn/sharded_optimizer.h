@@ -15,7 +15,8 @@
 // Threads: one at a time; calls for one Group must be ordered by the caller. Ownership: it shares
 //   the parameters that it was given. Errors: returned, with the line of the call; or in the
 //   parameters' tensors. FAILED_PRECONDITION kWrongState: a parameter that is not there yet.
-//   INVALID_ARGUMENT kBadType: another kind of optimizer for Gather and Scatter.
+//   INVALID_ARGUMENT kBadType: a parameter that is frozen, at the time of a step; another kind of
+//   optimizer for Gather and Scatter.
 #ifndef CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 #define CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 

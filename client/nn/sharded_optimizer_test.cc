@@ -179,6 +179,28 @@ TEST(ShardedOptimizerTest, AParameterWithoutGradientCountsWithZerosAndOneThatIsN
   });
 }
 
+// Its piece would go on moving.
+TEST(ShardedOptimizerTest, AFrozenParameterIsRefused) {
+  OnRanks(2, [&](const World& world, int) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    module->parameters()[1].RequireGrad(false);
+    ShardedOptimizer optimizer(module->parameters(), world,
+                               [](const std::vector<ParameterGroup>& pieces) {
+                                 return std::make_unique<AdamW>(pieces, AdamW::Options());
+                               });
+    const std::vector<Doubles> before = ValuesOf(*module);
+    const absl::Status refused = optimizer.Step();
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("parameter 1 is frozen"));
+    EXPECT_EQ(ValuesOf(*module), before);
+    module->parameters()[1].RequireGrad(true);
+    ASSERT_TRUE(optimizer.Step().ok());
+    module->parameters()[0].RequireGrad(false);
+    EXPECT_EQ(ErrorOf(optimizer.Step()).reason, Reason::kBadType);
+  });
+}
+
 }  // namespace
 }  // namespace nn
 }  // namespace chorus

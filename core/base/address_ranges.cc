@@ -58,8 +58,9 @@ bool AddressRanges::InOnePiece(uint64_t address, int64_t bytes) const {
   auto it = pieces_.upper_bound(address);
   if (it == pieces_.begin()) return false;
   --it;
-  const auto offset = static_cast<int64_t>(address - it->first);
-  return offset <= it->second && bytes <= it->second - offset;
+  const uint64_t offset = address - it->first;
+  return offset <= static_cast<uint64_t>(it->second) &&
+         bytes <= it->second - static_cast<int64_t>(offset);
 }
 
 int64_t AddressRanges::HoleBefore(uint64_t end) const {

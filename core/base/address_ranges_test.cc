@@ -43,6 +43,7 @@ TEST(AddressRangesTest, KnowsWhatLiesInOnePiece) {
   EXPECT_TRUE(ranges.InOnePiece(piece, 20));
   EXPECT_TRUE(ranges.InOnePiece(piece + 20, 0));
   EXPECT_FALSE(ranges.InOnePiece(piece, 21));
+  EXPECT_FALSE(ranges.InOnePiece(piece + (uint64_t{1} << 63) + 4, 4)) << "as far away as can be";
   EXPECT_FALSE(ranges.InOnePiece(piece - 1, 1));
   EXPECT_FALSE(ranges.InOnePiece(piece + 21, 0));
 }

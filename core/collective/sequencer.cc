@@ -2197,6 +2197,8 @@ void Sequencer::Cancel(RunHandle run, Rank rank, absl::Time now, Actions* action
 void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
                        absl::Time now, Actions* actions) {
   BeginEvent(now);
+  // Of members who have other numbers by now, and begin anew.
+  if (epoch < since_) return;
   moves_.clear();
   steps_.clear();
   requests_.clear();
@@ -2346,8 +2348,11 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
   // What waits for it is what the waiting ranks want to read about.
   Error error(Reason::kPeerDied);
   std::string waiting;
-  for (int32_t id = timed_.head; id != kNone && waiting.empty(); id = instances_[id].next) {
+  const bool is_awaited = members_[rank.value()].lacking > 0;
+  for (int32_t id = is_awaited ? timed_.head : kNone; id != kNone && waiting.empty();
+       id = instances_[id].next) {
     const Instance& instance = instances_[id];
+    CountWork(1 + static_cast<int64_t>(instance.seats.size()) / 8);
     for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
       if (instance.seats[p].run != kNone || instance.seats[p].absent ||
           RankAt(instance.key, p) != rank) {

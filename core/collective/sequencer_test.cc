@@ -1978,6 +1978,21 @@ TEST(SequencerMemberTest, ShrinkRenumbersTheSurvivors) {
   Forward(&sequencer, 30, 0);
 }
 
+// A refusal may come late, from before it: its steps and calls are of members who begin anew.
+TEST(SequencerMemberTest, WhatWasRefusedBeforeAShrinkCountsNoMore) {
+  Sequencer sequencer = World(3);
+  Actions actions;
+  sequencer.Dead(Rank(1), "its process ended", At(0), &actions);
+  actions.clear();
+  EXPECT_THAT(sequencer.Shrink(At(0), &actions), ElementsAre(0, -1, 1));
+  actions.clear();
+  RefusedMember late = RefusedAt(0, 0, 1);
+  late.step = 57;
+  sequencer.Refuse({late}, Epoch(1), Error(), At(0), &actions);
+  EXPECT_TRUE(actions.empty());
+  Forward(&sequencer, 30, 0);
+}
+
 TEST(SequencerMemberTest, TheKthRequestForAListGivesTheSameGroup) {
   Sequencer sequencer = World(3);
   const std::vector<Rank> list = {Rank(2), Rank(0)};

@@ -485,9 +485,8 @@ void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline
   const absl::Status checked = CheckSequence(sequence);
   if (!checked.ok()) return done({sequence, checked});
   absl::StatusOr<OnOutcome> counted = Counted(**session, done);
-  if (!counted.ok()) {
-    return done({sequence, parts_->failures.RecordStatus(session->get(), counted.status())});
-  }
+  // Not recorded, as outcomes are: it says nothing of the command.
+  if (!counted.ok()) return done({sequence, counted.status()});
   const TimerQueue::Id timer = (*session)->log.Wait(sequence, deadline, *std::move(counted));
   if (wait != nullptr) wait->deadline = timer;
 }

@@ -207,7 +207,7 @@ TEST_F(StorageTest, WhatIsFarApartIsCopiedBesideTheNodeThread) {
                      TensorType(DType::kU8, {kPages}), DeviceIndex(0), /*stable=*/true,
                      [&](Storage::Arrival, const absl::Status& status) { outcome = status; });
   ASSERT_TRUE(bound.ok()) << bound.status();
-  EXPECT_EQ(bound->arrival, Storage::Arrival::kLater);
+  ASSERT_EQ(bound->arrival, Storage::Arrival::kLater);
   while (!outcome.has_value()) {
     if (!launcher_->Drain([](const CompletionMessage&) {})) std::this_thread::yield();
   }

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 
 namespace chorus {
@@ -21,8 +22,16 @@ int64_t PageBytes() {
 }
 
 ArenaMemory::~ArenaMemory() {
-  munmap(data_, static_cast<size_t>(bytes_));
-  if (writable_ != nullptr) munmap(writable_, static_cast<size_t>(bytes_));
+  for (char* const mapping : {data_, writable_}) {
+    if (mapping == nullptr) continue;
+    // To unmap pages takes 140 ms a GiB, during which nobody in this process can map anything: so
+    // they go a part at a time before.
+    constexpr int64_t kPart = 1 << 20;
+    for (int64_t at = 0; at < bytes_; at += kPart) {
+      madvise(mapping + at, static_cast<size_t>(std::min(kPart, bytes_ - at)), MADV_DONTNEED);
+    }
+    munmap(mapping, static_cast<size_t>(bytes_));
+  }
 }
 
 void ArenaMemory::Touch(int64_t offset, int64_t bytes) const {
