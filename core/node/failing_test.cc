@@ -102,13 +102,17 @@ class FailingTest : public ::testing::Test {
                   });
     return client->sequence;
   }
-  // Rank 0 alone makes its calls, and is told of none. `named`: it keeps the names of the results.
-  void RunAhead(bool named = true, int runs = kRuns) {
+  // Rank 0's only graph.
+  void Register(const Graph& registered) {
     RegisterGraph graph;
     graph.graph = {0, 1};
-    graph.encoded = EncodeGraph(AllReduces(/*rank=*/0, kResults));
+    graph.encoded = EncodeGraph(registered);
     Submit(rank(0), std::move(graph));
     while (rank(0)->told.empty()) Poll();
+  }
+  // Rank 0 alone makes its calls, and is told of none. `named`: it keeps the names of the results.
+  void RunAhead(bool named = true, int runs = kRuns) {
+    Register(AllReduces(/*rank=*/0, kResults));
     size_t over = 1;
     for (int number = 0; number < runs; ++number) {
       const TensorId first =
@@ -231,11 +235,7 @@ TEST_F(FailingTest, AnEpochLetsGoOfEqualWorkInTurnsOfBoundedWork) {
     output.value = b.Op("slice", {sum}, {{"axis", int64_t{0}}, {"begin", i}, {"end", i + 1}});
     b.graph().AddOutput(output);
   }
-  RegisterGraph graph;
-  graph.graph = {0, 1};
-  graph.encoded = EncodeGraph(b.graph().Build());
-  Submit(rank(0), std::move(graph));
-  while (rank(0)->told.empty()) Poll();
+  Register(b.graph().Build());
   for (int number = 0; number < kRunsAhead; ++number) {
     chorus::Run run = RunOf(number, {0, 1}, /*results=*/1);
     run.inputs.clear();
@@ -383,11 +383,7 @@ TEST_F(FailingTest, WhoLooksForTheLargestHoldersCountsRunsWithoutMemoryToo) {
   constexpr int kWaiting = 200;
   testing::RankBuilder b(/*rank=*/0, kRanks);
   b.Barrier();
-  RegisterGraph graph;
-  graph.graph = {0, 1};
-  graph.encoded = EncodeGraph(b.graph().Build());
-  Submit(rank(0), std::move(graph));
-  while (rank(0)->told.empty()) Poll();
+  Register(b.graph().Build());
   for (int number = 0; number < kWaiting; ++number) {
     chorus::Run run = RunOf(number, {0, 1}, /*results=*/0);
     run.inputs.clear();

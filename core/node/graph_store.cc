@@ -31,6 +31,10 @@ std::vector<int64_t> KernelBytesOf(const Graph& graph) {
   }
   return bytes;
 }
+bool HasSlowKernels(const Graph& graph) {
+  const std::vector<int64_t> bytes = KernelBytesOf(graph);
+  return std::any_of(bytes.begin(), bytes.end(), [](int64_t of_slot) { return of_slot > 0; });
+}
 
 // A graph and what checking it takes: tables of its values, which are less than the graph; the
 // types of one node, the text of an error.
@@ -172,12 +176,8 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(absl::string
   CHORUS_ASSIGN_OR_RETURN(std::vector<int64_t> maxima, CheckSymbols(graph));
   CHORUS_ASSIGN_OR_RETURN(const int64_t bytes_to_plan,
                           MemoryToPlan(graph, options_.plan.limits.max_bytes));
-  const std::vector<int64_t> of_kernels = KernelBytesOf(graph);
-  const bool has_slow_kernels =
-      std::any_of(of_kernels.begin(), of_kernels.end(),
-                  [](int64_t bytes_of_slot) { return bytes_of_slot > 0; });
   if (!large && background_ != nullptr &&
-      (bytes_to_plan > options_.max_inline_plan_bytes || has_slow_kernels)) {
+      (bytes_to_plan > options_.max_inline_plan_bytes || HasSlowKernels(graph))) {
     return nullptr;
   }
   // A graph that cannot be planned at its largest is refused now.
