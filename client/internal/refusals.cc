@@ -93,6 +93,40 @@ void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refu
   RefusedOf(member, refusals)->drops_tapes = true;
 }
 
+std::vector<Refuse> InFrames(Refuse refuse) {
+  std::vector<RefusedMember> members = std::exchange(refuse.members, {});
+  std::vector<Refuse> frames = {refuse};
+  size_t room = Refuse::kMaxCalls;
+  // As many of `from` as there is room for, from the first.
+  const auto move = [&room](auto* from, auto* to) {
+    const auto end = from->begin() + static_cast<ptrdiff_t>(std::min(room, from->size()));
+    room -= static_cast<size_t>(end - from->begin());
+    to->assign(std::make_move_iterator(from->begin()), std::make_move_iterator(end));
+    from->erase(from->begin(), end);
+  };
+  for (RefusedMember& member : members) {
+    if (frames.back().members.size() == Refuse::kMaxMembers) {
+      frames.push_back(refuse);
+      room = Refuse::kMaxCalls;
+    }
+    while (true) {
+      RefusedMember part;
+      part.rank = member.rank;
+      part.step = member.step;
+      move(&member.calls, &part.calls);
+      move(&member.gradients, &part.gradients);
+      const bool is_last = member.calls.empty() && member.gradients.empty();
+      part.rest_of_step = is_last && member.rest_of_step;
+      part.drops_tapes = is_last && member.drops_tapes;
+      frames.back().members.push_back(std::move(part));
+      if (is_last) break;
+      frames.push_back(refuse);
+      room = Refuse::kMaxCalls;
+    }
+  }
+  return frames;
+}
+
 std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::Status& why) {
   std::vector<Sequence> sent;
   for (Refuse& refuse : refusals) {
@@ -101,8 +135,10 @@ std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::St
     for (const Error::EndedEpoch& ended : refuse.why.ended) {
       refuse.why.alone |= ended.world == refuse.world;
     }
-    const absl::StatusOr<Sequence> sequence = log->Submit(std::move(refuse));
-    if (sequence.ok()) sent.push_back(*sequence);
+    for (Refuse& frame : InFrames(std::move(refuse))) {
+      const absl::StatusOr<Sequence> sequence = log->Submit(std::move(frame));
+      if (sequence.ok()) sent.push_back(*sequence);
+    }
   }
   return sent;
 }

@@ -39,6 +39,8 @@ void PutOutOfLine(const MemberTable& members, const absl::Status& why, Refusals*
 void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refusals* refusals)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
+// As many as it takes: a frame names so many members, and so many of their calls and gradients.
+std::vector<Refuse> InFrames(Refuse refuse);
 // Sends them. What comes back is for AwaitRefused, without the lock.
 std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::Status& why)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);

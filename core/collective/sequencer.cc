@@ -27,6 +27,8 @@ constexpr int64_t kWorkPerPlace = 3;
 // To say who has passed a call, and to fail an instance or a run.
 constexpr int64_t kWorkPerError = 32;
 constexpr int64_t kWorkPerFailed = 4;
+constexpr int64_t kWorkPerRefused = 4;      // a call of a group, or a gradient
+constexpr int64_t kWorkPerRefusedPair = 8;  // which may add a counter
 
 // Of a row of a list that grows by doubling; of a row of a tree, whose nodes have room for three at
 // least and are a third full; of a row of a table, which is at least a third full once it has
@@ -511,6 +513,14 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
     error.SetReason(Reason::kMismatch);
     error.alone = true;
     return ToStatus(error);
+  }
+  if (!late && ChildrenOf(tapes_[tape]).size() >= options_.max_gradients &&
+      FindInstance(key) == kNone) {
+    return MakeError(Reason::kQuota, absl::StrCat(part.descriptor.ToString(), " (", part.source,
+                                                  "): ", ChildrenOf(tapes_[tape]).size(),
+                                                  " gradients of ", key.Parent().ToString(),
+                                                  " are pending; at most ", options_.max_gradients,
+                                                  " may be: wait for some before asking for more"));
   }
   const TapeEntry& entry = EntryAt({tape, seat});
   if (StateOf({tape, seat}) != TapeEntry::State::kLive) {
@@ -1189,6 +1199,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   instance.first_vote = clock_;
   instance.seats.assign(seats, Seat());
   if (parent != kNone) {
+    BeginPending(parent);
     Tape& tape = tapes_[parent];
     instance.child = static_cast<int32_t>(tape.children.size());
     tape.children.push_back(id);
@@ -1337,8 +1348,9 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   tape_path_bytes_ += HeapBytesOf(tape.key);
   tape_by_key_.Add(hash, t);
   tape.instance = id;
+  ++waiting_tapes_;
+  BeginPending(t);
   tape.live = 0;
-  tape.children.clear();
   tape.entries.assign(instances_[id].seats.size(), TapeEntry());
   for (size_t p = 0; p < tape.entries.size(); ++p) {
     // Had one of these wanted a gradient, the tape would be there already.
@@ -1383,7 +1395,9 @@ void Sequencer::SetLabel(TapeEntry* entry, std::shared_ptr<const PartLabel> labe
 absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
   absl::optional<Error> lost;
   const TapeEntry& entry = tapes_[t].entries[seat];
-  for (const int32_t child : tapes_[t].children) {
+  const absl::Span<const int32_t> children = ChildrenOf(tapes_[t]);
+  CountWork(static_cast<int64_t>(children.size()));
+  for (const int32_t child : children) {
     const Seat& vote = instances_[child].seats[seat];
     if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
       if (!lost.has_value()) lost = LostGradientError(instances_[child].key, tapes_[t], seat);
@@ -1477,7 +1491,13 @@ void Sequencer::LeaveParent(int32_t id) {
 
 void Sequencer::ForgetTapeIfUnused(int32_t t) {
   Tape& tape = tapes_[t];
-  if (tape.instance != kNone || tape.live > 0 || !tape.children.empty()) return;
+  if (tape.instance != kNone || !ChildrenOf(tape).empty()) return;
+  if (tape.listed) {
+    tapes_.Remove(tape.pending_in == epoch_ ? &pending_tapes_ : &ended_tapes_, t);
+    tape.listed = false;
+    tape.children.clear();
+  }
+  if (tape.live > 0) return;
   tape_by_key_.Erase(t, tapes_);
   for (TapeEntry& entry : tape.entries) SetLabel(&entry, nullptr);
   tape.entries.clear();
@@ -1492,10 +1512,11 @@ int32_t Sequencer::FindInstance(const InstanceKey& key) const {
 
 int32_t Sequencer::FindTape(const InstanceKey& forward) const {
   const int32_t* const row = tape_by_key_.Find(forward, tapes_);
-  if (row == nullptr || tapes_[*row].instance == kGone) return kNone;
+  if (row == nullptr) return kNone;
   const Tape& tape = tapes_[*row];
-  if (!somebody_gone_ && refused_members_ == 0) return *row;
-  if (tape.instance != kNone || !tape.children.empty()) return *row;
+  if (tape.instance != kNone) return IsGone(tape) ? kNone : *row;
+  if (!ChildrenOf(tape).empty()) return *row;
+  if (tape.live > 0 && !somebody_gone_ && refused_members_ == 0) return *row;
   for (int32_t seat = 0; seat < static_cast<int32_t>(tape.entries.size()); ++seat) {
     if (StateOf({*row, seat}) == TapeEntry::State::kLive) return *row;
   }
@@ -1520,11 +1541,27 @@ bool Sequencer::IsRefused(EntryRef at) const {
 
 void Sequencer::ForgetGone(int32_t t) {
   LetGoOfAll(t);
-  if (tapes_[t].instance == kGone) {
+  if (IsGone(tapes_[t])) {
     tapes_[t].instance = kNone;
     --gone_tapes_;
   }
   ForgetTapeIfUnused(t);
+}
+
+absl::Span<const int32_t> Sequencer::ChildrenOf(const Tape& tape) const {
+  return tape.pending_in == epoch_ ? absl::MakeConstSpan(tape.children)
+                                   : absl::Span<const int32_t>();
+}
+
+// Or a gradient of it.
+void Sequencer::BeginPending(int32_t t) {
+  Tape& tape = tapes_[t];
+  if (tape.listed && tape.pending_in == epoch_) return;
+  if (tape.listed) tapes_.Remove(&ended_tapes_, t);
+  tape.children.clear();
+  tape.listed = true;
+  tape.pending_in = epoch_;
+  tapes_.Append(&pending_tapes_, t);
 }
 
 void Sequencer::ForgetSome() {
@@ -1535,14 +1572,17 @@ void Sequencer::ForgetSome() {
     CountWork(static_cast<int64_t>(before - pairs.size()));
     if (pairs.size() == 0) gone_pairs_.pop_back();
   }
-  if (ended_tapes_.empty() && !somebody_gone_ && refused_members_ == 0) return;
+  if (ended_tapes_.head == kNone && !somebody_gone_ && refused_members_ == 0) return;
   size_t left = options_.rows_per_event;
-  for (; left > 0 && !ended_tapes_.empty(); --left) {
-    const int32_t t = ended_tapes_.back();
-    ended_tapes_.pop_back();
-    // Or it is of something else by now.
-    if (tapes_[t].instance == kGone) ForgetGone(t);
+  for (; left > 0 && ended_tapes_.head != kNone; --left) {
+    const int32_t t = ended_tapes_.head;
+    if (IsGone(tapes_[t])) {
+      ForgetGone(t);
+    } else {
+      ForgetTapeIfUnused(t);
+    }
   }
+  if (ended_tapes_.head == kNone) ended_children_ = 0;
   for (Member& member : members_) {
     const EntryRef& newest =
         member.state == Member::State::kHere ? member.newest_refused : member.newest_entry;
@@ -2125,6 +2165,7 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     Instance& instance = instances_[id];
     if (instance.tape != kNone) {
       tapes_[instance.tape].instance = kNone;
+      --waiting_tapes_;
       ForgetTapeIfUnused(instance.tape);
     }
     Unlist(id);
@@ -2206,6 +2247,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
   for (const RefusedMember& refused : members) {
     if (!IsRank(refused.rank) || refused.step < members_[refused.rank.value()].step) continue;
     steps_.push_back({refused.rank, refused.step});
+    CountWork(kWorkPerRefused * static_cast<int64_t>(refused.gradients.size()));
     for (const RefusedCalls& calls : refused.calls) {
       InstanceKey key;
       key.group = calls.group;
@@ -2213,6 +2255,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
       key.source = calls.source;
       key.destination = calls.destination;
       key.tag = calls.tag;
+      CountWork(key.is_pair() ? kWorkPerRefusedPair : kWorkPerRefused);
       const int32_t seat = SeatOfRefused(refused.rank, key, calls.is_recv);
       if (seat == kNone) continue;
       Move move;
@@ -2435,7 +2478,7 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
     entry.consumed_in = std::min(epoch, epoch_);
     if (consumed && entry.consumed_in < epoch_) {
       // Ranks that ask again in this epoch cannot get its share.
-      for (const int32_t child : tape.children) {
+      for (const int32_t child : ChildrenOf(tape)) {
         const Seat& vote = instances_[child].seats[p];
         if (vote.run != kNone || instances_[child].key.path.back() < entry.next) continue;
         Error error = MakeInstanceError(Reason::kTapeConsumed, child);
@@ -2710,7 +2753,8 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   label_uses_.Clear();
   label_bytes_ = 0;
   tape_path_bytes_ = 0;
-  ended_tapes_.clear();
+  ended_tapes_ = {};
+  ended_children_ = 0;
   gone_tapes_ = 0;
   refused_members_ = 0;
   return new_rank;
@@ -2789,6 +2833,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
     if (instance.tape != kNone) {
       LetGoOfAll(instance.tape);
       tapes_[instance.tape].instance = kNone;
+      --waiting_tapes_;
       ForgetTapeIfUnused(instance.tape);
     }
     Unlist(id);
@@ -2826,7 +2871,11 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   KeepCause(cause);
   epoch_ = opened;
 
-  ForgetPendingTapes();
+  // Forward instances that were never launched have no gradients, and pending gradients are none
+  // any more.
+  tapes_.Splice(&ended_tapes_, &pending_tapes_);
+  gone_tapes_ += std::exchange(waiting_tapes_, 0);
+  ended_children_ += instances_.size();
   struct Remains {
     Pool<PendingRun> runs;
     Pool<Instance> instances;
@@ -2877,26 +2926,6 @@ void Sequencer::KeepCause(std::shared_ptr<const Error> cause) {
          cause_bytes_ > kMostCauseBytes) {
     cause_bytes_ -= BytesOf(*causes_.front().second);
     causes_.pop_front();
-  }
-}
-
-// Forward instances that were never launched have no gradients. The others keep their entries, but
-// for those that only gradients asked for.
-void Sequencer::ForgetPendingTapes() {
-  if (tapes_.size() == gone_tapes_) return;
-  const auto end = [this](int32_t t) {
-    tapes_[t].instance = kGone;
-    ended_tapes_.push_back(t);
-    ++gone_tapes_;
-  };
-  for (int32_t id = 0; id < instances_.end(); ++id) {
-    const Instance& instance = instances_[id];
-    if (instance.seats.empty()) continue;
-    if (instance.tape != kNone) end(instance.tape);
-    if (instance.parent == kNone) continue;
-    Tape& parent = tapes_[instance.parent];
-    parent.children.clear();
-    if (parent.instance == kNone && parent.live == 0) end(instance.parent);
   }
 }
 
@@ -3001,7 +3030,7 @@ int64_t Sequencer::SeatBytes(size_t bytes_per_seat) const {
 }
 
 int64_t Sequencer::TapeBytes() const {
-  return kInList<Tape> + kInTable<decltype(tape_by_key_)> + 2 * kInList<int32_t>;
+  return kInList<Tape> + kInTable<decltype(tape_by_key_)> + kInList<int32_t>;
 }
 
 int64_t Sequencer::InstanceBytes() const {
@@ -3016,6 +3045,7 @@ int64_t Sequencer::HeldBytes() const {
   constexpr int64_t kPair = kInTable<decltype(Member::pairs)> + kLineBytes + 16;
   int64_t bytes = tapes_.end() * TapeBytes() + instances_.end() * InstanceBytes();
   bytes += static_cast<int64_t>(tapes_.size()) * SeatBytes(sizeof(TapeEntry));
+  bytes += static_cast<int64_t>(ended_children_) * kInList<int32_t>;
   bytes += static_cast<int64_t>(HeldPairs()) * kPair;
   bytes += tape_path_bytes_ + 2 * instance_path_bytes_ + passed_path_bytes_ + vote_path_bytes_;
   const auto list = [](const auto& rows) {

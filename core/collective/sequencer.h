@@ -83,11 +83,11 @@ class Sequencer {
   // INVALID_ARGUMENT (nothing recorded, nothing appended): the vote contradicts its own rank's
   //   past: a position or a gradient's request that it has used before, a gradient of what it holds
   //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
-  //   entry; RESOURCE_EXHAUSTED kQuota: it brings more instances than may be pending or may still
-  //   be differentiated (one for what others have brought is never refused so), or a gang would
-  //   become larger than it may be. Others may wait for that part: Refuse() tells them. Where
-  //   nobody can, for what it is to be a gradient of has failed, the error is `alone`, and Refuse()
-  //   ends no epoch.
+  //   entry; RESOURCE_EXHAUSTED kQuota: it brings more instances than may be pending, of one
+  //   forward instance or at all, or may still be differentiated (one for what others have brought
+  //   is never refused so), or a gang would become larger than it may be. Others may wait for that
+  //   part: Refuse() tells them. Where nobody can, for what it is to be a gradient of has failed,
+  //   the error is `alone`, and Refuse() ends no epoch.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
   // gets kFail with that epoch's cause (its calls count), one for a position that somebody has
   // passed kFail with MISMATCH; for an epoch that is not open yet, INVALID_ARGUMENT.
@@ -191,7 +191,6 @@ class Sequencer {
 
  private:
   static constexpr int32_t kNone = sequencer_tables::kNone;
-  static constexpr int32_t kGone = -2;  // a tape's instance: it was pending in an epoch that ended
   template <typename T>
   using Pool = sequencer_tables::Pool<T>;
   using Component = sequencer_tables::Component;
@@ -273,6 +272,12 @@ class Sequencer {
   // As it is for everybody, where the row does not say so yet.
   TapeEntry::State StateOf(EntryRef at) const;
   bool IsRefused(EntryRef at) const;
+  // Its instance was never launched, and its epoch has ended.
+  bool IsGone(const Tape& tape) const {
+    return tape.instance != kNone && tape.pending_in != epoch_;
+  }
+  absl::Span<const int32_t> ChildrenOf(const Tape& tape) const;
+  void BeginPending(int32_t tape);
   void ForgetGone(int32_t tape);
   void ForgetSome();
   // As the one seat says it and as the other does.
@@ -368,7 +373,6 @@ class Sequencer {
   bool RefuseTapes(Rank rank);
   // Returns its last action, which has the remains.
   SequencerAction* EndEpoch(const Error& why, Actions* actions);
-  void ForgetPendingTapes();
   // Fails a component and what waits for it; no epoch ends.
   void FailAlone(int32_t component, const Error& error, Actions* actions);
   // `opened`: the open epoch where the run's own has ended; else 0.
@@ -435,12 +439,15 @@ class Sequencer {
   int64_t instance_path_bytes_ = 0;  // HeapBytesOf the keys of instances_
   Pool<Component> components_;
   // Tapes that nobody can ask anything of any more go a few an event (ForgetSome): those of an
-  // ended epoch, whose instance is kGone, and those whose holders have left, are dead or were
-  // refused a gradient. Until then FindTape and StateOf hide them.
+  // ended epoch, and those whose holders have left, are dead or were refused a gradient. Until then
+  // FindTape and StateOf hide them.
   Pool<Tape> tapes_;
-  std::vector<int32_t> ended_tapes_;  // rows that were kGone once, and may be of something else now
-  size_t gone_tapes_ = 0;             // rows that are
-  int32_t refused_members_ = 0;       // that have a newest_refused
+  Pool<Tape>::Chain pending_tapes_;  // those that are pending, or a gradient of them is
+  Pool<Tape>::Chain ended_tapes_;    // those that were so when their epoch ended
+  size_t waiting_tapes_ = 0;         // of instances that are pending
+  size_t gone_tapes_ = 0;            // IsGone()
+  size_t ended_children_ = 0;        // that ended_tapes_ have, at most
+  int32_t refused_members_ = 0;      // that have a newest_refused
   SplitHashIndex<InstanceKey> tape_by_key_;
   int64_t tape_path_bytes_ = 0;  // HeapBytesOf the keys of tapes_
   Pool<OpenGang> gangs_;

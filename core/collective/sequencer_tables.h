@@ -79,6 +79,15 @@ class Pool {
     (previous == kNone ? chain->head : (*this)[previous].next) = next;
     (next == kNone ? chain->tail : (*this)[next].previous) = previous;
   }
+  // All of `from` behind `to`.
+  void Splice(Chain* to, Chain* from) {
+    if (from->head == kNone) return;
+    if (to->head == kNone) return std::swap(*to, *from);
+    (*this)[to->tail].next = from->head;
+    (*this)[from->head].previous = to->tail;
+    to->tail = from->tail;
+    *from = {};
+  }
 
  private:
   BlockVector<T> rows_;
@@ -264,10 +273,15 @@ struct TapeEntry {
 // gradient is pending.
 struct Tape {
   InstanceKey key;
-  int32_t instance = kNone;                   // while pending; or kGone
+  // In which `instance` or `children` are, or were, pending: there are none where that has ended.
+  Epoch pending_in;
+  int32_t instance = kNone;                   // while pending
   int32_t live = 0;                           // how many of `entries` are
   absl::InlinedVector<TapeEntry, 4> entries;  // by seat
   absl::InlinedVector<int32_t, 2> children;   // pending gradients
+  bool listed = false;                        // in pending_tapes_; in ended_tapes_, if that has
+  int32_t previous = kNone;                   // there
+  int32_t next = kNone;
 };
 
 // A gang that has been launched and has not finished.

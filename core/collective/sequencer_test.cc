@@ -1746,6 +1746,27 @@ TEST(SequencerFailureTest, ARefusedPartIsToldToTheOthers) {
   EXPECT_THAT(actions, IsEmpty());
 }
 
+TEST(SequencerFailureTest, CallsThatAreRefusedAreCounted) {
+  constexpr int32_t kCalls = 1024;  // Refuse::kMaxCalls
+  for (const bool pairs : {false, true}) {
+    SCOPED_TRACE(pairs);
+    Sequencer sequencer = World(2);
+    RefusedMember member = RefusedAt(1, 0, 1);
+    member.calls.assign(kCalls, member.calls[0]);
+    for (int32_t i = 0; i < kCalls && pairs; ++i) {
+      RefusedCalls& calls = member.calls[static_cast<size_t>(i)];
+      calls.source = GroupRank(1);
+      calls.destination = GroupRank(0);
+      calls.tag = i;
+    }
+    Actions actions;
+    const WorkSlice slice;
+    sequencer.Refuse({member}, Epoch(1), Error(Reason::kOutOfMemory, "no"), At(0), &actions);
+    EXPECT_GE(SliceWork(), kCalls);
+    EXPECT_LE(SliceWork(), kMaxSliceWork);
+  }
+}
+
 TEST(SequencerFailureTest, ACauseIsOneErrorForAllThatFailWithIt) {
   Sequencer sequencer = World(2);
   for (int64_t i = 0; i < 5; ++i) Cast(&sequencer, Simple(sequencer, 1 + i, 0, i));
@@ -2184,6 +2205,42 @@ TEST(SequencerGradientTest, ARunThatTakesItsOwnGradientUsesTheEntryUp) {
   sequencer.DropTape(Rank(1), forward, true, Epoch(1), At(0), &none);
   EXPECT_EQ(sequencer.HeldRows(), 0u);
   EXPECT_THAT(none, IsEmpty());
+}
+
+TEST(SequencerGradientTest, OfOneInstanceSoManyArePending) {
+  SequencerOptions options;
+  options.max_gradients = 3;
+  Sequencer sequencer(2, options);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  const InstanceKey other = Forward(&sequencer, 11, 1);
+  for (int32_t request = 0; request < 3; ++request) {
+    Cast(&sequencer, Gradient(sequencer, 21 + request, 0, forward, request));
+  }
+  const Error error = ErrorOf(Refused(&sequencer, Gradient(sequencer, 30, 0, forward, 3)));
+  EXPECT_EQ(error.reason, Reason::kQuota);
+  EXPECT_THAT(error.message, HasSubstr("at most 3"));
+  Cast(&sequencer, Gradient(sequencer, 31, 0, other, 0));
+  // For what others have brought there is always room.
+  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 41, 1, forward, 0))),
+              ElementsAre(21, 41));
+  EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 42, 0, forward, 3)), IsEmpty());
+}
+
+TEST(SequencerGradientTest, AnEntryThatIsDroppedIsLookedThroughAsWork) {
+  constexpr int32_t kGradients = 1000;
+  Sequencer sequencer = World(3);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  TestRun gradients(10, Epoch(1));
+  const int32_t slot = gradients.Slot(kWorld, 3, {0}, {0});
+  for (int32_t request = 0; request < kGradients; ++request) {
+    gradients.GradientOf(forward, request, slot, 0);
+  }
+  EXPECT_THAT(Cast(&sequencer, gradients), IsEmpty());
+  Actions actions;
+  const WorkSlice slice;
+  sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
+  EXPECT_THAT(actions, IsEmpty()) << "rank 2 is needed";
+  EXPECT_GE(SliceWork(), kGradients);
 }
 
 // And the gradient's own, of which it takes another.
@@ -3325,6 +3382,30 @@ TEST(SequencerMemoryTest, ATapeThatOnlyAPendingGradientKeptGoesWithItsEpoch) {
   EXPECT_EQ(sequencer.HeldRows(), 1u);
   sequencer.Abort(Error(), At(0), &actions);
   EXPECT_EQ(sequencer.HeldRows(), 0u);
+}
+
+// Whether what its epoch's end left behind has been let go of or not, a tape that has been launched
+// is asked again, and goes when it is dropped.
+TEST(SequencerMemoryTest, AGradientThatEndedWithItsEpochIsAskedAnew) {
+  for (const size_t rows_per_event : {0, 256}) {
+    SCOPED_TRACE(rows_per_event);
+    Sequencer sequencer = World(2, rows_per_event);
+    const size_t before = sequencer.HeldRows();
+    const InstanceKey forward = Forward(&sequencer, 1, 0);
+    Cast(&sequencer, Gradient(sequencer, 11, 0, forward, 0));
+    Actions actions;
+    sequencer.Abort(Error(), At(0), &actions);
+    // Request 1 has another row, and the epoch that ended had one more.
+    Cast(&sequencer, WithTape(sequencer, 20, 0, 1));
+    Cast(&sequencer, Gradient(sequencer, 21, 0, forward, 1));
+    sequencer.Abort(Error(), At(0), &actions);
+    Cast(&sequencer, Gradient(sequencer, 31, 0, forward, 2));
+    actions.clear();
+    sequencer.DropTape(Rank(1), forward, false, sequencer.epoch(), At(0), &actions);
+    EXPECT_THAT(Launched(actions), ElementsAre(31)) << "rank 1 gives zeros";
+    sequencer.DropTape(Rank(0), forward, false, sequencer.epoch(), At(0), &actions);
+    EXPECT_EQ(sequencer.HeldRows(), before + (rows_per_event == 0 ? 1 : 0));
+  }
 }
 
 TEST(SequencerMemoryTest, TapesOfAnEpochThatEndedTakeNoRoom) {

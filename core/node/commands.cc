@@ -76,6 +76,8 @@ void Commands::Execute(const std::shared_ptr<Session>& session, const Command& c
     Create(session, command.sequence, *create, frame);
   } else if (const auto* graph = absl::get_if<RegisterGraph>(&command.body)) {
     Register(session, command.sequence, *graph);
+  } else if (const auto* drop = absl::get_if<DropTape>(&command.body)) {
+    DropTapes(session, command.sequence, *drop, now);
   } else if (const auto* release = absl::get_if<Release>(&command.body)) {
     ReleaseNames(session, command.sequence, *release);
   } else {
@@ -84,9 +86,7 @@ void Commands::Execute(const std::shared_ptr<Session>& session, const Command& c
 }
 
 absl::Status Commands::ExecuteAtOnce(Session* session, const CommandBody& body, absl::Time now) {
-  if (const auto* drop = absl::get_if<DropTape>(&body)) {
-    worlds_->DropTape(*session, *drop, now);
-  } else if (const auto* cancel = absl::get_if<Cancel>(&body)) {
+  if (const auto* cancel = absl::get_if<Cancel>(&body)) {
     runs_->Cancel(*session, cancel->run, now);
   } else if (const auto* enter = absl::get_if<EnterEpoch>(&body)) {
     return worlds_->EnterEpoch(session, *enter);
@@ -104,6 +104,44 @@ void Commands::Finish(Session* session, Sequence sequence, const absl::Status& s
   Error error = ErrorOf(status);
   failures_->Record(session, nullptr, &error);
   session->log.Finish(sequence, error);
+}
+
+// --- Tapes --------------------------------------------------------------------------------------
+
+void Commands::DropTapes(const std::shared_ptr<Session>& session, Sequence sequence,
+                         const DropTape& command, absl::Time now) {
+  const auto entries = absl::MakeConstSpan(command.entries);
+  const size_t done = worlds_->DropTape(*session, entries, now);
+  if (done == entries.size()) return Finish(session.get(), sequence, absl::OkStatus());
+  const auto left = entries.subspan(done);
+  int64_t bytes = 0;
+  for (const DropTape::Entry& entry : left) {
+    bytes += static_cast<int64_t>(sizeof(entry)) + HeapBytesOf(entry.key);
+  }
+  absl::StatusOr<Charge> charge =
+      session->budget->Charge(Domain::kHost, Resource::kCommandBytes, bytes);
+  if (!charge.ok()) {
+    // Others may wait for what this rank has no entry for any more: they cannot be kept, so none
+    // is.
+    for (size_t at = 0; at < left.size();) at += worlds_->DropTape(*session, left.subspan(at), now);
+    return Finish(session.get(), sequence, absl::OkStatus());
+  }
+  session->log.Park();
+  DropTapesLater(
+      session, sequence,
+      std::make_shared<TapesToDrop>(TapesToDrop{*std::move(charge), {left.begin(), left.end()}}));
+}
+
+// What comes behind it in this log finds all of them dropped.
+void Commands::DropTapesLater(const std::shared_ptr<Session>& session, Sequence sequence,
+                              const std::shared_ptr<TapesToDrop>& tapes) {
+  go_on_later_(session, [this, sequence, tapes](const std::shared_ptr<Session>& of) {
+    const auto left = absl::MakeConstSpan(tapes->entries).subspan(tapes->done);
+    tapes->done += worlds_->DropTape(*of, left, clock_->now);
+    if (tapes->done < tapes->entries.size()) return DropTapesLater(of, sequence, tapes);
+    Finish(of.get(), sequence, absl::OkStatus());
+    GoOn(of, clock_->now);
+  });
 }
 
 // --- Release ------------------------------------------------------------------------------------

@@ -104,6 +104,16 @@ class Commands {
                            const CreateTensor& command);
   void MakeReadable(const std::shared_ptr<Session>& session, Sequence sequence,
                     const chorus::MakeReadable& command);
+  void DropTapes(const std::shared_ptr<Session>& session, Sequence sequence,
+                 const DropTape& command, absl::Time now);
+  // Those that are dropped already, of so many, are `done`.
+  struct TapesToDrop {
+    Charge charge;
+    std::vector<DropTape::Entry> entries;
+    size_t done = 0;
+  };
+  void DropTapesLater(const std::shared_ptr<Session>& session, Sequence sequence,
+                      const std::shared_ptr<TapesToDrop>& tapes);
   void ReleaseNames(const std::shared_ptr<Session>& session, Sequence sequence,
                     const Release& command);
   void ReleaseLater(const std::shared_ptr<Session>& session, Sequence sequence);

@@ -378,6 +378,55 @@ TEST_F(FailingTest, TheNamesOfARunThatIsRefusedAreCounted) {
   EXPECT_LE(SliceWork(), kMaxSliceWork - kTurnWork);
 }
 
+// A frame names as many entries as a turn has no time for. What comes behind it in its log, and a
+// rank that asks for a gradient then, finds all of them dropped.
+TEST_F(FailingTest, TapesAreDroppedInTurns) {
+  constexpr int kCalls = static_cast<int>(DropTape::kMaxEntries);
+  for (int r = 0; r < kRanks; ++r) {
+    for (const bool is_gradient : {false, true}) {
+      Graph graph = AllReduces(r, is_gradient ? 1 : kCalls);
+      for (Node& node : graph.nodes) {
+        node.collective->wants_grad = !is_gradient;
+        if (is_gradient) node.collective->instance = {InstanceRef::Kind::kBound, -1, 0, 0};
+      }
+      graph.num_instance_slots = is_gradient ? 1 : 0;
+      RegisterGraph command;
+      command.graph = {is_gradient ? 1 : 0, 1};
+      command.encoded = EncodeGraph(graph);
+      Submit(rank(r), std::move(command));
+    }
+    Submit(rank(r), RunOf(0, {0, 1}, kCalls));
+  }
+  const auto await = [this](int r, size_t told) {
+    while (rank(r)->told.size() < told) Poll();  // the background plans
+  };
+  for (int r = 0; r < kRanks; ++r) await(r, 3);
+  DropTape drop;
+  for (int call = 0; call < kCalls; ++call) {
+    DropTape::Entry& entry = drop.entries.emplace_back();
+    entry.world = world_;
+    entry.key.since = Epoch(1);
+    entry.key.at.call = call;
+  }
+  for (const int r : {1, 2}) {
+    for (DropTape::Entry& entry : drop.entries) entry.member = GroupRank(r);
+    Take(rank(r), drop);
+    Take(rank(r), Cancel{Sequence(2)});  // nothing: it is over
+    EXPECT_EQ(rank(r)->told.size(), 3u) << "a turn has no time for all of them";
+    await(r, 5);
+    EXPECT_THAT(rank(r)->told, ::testing::Each(::testing::Field(&std::pair<int64_t, Reason>::second,
+                                                                Reason::kUnspecified)));
+    EXPECT_EQ(rank(r)->told[4].first, 5) << "in their order";
+  }
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  chorus::Run gradient = RunOf(kCalls, {kCalls, 1}, /*results=*/1);
+  gradient.graph = {1, 1};
+  gradient.instances = {drop.entries.back().key.Gradient({0, 0})};
+  Submit(rank(0), std::move(gradient));
+  await(0, 4);
+  EXPECT_EQ(rank(0)->told.back().second, Reason::kUnspecified) << "the others give zeros";
+}
+
 // Runs of a barrier have no memory that could be looked at.
 TEST_F(FailingTest, WhoLooksForTheLargestHoldersCountsRunsWithoutMemoryToo) {
   constexpr int kWaiting = 200;

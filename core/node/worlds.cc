@@ -464,7 +464,8 @@ void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
 
 // --- Commands -----------------------------------------------------------------------------------
 
-void Worlds::DropTape(const Session& session, const chorus::DropTape& command, absl::Time now) {
+size_t Worlds::DropTape(const Session& session, absl::Span<const chorus::DropTape::Entry> entries,
+                        absl::Time now) {
   // A frame has thousands of entries, and a session may have as many memberships as there are
   // worlds.
   using Place = std::pair<WorldId, Rank>;
@@ -477,7 +478,9 @@ void Worlds::DropTape(const Session& session, const chorus::DropTape& command, a
   }
   std::sort(memberships.begin(), memberships.end(),
             [&](const auto* a, const auto* b) { return place_of(a) < place_of(b); });
-  for (const chorus::DropTape::Entry& entry : command.entries) {
+  size_t done = 0;
+  while (done < entries.size() && (done == 0 || SliceHasTime())) {
+    const chorus::DropTape::Entry& entry = entries[done++];
     const auto world = worlds_.find(entry.world);
     if (world == worlds_.end() || !world->second->formed()) continue;
     Agreement* const agreement = world->second->agreement.get();
@@ -496,6 +499,7 @@ void Worlds::DropTape(const Session& session, const chorus::DropTape& command, a
     CountWork(kWorkPerEntry + static_cast<int64_t>(members->size()));
     agreement->DropTape(place.second, entry.key, entry.consumed, (*membership)->epoch, now);
   }
+  return done;
 }
 
 absl::Status Worlds::EnterEpoch(Session* session, const chorus::EnterEpoch& command) {

@@ -63,7 +63,9 @@ class Worlds {
               OnReformed done);
 
   // --- Commands of a session's log ------------------------------------------------------------
-  void DropTape(const Session& session, const chorus::DropTape& command, absl::Time now);
+  // How many of the entries, from the first, the slice had time for: one at least.
+  size_t DropTape(const Session& session, absl::Span<const chorus::DropTape::Entry> entries,
+                  absl::Time now);
   absl::Status EnterEpoch(Session* session, const chorus::EnterEpoch& command);
   // Never OK: the session gets its own error back, with the epoch that is open.
   absl::Status Refuse(const Session& session, const chorus::Refuse& command, absl::Time now);

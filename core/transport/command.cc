@@ -532,6 +532,13 @@ void ReadBody(BodyReader* in, Refuse* body) {
   const size_t members = in->Count(5, "a count of members");
   if (!in->Expect(members >= 1 && members <= Refuse::kMaxMembers, "1 to 1024 members")) return;
   body->members.reserve(members);
+  size_t room = Refuse::kMaxCalls;
+  const auto count = [in, &room](size_t bytes_each, const char* what) -> size_t {
+    const size_t n = in->Count(bytes_each, what);
+    if (!in->Expect(n <= room, "at most 1024 refused calls and gradients")) return 0;
+    room -= n;
+    return n;
+  };
   for (size_t i = 0; i < members && in->ok(); ++i) {
     RefusedMember& member = body->members.emplace_back();
     member.rank = Rank(in->Number32("a rank"));
@@ -539,10 +546,10 @@ void ReadBody(BodyReader* in, Refuse* body) {
     const uint8_t flags = in->Byte(kRestOfStep | kDropsTapes, "a member's flags");
     member.rest_of_step = (flags & kRestOfStep) != 0;
     member.drops_tapes = (flags & kDropsTapes) != 0;
-    const size_t calls = in->Count(4, "a count of refused calls");
+    const size_t calls = count(4, "a count of refused calls");
     member.calls.reserve(calls);
     for (size_t j = 0; j < calls && in->ok(); ++j) member.calls.push_back(ReadRefusedCalls(in));
-    const size_t gradients = in->Count(kMinKeyBytes, "a count of gradients");
+    const size_t gradients = count(kMinKeyBytes, "a count of gradients");
     member.gradients.reserve(gradients);
     for (size_t j = 0; j < gradients && in->ok(); ++j) {
       member.gradients.push_back(in->Key());

@@ -134,6 +134,7 @@ struct EnterEpoch {
 // with that error, which says which epoch is open.
 struct Refuse {
   static constexpr size_t kMaxMembers = 1024;
+  static constexpr size_t kMaxCalls = 1024;  // of all members, with gradients; a range is one
 
   WorldId world;
   Epoch epoch;

@@ -321,6 +321,14 @@ TEST(FrameTest, RefusalsAreChecked) {
   EXPECT_THAT(text([](Refuse* r) { r->members.clear(); }), HasSubstr("1 to 1024 members"));
   EXPECT_THAT(text([](Refuse* r) { r->members.resize(1025, r->members[1]); }),
               HasSubstr("1 to 1024 members"));
+  EXPECT_THAT(text([](Refuse* r) { r->members[0].calls.resize(1025, r->members[0].calls[0]); }),
+              HasSubstr("at most 1024 refused calls and gradients"));
+  EXPECT_THAT(text([](Refuse* r) {
+                const InstanceKey gradient = InstanceKey().Gradient({1, 0});
+                r->members.resize(2, r->members[0]);
+                for (RefusedMember& m : r->members) m.gradients.resize(600, gradient);
+              }),
+              HasSubstr("at most 1024 refused calls and gradients"));
   EXPECT_THAT(text([](Refuse* r) { r->members[0].rank = Rank(-1); }), HasSubstr("a rank"));
   EXPECT_THAT(text([](Refuse* r) { r->members[0].step = -1; }), HasSubstr("a step below 2^48"));
   EXPECT_THAT(text([](Refuse* r) { r->members[0].calls[0].group = GroupId(-1); }),
