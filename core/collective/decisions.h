@@ -33,8 +33,6 @@ struct SequencerOptions {
   // still be differentiated, with what members that are gone, or were refused a gradient, had and
   // that has not been let go of yet.
   size_t max_pending = 65536;
-  // Of these, gradients of one instance, about: all are looked at when a rank has nothing for them.
-  size_t max_gradients = 4096;
   size_t max_tapes = 262144;
   // Collectives and results, of all ranks, of the runs of one gang, which is launched in one piece.
   int64_t max_gang_size = 65536;

@@ -29,6 +29,8 @@ constexpr int64_t kWorkPerError = 32;
 constexpr int64_t kWorkPerFailed = 4;
 constexpr int64_t kWorkPerRefused = 4;      // a call of a group, or a gradient
 constexpr int64_t kWorkPerRefusedPair = 8;  // which may add a counter
+constexpr int64_t kRefusedSeatsOfWork = 8;
+constexpr int32_t kSeatsOfWork = 4;  // of an instance that is made
 
 // Of a row of a list that grows by doubling; of a row of a tree, whose nodes have room for three at
 // least and are a third full; of a row of a table, which is at least a third full once it has
@@ -262,7 +264,12 @@ absl::Status Sequencer::CheckRoom(const Vote& vote) const {
 // A gang is launched in one piece: what the vote would bring together must not be too much for
 // that.
 absl::Status Sequencer::CheckGang(const Vote& vote) const {
-  int64_t size = SizeOf(vote);
+  // If all take part that may.
+  int64_t seats = 0;
+  for (const InstanceKey& key : keys_) seats += SeatCount(key);
+  int64_t size = std::max(SizeOf(vote), seats);
+  if (size > options_.max_gang_size) return ToStatus(GangTooLarge(size, kNone));
+  size = SizeOf(vote);
   if (pending_size_ + size <= options_.max_gang_size) return absl::OkStatus();
   CountWork(static_cast<int64_t>(keys_.size()));
   std::vector<int32_t> gangs;
@@ -513,14 +520,6 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
     error.SetReason(Reason::kMismatch);
     error.alone = true;
     return ToStatus(error);
-  }
-  if (!late && ChildrenOf(tapes_[tape]).size() >= options_.max_gradients &&
-      FindInstance(key) == kNone) {
-    return MakeError(Reason::kQuota, absl::StrCat(part.descriptor.ToString(), " (", part.source,
-                                                  "): ", ChildrenOf(tapes_[tape]).size(),
-                                                  " gradients of ", key.Parent().ToString(),
-                                                  " are pending; at most ", options_.max_gradients,
-                                                  " may be: wait for some before asking for more"));
   }
   const TapeEntry& entry = EntryAt({tape, seat});
   if (StateOf({tape, seat}) != TapeEntry::State::kLive) {
@@ -1171,9 +1170,10 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
   for (size_t i = 0; i < parts.size(); ++i) {
     const int32_t tape = instances_[run.instances[i]].tape;
     if (tape == kNone || tapes_[tape].entries[seats_[i]].state == TapeEntry::State::kLive) continue;
-    absl::optional<Error> lost = MarkAbandoned(tape, seats_[i]);
-    if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
+    MarkAbandoned(tape, seats_[i]);
   }
+  absl::optional<Error> lost = MarkSome();
+  if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
 }
 
 int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
@@ -1203,6 +1203,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
     Tape& tape = tapes_[parent];
     instance.child = static_cast<int32_t>(tape.children.size());
     tape.children.push_back(id);
+    ++children_;
     for (int32_t p = 0; p < seats; ++p) {
       const TapeEntry& entry = tape.entries[p];
       const TapeEntry::State state = StateOf({parent, p});
@@ -1228,6 +1229,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
       --instance.missing;
     }
   }
+  CountWork(seats / kSeatsOfWork);
   for (int32_t p = 0; p < seats; ++p) {
     if (!instance.seats[p].absent) CountLacking(key, p, 1);
   }
@@ -1348,6 +1350,7 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   tape_path_bytes_ += HeapBytesOf(tape.key);
   tape_by_key_.Add(hash, t);
   tape.instance = id;
+  ++tape.incarnation;
   ++waiting_tapes_;
   BeginPending(t);
   tape.live = 0;
@@ -1390,21 +1393,39 @@ void Sequencer::SetLabel(TapeEntry* entry, std::shared_ptr<const PartLabel> labe
   label_bytes_ -= BytesOf(*label);
 }
 
-// The seat has no entry (any more): it gives zeros to what it has not asked for itself. The
-// error of the first of these that zeros are wrong for.
-absl::optional<Error> Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
-  absl::optional<Error> lost;
-  const TapeEntry& entry = tapes_[t].entries[seat];
-  const absl::Span<const int32_t> children = ChildrenOf(tapes_[t]);
-  CountWork(static_cast<int64_t>(children.size()));
-  for (const int32_t child : children) {
-    const Seat& vote = instances_[child].seats[seat];
-    if (vote.run == kNone && !vote.absent && !(instances_[child].key.path.back() < entry.next)) {
-      if (!lost.has_value()) lost = LostGradientError(instances_[child].key, tapes_[t], seat);
-      CountAbsent(child, seat);
+// The seat has no entry (any more): it gives zeros to what it has not asked for itself. MarkSome()
+// does that.
+void Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
+  const size_t children = ChildrenOf(tapes_[t]).size();
+  if (children > 0) abandoned_.push_back({t, seat, tapes_[t].incarnation, children});
+}
+
+// Ends with what was abandoned, or with the slice, or with the error of a gradient that zeros are
+// wrong for.
+absl::optional<Error> Sequencer::MarkSome() {
+  while (!abandoned_.empty() && SliceHasTime()) {
+    Abandoned& at = abandoned_.back();
+    const Tape& tape = tapes_[at.tape];
+    // From the last to the first: where one is launched or fails meanwhile the last has its place,
+    // and those that come are behind.
+    const absl::Span<const int32_t> children =
+        tape.incarnation == at.incarnation ? ChildrenOf(tape) : absl::Span<const int32_t>();
+    at.left = std::min(at.left, children.size());
+    if (at.left == 0) {
+      abandoned_.pop_back();
+      continue;
     }
+    CountWork(1);
+    const int32_t child = children[--at.left];
+    const int32_t seat = at.seat;
+    const Seat& vote = instances_[child].seats[seat];
+    const bool has_asked = instances_[child].key.path.back() < tape.entries[seat].next;
+    if (vote.run != kNone || vote.absent || has_asked) continue;
+    absl::optional<Error> lost = LostGradientError(instances_[child].key, tape, seat);
+    CountAbsent(child, seat);
+    if (lost.has_value()) return lost;
   }
-  return lost;
+  return absl::nullopt;
 }
 
 // What is wrong with `gradient`, of `tape`, where the member at `position` gives zeros to it:
@@ -1486,6 +1507,9 @@ void Sequencer::LeaveParent(int32_t id) {
   children[instances_[id].child] = last;
   instances_[last].child = instances_[id].child;
   children.pop_back();
+  --children_;
+  // What ended_children_ and InstanceBytes() say that a list takes.
+  if (children.capacity() > 4 * children.size()) children.shrink_to_fit();
   ForgetTapeIfUnused(parent);
 }
 
@@ -1553,7 +1577,7 @@ absl::Span<const int32_t> Sequencer::ChildrenOf(const Tape& tape) const {
                                    : absl::Span<const int32_t>();
 }
 
-// Or a gradient of it.
+// The tape's instance is pending, or a gradient of it.
 void Sequencer::BeginPending(int32_t t) {
   Tape& tape = tapes_[t];
   if (tape.listed && tape.pending_in == epoch_) return;
@@ -1572,6 +1596,7 @@ void Sequencer::ForgetSome() {
     CountWork(static_cast<int64_t>(before - pairs.size()));
     if (pairs.size() == 0) gone_pairs_.pop_back();
   }
+  if (ended_tapes_.head == kNone) ended_children_ = 0;
   if (ended_tapes_.head == kNone && !somebody_gone_ && refused_members_ == 0) return;
   size_t left = options_.rows_per_event;
   for (; left > 0 && ended_tapes_.head != kNone; --left) {
@@ -1582,7 +1607,6 @@ void Sequencer::ForgetSome() {
       ForgetTapeIfUnused(t);
     }
   }
-  if (ended_tapes_.head == kNone) ended_children_ = 0;
   for (Member& member : members_) {
     const EntryRef& newest =
         member.state == Member::State::kHere ? member.newest_refused : member.newest_entry;
@@ -2243,6 +2267,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
   moves_.clear();
   steps_.clear();
   requests_.clear();
+  CountWork(SeatsOf(members) / kRefusedSeatsOfWork);
   bool passed = false;
   for (const RefusedMember& refused : members) {
     if (!IsRank(refused.rank) || refused.step < members_[refused.rank.value()].step) continue;
@@ -2327,6 +2352,19 @@ void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Action
   const int32_t* const row = run_by_handle_.Find(run);
   if (row == nullptr) return;
   FailAlone(runs_[*row].component, why, actions);
+}
+
+int64_t Sequencer::SeatsOf(absl::Span<const RefusedMember> members) const {
+  const auto size = [this](GroupId group) -> int64_t {
+    if (group.value() < 0 || group.value() >= num_groups()) return 0;
+    return static_cast<int64_t>(groups_[group.value()].members.size());
+  };
+  int64_t seats = 0;
+  for (const RefusedMember& refused : members) {
+    for (const RefusedCalls& calls : refused.calls) seats += size(calls.group);
+    for (const InstanceKey& key : refused.gradients) seats += size(key.group);
+  }
+  return seats;
 }
 
 size_t Sequencer::NewPairs(absl::Span<const RefusedMember> members) const {
@@ -2478,6 +2516,7 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
     entry.consumed_in = std::min(epoch, epoch_);
     if (consumed && entry.consumed_in < epoch_) {
       // Ranks that ask again in this epoch cannot get its share.
+      CountWork(static_cast<int64_t>(ChildrenOf(tape).size()) / kLooksOfWork);
       for (const int32_t child : ChildrenOf(tape)) {
         const Seat& vote = instances_[child].seats[p];
         if (vote.run != kNone || instances_[child].key.path.back() < entry.next) continue;
@@ -2490,11 +2529,12 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
         return;
       }
     }
-    const absl::optional<Error> lost = MarkAbandoned(t, p);
-    if (lost.has_value()) {
-      EndEpoch(*lost, actions);
-      return;
-    }
+    MarkAbandoned(t, p);
+  }
+  const absl::optional<Error> lost = MarkSome();
+  if (lost.has_value()) {
+    EndEpoch(*lost, actions);
+    return;
   }
   ForgetTapeIfUnused(t);
   LaunchReady(actions);
@@ -2524,8 +2564,9 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
 
 void Sequencer::Advance(absl::Time now, Actions* actions) {
   BeginEvent(now);
+  if (const absl::optional<Error> lost = MarkSome()) EndEpoch(*lost, actions);
   FailSomePassed(actions);
-  if (passing()) return;  // nothing of that is late
+  if (passing() || !abandoned_.empty()) return;  // nothing of that is late
   ForgetSome();
   LaunchReady(actions);
   for (bool first = true; launched_.head != kNone &&
@@ -2702,7 +2743,9 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 }
 
 absl::Time Sequencer::NextDeadline() const {
-  if (passing() || searching() || !ready_.empty() || !gone_pairs_.empty()) return clock_;
+  if (passing() || searching() || !abandoned_.empty() || !ready_.empty() || !gone_pairs_.empty()) {
+    return clock_;
+  }
   absl::Time next = absl::InfiniteFuture();
   for (const int32_t id : differing_) next = std::min(next, instances_[id].differs_until);
   if (timed_.head != kNone) {
@@ -2875,7 +2918,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   // any more.
   tapes_.Splice(&ended_tapes_, &pending_tapes_);
   gone_tapes_ += std::exchange(waiting_tapes_, 0);
-  ended_children_ += instances_.size();
+  ended_children_ += std::exchange(children_, 0);
   struct Remains {
     Pool<PendingRun> runs;
     Pool<Instance> instances;
@@ -2902,6 +2945,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   ready_.clear();
   unsearched_.clear();
   path_.clear();
+  abandoned_.clear();
   EndLateSearch();
   differing_.clear();
   stretches_.clear();
@@ -3045,7 +3089,7 @@ int64_t Sequencer::HeldBytes() const {
   constexpr int64_t kPair = kInTable<decltype(Member::pairs)> + kLineBytes + 16;
   int64_t bytes = tapes_.end() * TapeBytes() + instances_.end() * InstanceBytes();
   bytes += static_cast<int64_t>(tapes_.size()) * SeatBytes(sizeof(TapeEntry));
-  bytes += static_cast<int64_t>(ended_children_) * kInList<int32_t>;
+  bytes += static_cast<int64_t>(ended_children_) * 2 * kInList<int32_t>;
   bytes += static_cast<int64_t>(HeldPairs()) * kPair;
   bytes += tape_path_bytes_ + 2 * instance_path_bytes_ + passed_path_bytes_ + vote_path_bytes_;
   const auto list = [](const auto& rows) {
@@ -3053,8 +3097,8 @@ int64_t Sequencer::HeldBytes() const {
   };
   bytes += list(keys_) + list(seats_) + list(moves_) + list(moves_of_) + list(stretches_) +
            list(passed_) + list(asked_) + list(requests_) + list(ready_) + list(unsearched_) +
-           list(path_) + list(awaited_) + list(gang_runs_) + list(gang_instances_) +
-           list(reordered_);
+           list(path_) + list(abandoned_) + list(awaited_) + list(gang_runs_) +
+           list(gang_instances_) + list(reordered_);
   bytes +=
       label_bytes_ + static_cast<int64_t>(label_uses_.size()) * kInTable<decltype(label_uses_)>;
   bytes +=

@@ -83,9 +83,9 @@ class Sequencer {
   // INVALID_ARGUMENT (nothing recorded, nothing appended): the vote contradicts its own rank's
   //   past: a position or a gradient's request that it has used before, a gradient of what it holds
   //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
-  //   entry; RESOURCE_EXHAUSTED kQuota: it brings more instances than may be pending, of one
-  //   forward instance or at all, or may still be differentiated (one for what others have brought
-  //   is never refused so), or a gang would become larger than it may be. Others may wait for that
+  //   entry; RESOURCE_EXHAUSTED kQuota: it brings more instances than may be pending or may still
+  //   be differentiated (one for what others have brought is never refused so), or a gang would
+  //   become larger than it may be. Others may wait for that
   //   part: Refuse() tells them. Where nobody can, for what it is to be a gradient of has failed,
   //   the error is `alone`, and Refuse() ends no epoch.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
@@ -111,6 +111,8 @@ class Sequencer {
               absl::Time now, Actions* actions);
   // A pending run cannot take part, for a reason that ends no epoch: it fails alone.
   void Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions);
+  // How many seats Refuse() of these looks at: the members of each call's group.
+  int64_t SeatsOf(absl::Span<const RefusedMember> members) const;
   // How many counters of pairs Refuse() of these would add, at most.
   size_t NewPairs(absl::Span<const RefusedMember> members) const;
   // What a vote's calls are to Refuse(). A vote that says nothing sensible gives none.
@@ -254,7 +256,8 @@ class Sequencer {
   void SetEntry(int32_t tape, int32_t seat, const Participation& part);
   // Null: it has none any more.
   void SetLabel(TapeEntry* entry, std::shared_ptr<const PartLabel> label);
-  absl::optional<Error> MarkAbandoned(int32_t tape, int32_t seat);
+  void MarkAbandoned(int32_t tape, int32_t seat);
+  absl::optional<Error> MarkSome();
   absl::optional<Error> LostGradientError(const InstanceKey& gradient, const Tape& tape,
                                           int32_t seat) const;
   // Every entry begins and ends to be live by these.
@@ -442,11 +445,12 @@ class Sequencer {
   // ended epoch, and those whose holders have left, are dead or were refused a gradient. Until then
   // FindTape and StateOf hide them.
   Pool<Tape> tapes_;
-  Pool<Tape>::Chain pending_tapes_;  // those that are pending, or a gradient of them is
-  Pool<Tape>::Chain ended_tapes_;    // those that were so when their epoch ended
-  size_t waiting_tapes_ = 0;         // of instances that are pending
+  Pool<Tape>::Chain pending_tapes_;  // whose instance is pending, or a gradient of it
+  Pool<Tape>::Chain ended_tapes_;    // those that were there when their epoch ended
+  size_t waiting_tapes_ = 0;         // of pending_tapes_: those whose own instance is pending
   size_t gone_tapes_ = 0;            // IsGone()
-  size_t ended_children_ = 0;        // that ended_tapes_ have, at most
+  size_t children_ = 0;              // pending gradients, of all tapes
+  size_t ended_children_ = 0;        // that ended_tapes_ still have room for, at most
   int32_t refused_members_ = 0;      // that have a newest_refused
   SplitHashIndex<InstanceKey> tape_by_key_;
   int64_t tape_path_bytes_ = 0;  // HeapBytesOf the keys of tapes_
@@ -476,6 +480,16 @@ class Sequencer {
   std::vector<Stretch> stretches_;
   std::vector<std::pair<InstanceKey, int32_t>> passed_;  // with the seat of who has passed it
   int64_t passed_path_bytes_ = 0;                        // HeapBytesOf these keys
+
+  // Seats that have given a tape's entry up, as far as no slice has had the time to give zeros to
+  // the tape's pending gradients.
+  struct Abandoned {
+    int32_t tape;
+    int32_t seat;
+    uint32_t incarnation;  // of the tape: the row may be of another one by now
+    size_t left;           // of its children: the first so many
+  };
+  std::vector<Abandoned> abandoned_;
 
   // Circles, as far as no slice has had the time to look for them: a run of each component to look
   // from; and the way of the search at hand.

@@ -273,13 +273,14 @@ struct TapeEntry {
 // gradient is pending.
 struct Tape {
   InstanceKey key;
-  // In which `instance` or `children` are, or were, pending: there are none where that has ended.
+  // Of which `instance` and `children` are rows; they mean nothing where that has ended.
   Epoch pending_in;
+  uint32_t incarnation = 0;                   // how many tapes have had this row
   int32_t instance = kNone;                   // while pending
   int32_t live = 0;                           // how many of `entries` are
   absl::InlinedVector<TapeEntry, 4> entries;  // by seat
   absl::InlinedVector<int32_t, 2> children;   // pending gradients
-  bool listed = false;                        // in pending_tapes_; in ended_tapes_, if that has
+  bool listed = false;                        // in one of the sequencer's two chains of tapes
   int32_t previous = kNone;                   // there
   int32_t next = kNone;
 };

@@ -496,6 +496,24 @@ TEST(SequencerGangSizeTest, AVoteThatWouldMakeAGangTooLargeIsRefused) {
   EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 13, 1, 10))), ElementsAre(12, 13));
 }
 
+// Each seat of what a vote makes is looked at, also of those that never vote.
+TEST(SequencerGangSizeTest, AVoteForMoreSeatsThanAGangMayHaveIsRefused) {
+  SequencerOptions options;
+  options.max_gang_size = 8;
+  Sequencer sequencer(4, options);
+  TestRun run(1, Epoch(1));
+  const int32_t slot = run.Slot(kWorld, 4, {0}, {0});
+  run.AllReduce(slot, 0);
+  run.AllReduce(slot, 0);
+  TestRun three = run;
+  three.AllReduce(slot, 0);
+  EXPECT_THAT(Refused(&sequencer, three).message(), HasSubstr("has 12 collectives"));
+  EXPECT_THAT(Cast(&sequencer, run), IsEmpty());
+  RefusedMember member = RefusedAt(0, 2, 3);
+  member.calls.resize(5, member.calls[0]);
+  EXPECT_EQ(sequencer.SeatsOf({member, member}), 40);
+}
+
 TEST(SequencerGangSizeTest, ACircleThatMakesAGangTooLargeEndsTheEpoch) {
   for (const int64_t most : {9, 8}) {
     SequencerOptions options;
@@ -2207,40 +2225,45 @@ TEST(SequencerGradientTest, ARunThatTakesItsOwnGradientUsesTheEntryUp) {
   EXPECT_THAT(none, IsEmpty());
 }
 
-TEST(SequencerGradientTest, OfOneInstanceSoManyArePending) {
-  SequencerOptions options;
-  options.max_gradients = 3;
-  Sequencer sequencer(2, options);
-  const InstanceKey forward = Forward(&sequencer, 1, 0);
-  const InstanceKey other = Forward(&sequencer, 11, 1);
-  for (int32_t request = 0; request < 3; ++request) {
-    Cast(&sequencer, Gradient(sequencer, 21 + request, 0, forward, request));
+// Of one instance, or of gradients of its gradients.
+TEST(SequencerGradientTest, ManyGetZerosInSlices) {
+  constexpr int32_t kRuns = 20;
+  constexpr int32_t kGradients = 1000;  // of a run
+  for (const bool second : {false, true}) {
+    SCOPED_TRACE(second);
+    Sequencer sequencer = World(2);
+    const InstanceKey forward = Forward(&sequencer, 1, 0);
+    std::vector<int64_t> all;
+    for (int32_t i = 0; i < kRuns; ++i) {
+      TestRun gradients(10 + i, Epoch(1));
+      const int32_t slot = gradients.Slot(kWorld, 2, {0}, {0});
+      gradients.GradientOf(forward, second ? i : i * kGradients, slot, 0).wants_grad = true;
+      for (int32_t request = 0; request < kGradients; ++request) {
+        if (second) gradients.GradientHere(0, request, slot, 0);
+        if (!second && request > 0) {
+          gradients.GradientOf(forward, i * kGradients + request, slot, 0);
+        }
+      }
+      EXPECT_THAT(Cast(&sequencer, gradients), IsEmpty());
+      all.push_back(10 + i);
+    }
+    Slices slices;
+    std::vector<int64_t> launched = Launched(slices.InOne([&](Actions* actions) {
+      sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), actions);
+    }));
+    EXPECT_LT(launched.size(), all.size());
+    // Late by now: that would name rank 1, which has nothing to vote for.
+    const Actions rest = slices.GoOn(&sequencer, At(100));
+    EXPECT_EQ(sequencer.epoch(), Epoch(1));
+    for (const int64_t run : Launched(rest)) launched.push_back(run);
+    EXPECT_THAT(launched, ::testing::UnorderedElementsAreArray(all));
+    EXPECT_LE(slices.largest, kMaxSliceWork);
+    for (const SequencerAction& action : rest) {
+      for (const LaunchedInstance& instance : action.instances) {
+        EXPECT_THAT(instance.absent, ElementsAre(GroupRank(1)));
+      }
+    }
   }
-  const Error error = ErrorOf(Refused(&sequencer, Gradient(sequencer, 30, 0, forward, 3)));
-  EXPECT_EQ(error.reason, Reason::kQuota);
-  EXPECT_THAT(error.message, HasSubstr("at most 3"));
-  Cast(&sequencer, Gradient(sequencer, 31, 0, other, 0));
-  // For what others have brought there is always room.
-  EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 41, 1, forward, 0))),
-              ElementsAre(21, 41));
-  EXPECT_THAT(Cast(&sequencer, Gradient(sequencer, 42, 0, forward, 3)), IsEmpty());
-}
-
-TEST(SequencerGradientTest, AnEntryThatIsDroppedIsLookedThroughAsWork) {
-  constexpr int32_t kGradients = 1000;
-  Sequencer sequencer = World(3);
-  const InstanceKey forward = Forward(&sequencer, 1, 0);
-  TestRun gradients(10, Epoch(1));
-  const int32_t slot = gradients.Slot(kWorld, 3, {0}, {0});
-  for (int32_t request = 0; request < kGradients; ++request) {
-    gradients.GradientOf(forward, request, slot, 0);
-  }
-  EXPECT_THAT(Cast(&sequencer, gradients), IsEmpty());
-  Actions actions;
-  const WorkSlice slice;
-  sequencer.DropTape(Rank(1), forward, false, Epoch(1), At(0), &actions);
-  EXPECT_THAT(actions, IsEmpty()) << "rank 2 is needed";
-  EXPECT_GE(SliceWork(), kGradients);
 }
 
 // And the gradient's own, of which it takes another.
@@ -3371,6 +3394,26 @@ TEST(SequencerMemoryTest, AnEventLetsGoOfSoManyTapesOfAnEpochThatEnded) {
   EXPECT_EQ(sequencer.HeldRows(), before);
 }
 
+TEST(SequencerMemoryTest, EpochsThatEndLeaveNothingBehind) {
+  Sequencer sequencer = World(1);
+  int64_t bytes = 0;
+  for (int64_t epoch = 1; epoch <= 20; ++epoch) {
+    const InstanceKey forward = Forward(&sequencer, 1000 * epoch, epoch - 1);
+    for (int32_t request = 0; request < 100; ++request) {
+      TestRun gradient = Gradient(sequencer, 1000 * epoch + 1 + request, 0, forward, request);
+      gradient.BlockExternally();
+      Cast(&sequencer, gradient);
+    }
+    Actions actions;
+    sequencer.DropTape(Rank(0), forward, true, sequencer.epoch(), At(0), &actions);
+    sequencer.Abort(Error(Reason::kAborted), At(0), &actions);
+    sequencer.Advance(At(0), &actions);
+    EXPECT_EQ(sequencer.HeldRows(), 0u);
+    if (epoch == 2) bytes = sequencer.HeldBytes();
+  }
+  EXPECT_EQ(sequencer.HeldBytes(), bytes);
+}
+
 TEST(SequencerMemoryTest, ATapeThatOnlyAPendingGradientKeptGoesWithItsEpoch) {
   Sequencer sequencer = World(1);
   const InstanceKey forward = Forward(&sequencer, 1, 0);
@@ -3387,24 +3430,32 @@ TEST(SequencerMemoryTest, ATapeThatOnlyAPendingGradientKeptGoesWithItsEpoch) {
 // Whether what its epoch's end left behind has been let go of or not, a tape that has been launched
 // is asked again, and goes when it is dropped.
 TEST(SequencerMemoryTest, AGradientThatEndedWithItsEpochIsAskedAnew) {
-  for (const size_t rows_per_event : {0, 256}) {
+  for (const size_t rows_per_event : {0, 1, 256}) {
     SCOPED_TRACE(rows_per_event);
     Sequencer sequencer = World(2, rows_per_event);
     const size_t before = sequencer.HeldRows();
-    const InstanceKey forward = Forward(&sequencer, 1, 0);
-    Cast(&sequencer, Gradient(sequencer, 11, 0, forward, 0));
     Actions actions;
+    const InstanceKey forward = Forward(&sequencer, 1, 0);
+    Cast(&sequencer, WithTape(sequencer, 10, 0, 1));
+    Cast(&sequencer, Gradient(sequencer, 11, 0, forward, 0));
     sequencer.Abort(Error(), At(0), &actions);
-    // Request 1 has another row, and the epoch that ended had one more.
-    Cast(&sequencer, WithTape(sequencer, 20, 0, 1));
     Cast(&sequencer, Gradient(sequencer, 21, 0, forward, 1));
+    Cast(&sequencer, WithTape(sequencer, 20, 0, 2));
     sequencer.Abort(Error(), At(0), &actions);
     Cast(&sequencer, Gradient(sequencer, 31, 0, forward, 2));
     actions.clear();
     sequencer.DropTape(Rank(1), forward, false, sequencer.epoch(), At(0), &actions);
     EXPECT_THAT(Launched(actions), ElementsAre(31)) << "rank 1 gives zeros";
+    // Another call has the row of one that never was.
+    Cast(&sequencer, Simple(sequencer, 40, 0, 3));
+    const Error never = ErrorOf(Refused(&sequencer, Gradient(sequencer, 41, 0, WorldKey(1, 2), 0)));
+    EXPECT_EQ(never.reason, Reason::kMismatch);
+    EXPECT_TRUE(never.alone);
+    for (int i = 0; i < 10; ++i) sequencer.Advance(At(0), &actions);
+    const size_t never_launched = rows_per_event == 0 ? 2 : 0;
+    EXPECT_EQ(sequencer.HeldRows(), before + 1 + never_launched);
     sequencer.DropTape(Rank(0), forward, false, sequencer.epoch(), At(0), &actions);
-    EXPECT_EQ(sequencer.HeldRows(), before + (rows_per_event == 0 ? 1 : 0));
+    EXPECT_EQ(sequencer.HeldRows(), before + never_launched);
   }
 }
 

@@ -174,8 +174,14 @@ std::vector<int32_t> Agreement::Shrink(absl::Time now) {
 Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
                                       const Error& why, absl::Time now) {
   Sequencer::Actions actions;
+  constexpr int64_t kMostSeats = 65536;  // as the runs of one gang have
   const size_t pairs = sequencer_.NewPairs(members);
-  const absl::Status charged = pairs == 0 ? absl::OkStatus() : world_->ReserveCalls(pairs);
+  absl::Status charged = pairs == 0 ? absl::OkStatus() : world_->ReserveCalls(pairs);
+  if (const int64_t seats = sequencer_.SeatsOf(members); seats > kMostSeats) {
+    charged = MakeError(Reason::kQuota,
+                        absl::StrCat("their groups have ", seats, " members together; at most ",
+                                     kMostSeats, " may be looked at"));
+  }
   if (charged.ok()) {
     sequencer_.Refuse(members, epoch, why, now, &actions);
   } else {
@@ -186,8 +192,8 @@ Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, E
       member.rest_of_step = true;
     }
     Error error = why;
-    error.message = absl::StrCat("its sends and receives could not be counted (",
-                                 ErrorOf(charged).message, "): ", why.message);
+    error.message = absl::StrCat("its calls could not be counted (", ErrorOf(charged).message,
+                                 "): ", why.message);
     sequencer_.Refuse(out_of_line, epoch, error, now, &actions);
   }
   return Decision(this, std::move(actions));

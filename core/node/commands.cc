@@ -121,8 +121,7 @@ void Commands::DropTapes(const std::shared_ptr<Session>& session, Sequence seque
   absl::StatusOr<Charge> charge =
       session->budget->Charge(Domain::kHost, Resource::kCommandBytes, bytes);
   if (!charge.ok()) {
-    // Others may wait for what this rank has no entry for any more: they cannot be kept, so none
-    // is.
+    // There is no memory to keep the rest, and others may wait for it: all go in this turn.
     for (size_t at = 0; at < left.size();) at += worlds_->DropTape(*session, left.subspan(at), now);
     return Finish(session.get(), sequence, absl::OkStatus());
   }
@@ -136,6 +135,7 @@ void Commands::DropTapes(const std::shared_ptr<Session>& session, Sequence seque
 void Commands::DropTapesLater(const std::shared_ptr<Session>& session, Sequence sequence,
                               const std::shared_ptr<TapesToDrop>& tapes) {
   go_on_later_(session, [this, sequence, tapes](const std::shared_ptr<Session>& of) {
+    if (of->dead()) return;
     const auto left = absl::MakeConstSpan(tapes->entries).subspan(tapes->done);
     tapes->done += worlds_->DropTape(*of, left, clock_->now);
     if (tapes->done < tapes->entries.size()) return DropTapesLater(of, sequence, tapes);

@@ -106,11 +106,11 @@ class Commands {
                     const chorus::MakeReadable& command);
   void DropTapes(const std::shared_ptr<Session>& session, Sequence sequence,
                  const DropTape& command, absl::Time now);
-  // Those that are dropped already, of so many, are `done`.
+  // What one turn had no time for.
   struct TapesToDrop {
     Charge charge;
     std::vector<DropTape::Entry> entries;
-    size_t done = 0;
+    size_t done = 0;  // of these, from the first
   };
   void DropTapesLater(const std::shared_ptr<Session>& session, Sequence sequence,
                       const std::shared_ptr<TapesToDrop>& tapes);

@@ -523,7 +523,7 @@ TEST_F(NodeTest, WhatARefusalCountsIsChargedOrItsRankIsOutOfLine) {
   for (int64_t i = 1; i < 30; ++i) ranks_[0]->RefuseSends(i * 1000, 1000);
   const Error waited = ErrorOf(ranks_[1]->LastOutcome());
   EXPECT_EQ(waited.reason, Reason::kMismatch) << waited.message;
-  EXPECT_THAT(waited.message, testing::HasSubstr("sends and receives could not be counted"));
+  EXPECT_THAT(waited.message, testing::HasSubstr("calls could not be counted"));
 }
 
 // It has room for all its members from its first one on.

@@ -478,6 +478,7 @@ size_t Worlds::DropTape(const Session& session, absl::Span<const chorus::DropTap
   }
   std::sort(memberships.begin(), memberships.end(),
             [&](const auto* a, const auto* b) { return place_of(a) < place_of(b); });
+  CountWork(static_cast<int64_t>(memberships.size()));
   size_t done = 0;
   while (done < entries.size() && (done == 0 || SliceHasTime())) {
     const chorus::DropTape::Entry& entry = entries[done++];

@@ -134,7 +134,7 @@ struct EnterEpoch {
 // with that error, which says which epoch is open.
 struct Refuse {
   static constexpr size_t kMaxMembers = 1024;
-  static constexpr size_t kMaxCalls = 1024;  // of all members, with gradients; a range is one
+  static constexpr size_t kMaxCalls = 1024;  // RefusedCalls and gradients, of all members together
 
   WorldId world;
   Epoch epoch;
