@@ -1,6 +1,8 @@
 #include "client/attach/attach_client.h"
 
+#include <errno.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include "client/attach/daemon_socket.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/shared_file.h"
 
 namespace chorus {
 namespace {
@@ -43,6 +46,8 @@ absl::string_view KindName(AttachRequest::Kind kind) {
       return "Proof";
     case AttachRequest::Kind::kSessionMemory:
       return "SessionMemory";
+    case AttachRequest::Kind::kConfirmMemory:
+      return "ConfirmMemory";
     case AttachRequest::Kind::kCreateStaging:
       return "CreateStaging";
     case AttachRequest::Kind::kConfirmStaging:
@@ -136,6 +141,12 @@ absl::StatusOr<AttachClient::SessionMemoryFds> AttachClient::SessionMemory(absl:
   return result;
 }
 
+absl::Status AttachClient::ConfirmMemory(absl::Time deadline) {
+  AttachRequest request;
+  request.kind = AttachRequest::Kind::kConfirmMemory;
+  return Ask(std::move(request), 0, deadline).status();
+}
+
 absl::StatusOr<AttachClient::Staging> AttachClient::CreateStaging(int64_t bytes,
                                                                   absl::Time deadline) {
   AttachRequest request;
@@ -149,10 +160,14 @@ absl::StatusOr<AttachClient::Staging> AttachClient::CreateStaging(int64_t bytes,
   return staging;
 }
 
-absl::Status AttachClient::ConfirmStaging(ArenaId arena, absl::Time deadline) {
+absl::Status AttachClient::ConfirmStaging(const Staging& staging, absl::Time deadline) {
+  if (!SealMapped(staging.fd.get())) {
+    return MakeError(Reason::kInternal, absl::StrCat("staging arena ", staging.arena.value(),
+                                                     " cannot be sealed: ", strerror(errno)));
+  }
   AttachRequest request;
   request.kind = AttachRequest::Kind::kConfirmStaging;
-  request.arena = arena;
+  request.arena = staging.arena;
   return Ask(std::move(request), 0, deadline).status();
 }
 

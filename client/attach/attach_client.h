@@ -61,6 +61,8 @@ class AttachClient {
     UniqueFd wake;  // an eventfd
   };
   absl::StatusOr<SessionMemoryFds> SessionMemory(absl::Time deadline);
+  // It is mapped (MapSessionMemory): the daemon looks at it from now on.
+  absl::Status ConfirmMemory(absl::Time deadline);
 
   struct Staging {
     ArenaId arena;
@@ -68,7 +70,9 @@ class AttachClient {
     UniqueFd fd;  // to be mapped shared and writable, then confirmed
   };
   absl::StatusOr<Staging> CreateStaging(int64_t bytes, absl::Time deadline);
-  absl::Status ConfirmStaging(ArenaId arena, absl::Time deadline);
+  // Its file is mapped for writing: seals it against what the daemon would have to wait for, and
+  // says so. Before that no command may use it.
+  absl::Status ConfirmStaging(const Staging& staging, absl::Time deadline);
   absl::Status ReleaseStaging(ArenaId arena, absl::Time deadline);
 
   struct ResultArenaFd {

@@ -101,8 +101,7 @@ class RingLink : public RpcLink {
     }
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
                             Mapping::Make(created.fd.get(), created.bytes, PROT_READ | PROT_WRITE));
-    CHORUS_RETURN_IF_ERROR(
-        Named(attach.ConfirmStaging(created.arena, SteadyNow() + kRequestTimeout)));
+    CHORUS_RETURN_IF_ERROR(Named(attach.ConfirmStaging(created, SteadyNow() + kRequestTimeout)));
     Staging staging;
     staging.arena = created.arena;
     staging.data = mapping->data();
@@ -223,6 +222,7 @@ absl::StatusOr<std::unique_ptr<Link>> MakeRingLink(OpenedSession opened, absl::T
                           opened.attach->SessionMemory(deadline));
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory,
                           MapSessionMemory(fds.memory.get()));
+  CHORUS_RETURN_IF_ERROR(opened.attach->ConfirmMemory(deadline));
   return std::unique_ptr<Link>(std::make_unique<RingLink>(std::move(opened), std::move(doorbell),
                                                           std::move(memory), std::move(fds.wake)));
 }

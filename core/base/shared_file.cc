@@ -21,6 +21,17 @@ bool IsHeldByOthers(int fd) {
   return false;
 }
 
+namespace {
+constexpr int kMappedSeals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+}  // namespace
+
+bool IsSealedMapped(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & kMappedSeals) == kMappedSeals;
+}
+
+bool SealMapped(int fd) { return IsSealedMapped(fd) || fcntl(fd, F_ADD_SEALS, kMappedSeals) == 0; }
+
 bool KernelGivesLeases() {
   const UniqueFd made(memfd_create("chorus-lease", MFD_CLOEXEC));
   const UniqueFd own = OpenAgain(made.get(), O_RDWR);

@@ -1400,10 +1400,35 @@ void Sequencer::MarkAbandoned(int32_t t, int32_t seat) {
   if (children > 0) abandoned_.push_back({t, seat, tapes_[t].incarnation, children});
 }
 
+// All that the member holds, for it has left.
+void Sequencer::AbandonSome(Leaving* leaving) {
+  const Member& member = members_[leaving->rank.value()];
+  for (; abandoned_.empty() && SliceHasTime(); ++leaving->next_tape) {
+    if (member.lacking_gradients == 0) leaving->next_tape = tapes_.end();
+    if (leaving->next_tape >= tapes_.end()) return;
+    CountWork(1);
+    const Tape& tape = tapes_[leaving->next_tape];
+    if (IsGone(tape) || ChildrenOf(tape).empty()) continue;
+    const auto seats = static_cast<int32_t>(tape.entries.size());
+    CountWork(seats / kSeatsOfWork);
+    for (int32_t p = 0; p < seats; ++p) {
+      const bool holds = RankAt(tape.key, p) == leaving->rank &&
+                         tape.entries[p].state == TapeEntry::State::kLive &&
+                         !IsRefused({leaving->next_tape, p});
+      if (holds) MarkAbandoned(leaving->next_tape, p);
+    }
+  }
+}
+
 // Ends with what was abandoned, or with the slice, or with the error of a gradient that zeros are
 // wrong for.
 absl::optional<Error> Sequencer::MarkSome() {
-  while (!abandoned_.empty() && SliceHasTime()) {
+  while (marking() && SliceHasTime()) {
+    if (abandoned_.empty()) {
+      AbandonSome(&leaving_.back());
+      if (leaving_.back().next_tape >= tapes_.end() && abandoned_.empty()) leaving_.pop_back();
+      continue;
+    }
     Abandoned& at = abandoned_.back();
     const Tape& tape = tapes_[at.tape];
     // From the last to the first: where one is launched or fails meanwhile the last has its place,
@@ -2486,16 +2511,13 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
                                  instance.key.ToString(), ") was pending");
     EndEpoch(error, actions);
   }
-  std::vector<InstanceKey> asked;  // what gradients are pending of
-  for (int32_t id = 0; id < instances_.end() && member.lacking_gradients > 0; ++id) {
-    const Instance& instance = instances_[id];
-    CountWork(1);
-    if (instance.seats.empty() || instance.parent == kNone) continue;
-    asked.push_back(tapes_[instance.parent].key);
+  if (member.lacking_gradients > 0) leaving_.push_back({rank});
+  const absl::optional<Error> lost = MarkSome();
+  if (lost.has_value()) {
+    EndEpoch(*lost, actions);
+    return;
   }
-  std::sort(asked.begin(), asked.end());
-  asked.erase(std::unique(asked.begin(), asked.end()), asked.end());
-  for (const InstanceKey& key : asked) DropTape(rank, key, false, epoch_, now, actions);
+  LaunchReady(actions);
   ForgetSome();
 }
 
@@ -2566,7 +2588,7 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   BeginEvent(now);
   if (const absl::optional<Error> lost = MarkSome()) EndEpoch(*lost, actions);
   FailSomePassed(actions);
-  if (passing() || !abandoned_.empty()) return;  // nothing of that is late
+  if (passing() || marking()) return;  // nothing of that is late
   ForgetSome();
   LaunchReady(actions);
   for (bool first = true; launched_.head != kNone &&
@@ -2743,7 +2765,7 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 }
 
 absl::Time Sequencer::NextDeadline() const {
-  if (passing() || searching() || !abandoned_.empty() || !ready_.empty() || !gone_pairs_.empty()) {
+  if (passing() || marking() || searching() || !ready_.empty() || !gone_pairs_.empty()) {
     return clock_;
   }
   absl::Time next = absl::InfiniteFuture();
@@ -2946,6 +2968,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   unsearched_.clear();
   path_.clear();
   abandoned_.clear();
+  leaving_.clear();
   EndLateSearch();
   differing_.clear();
   stretches_.clear();
@@ -3097,7 +3120,7 @@ int64_t Sequencer::HeldBytes() const {
   };
   bytes += list(keys_) + list(seats_) + list(moves_) + list(moves_of_) + list(stretches_) +
            list(passed_) + list(asked_) + list(requests_) + list(ready_) + list(unsearched_) +
-           list(path_) + list(abandoned_) + list(awaited_) + list(gang_runs_) +
+           list(path_) + list(abandoned_) + list(leaving_) + list(awaited_) + list(gang_runs_) +
            list(gang_instances_) + list(reordered_);
   bytes +=
       label_bytes_ + static_cast<int64_t>(label_uses_.size()) * kInTable<decltype(label_uses_)>;

@@ -257,7 +257,10 @@ class Sequencer {
   // Null: it has none any more.
   void SetLabel(TapeEntry* entry, std::shared_ptr<const PartLabel> label);
   void MarkAbandoned(int32_t tape, int32_t seat);
+  struct Leaving;
+  void AbandonSome(Leaving* leaving);
   absl::optional<Error> MarkSome();
+  bool marking() const { return !abandoned_.empty() || !leaving_.empty(); }
   absl::optional<Error> LostGradientError(const InstanceKey& gradient, const Tape& tape,
                                           int32_t seat) const;
   // Every entry begins and ends to be live by these.
@@ -490,6 +493,12 @@ class Sequencer {
     size_t left;           // of its children: the first so many
   };
   std::vector<Abandoned> abandoned_;
+  // Members that have left, and of which tape on that has not been done for what they held.
+  struct Leaving {
+    Rank rank;
+    int32_t next_tape = 0;
+  };
+  std::vector<Leaving> leaving_;
 
   // Circles, as far as no slice has had the time to look for them: a run of each component to look
   // from; and the way of the search at hand.

@@ -2266,6 +2266,44 @@ TEST(SequencerGradientTest, ManyGetZerosInSlices) {
   }
 }
 
+// Gradients of so many instances wait for it.
+TEST(SequencerGradientTest, WhoLeavesGivesZerosInSlices) {
+  constexpr int64_t kRuns = 20;
+  constexpr int64_t kCalls = 1000;  // of a run
+  Sequencer sequencer = World(2);
+  for (int64_t run = 0; run < kRuns; ++run) {
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      TestRun forward(1 + 2 * run + rank, Epoch(1));
+      const int32_t slot = forward.Slot(kWorld, 2, {rank}, {run * kCalls});
+      for (int64_t call = 0; call < kCalls; ++call) forward.AllReduce(slot, rank).wants_grad = true;
+      Cast(&sequencer, forward);
+    }
+  }
+  std::vector<int64_t> all;
+  for (int64_t run = 0; run < kRuns; ++run) {
+    TestRun gradients(100 + run, Epoch(1));
+    const int32_t slot = gradients.Slot(kWorld, 2, {0}, {kRuns * kCalls});
+    for (int64_t call = 0; call < kCalls; ++call) {
+      gradients.GradientOf(WorldKey(1, run * kCalls + call), 0, slot, 0);
+    }
+    EXPECT_THAT(Cast(&sequencer, gradients), IsEmpty());
+    all.push_back(100 + run);
+  }
+  Slices slices;
+  std::vector<int64_t> launched =
+      Launched(slices.InOne([&](Actions* actions) { sequencer.Left(Rank(1), At(0), actions); }));
+  EXPECT_LT(launched.size(), all.size());
+  // What comes meanwhile knows that it has left.
+  TestRun more(200, Epoch(1));
+  more.GradientOf(WorldKey(1, 0), 1, more.Slot(kWorld, 2, {0}, {kRuns * kCalls}), 0);
+  for (const int64_t run : Launched(Cast(&sequencer, more))) launched.push_back(run);
+  all.push_back(200);
+  for (const int64_t run : Launched(slices.GoOn(&sequencer, At(100)))) launched.push_back(run);
+  EXPECT_THAT(launched, ::testing::UnorderedElementsAreArray(all));
+  EXPECT_LE(slices.largest, kMaxSliceWork);
+  EXPECT_EQ(sequencer.epoch(), Epoch(1));
+}
+
 // And the gradient's own, of which it takes another.
 TEST(SequencerGradientTest, ARunThatTakesAllOrdersItselfLeavesNoTape) {
   Sequencer sequencer = World(1);
@@ -3475,6 +3513,11 @@ TEST(SequencerMemoryTest, TapesOfAnEpochThatEndedTakeNoRoom) {
   EXPECT_THAT(Failed(Cast(&sequencer, WithTape(sequencer, 10, 1, 0))), ElementsAre(10));
   EXPECT_THAT(Launched(Cast(&sequencer, WithTape(sequencer, 11, 0, 6))), IsEmpty());
   EXPECT_THAT(Launched(Cast(&sequencer, WithTape(sequencer, 12, 1, 6))), ElementsAre(11, 12));
+  // What has been launched goes on to take its room.
+  Actions actions;
+  sequencer.Abort(Error(), At(0), &actions);
+  Cast(&sequencer, WithTape(sequencer, 20, 0, 7));
+  EXPECT_EQ(ErrorOf(Refused(&sequencer, WithTape(sequencer, 21, 0, 8))).reason, Reason::kQuota);
 }
 
 TEST(SequencerMemoryTest, AnEventLetsGoOfSoManyEntriesOfAMemberThatIsGone) {

@@ -337,6 +337,10 @@ absl::StatusOr<SessionDescriptors> LocalNode::AttachMemory(SessionId id) {
   return WithSession(
       id, [&](const std::shared_ptr<Session>& session) { return parts_->rings.Attach(session); });
 }
+absl::Status LocalNode::ConfirmMemory(SessionId id) {
+  return WithSession(
+      id, [&](const std::shared_ptr<Session>& session) { return parts_->rings.Confirm(session); });
+}
 void LocalNode::CreateStaging(SessionId id, int64_t bytes, OnStaging done) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
@@ -348,6 +352,13 @@ void LocalNode::CreateStaging(SessionId id, int64_t bytes, OnStaging done) {
         parts_->holders.Explain(*session, nullptr, &error);
         done(parts_->failures.RecordStatus(session.get(), ToStatus(error)));
       });
+}
+absl::StatusOr<int> LocalNode::StagingFd(SessionId id, ArenaId arena) {
+  return WithSession(id, [&](const std::shared_ptr<Session>& session) -> absl::StatusOr<int> {
+    CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<Arena> staging,
+                            parts_->storage.FindStaging(*session, arena));
+    return staging->ClientFd();
+  });
 }
 absl::Status LocalNode::ConfirmStaging(SessionId id, ArenaId arena) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) -> absl::Status {

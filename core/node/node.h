@@ -84,10 +84,14 @@ class LocalNode {
 
   // Shared memory of an attached session; made at the first call.
   absl::StatusOr<SessionDescriptors> AttachMemory(SessionId session);
-  // Where its memory is on its way, `done` is called when that is there. The descriptor stays the
-  // node's.
+  absl::Status ConfirmMemory(SessionId session);  // as Rings::Confirm
+  // Where its memory is on its way, `done` is called when that is there.
   void CreateStaging(SessionId session, int64_t bytes, OnStaging done);
-  absl::Status ConfirmStaging(SessionId session, ArenaId arena);  // the client has mapped it
+  // For a client that maps it; the node's own. Until it has said that it has mapped and sealed it
+  // (Arena::ConfirmMapped) no command may use it. Without a descriptor outside WriteStaging fills
+  // it.
+  absl::StatusOr<int> StagingFd(SessionId session, ArenaId arena);
+  absl::Status ConfirmStaging(SessionId session, ArenaId arena);
   absl::Status ReleaseStaging(SessionId session, ArenaId arena);
   absl::Status WriteStaging(SessionId session, ArenaId arena, int64_t offset,
                             absl::string_view bytes);

@@ -113,6 +113,7 @@ struct Client {
     session = node->OpenSession(open, absl::Now())->id;
     const SessionDescriptors attached = *node->AttachMemory(session);
     memory = *MapSessionMemory(attached.memory_fd);
+    if (!node->ConfirmMemory(session).ok()) std::abort();
     wake = attached.wake_fd;
     writer = std::make_unique<SubmissionRingWriter>(memory.get(), WaitOptions());
     waiter = std::make_unique<CompletionWaiter>(memory.get(), WaitOptions());

@@ -73,8 +73,10 @@ TEST_P(NodeLoopFairnessTest, HoweverMuchIsPostedTheRingsAreLookedAtInBetween) {
     open.tenant = "uid:0";
     open.attached = true;
     open.devices = {DeviceIndex(0)};
-    const SessionDescriptors attached = *node.AttachMemory(node.OpenSession(open, now)->id);
+    const SessionId session = node.OpenSession(open, now)->id;
+    const SessionDescriptors attached = *node.AttachMemory(session);
     memory = *MapSessionMemory(attached.memory_fd);
+    EXPECT_TRUE(node.ConfirmMemory(session).ok());
     wake = attached.wake_fd;
   });
   SubmissionRingWriter writer(memory.get());

@@ -45,6 +45,7 @@ class Client {
     session_ = node->OpenSession(open, absl::Now())->id;
     const SessionDescriptors attached = *node->AttachMemory(session_);
     memory_ = *MapSessionMemory(attached.memory_fd);
+    EXPECT_TRUE(node->ConfirmMemory(session_).ok());
     wake_ = attached.wake_fd;
     writer_ = std::make_unique<SubmissionRingWriter>(memory_.get());
   }
@@ -153,6 +154,28 @@ TEST_F(NodePollTest, QuietSessionsAreHeardWhenTheyRing) {
   SubmitAll();
   EXPECT_TRUE(Poll());
   EXPECT_LE(PollsUntilAllAreHeard(), kSessions / 8);
+}
+
+// Out of memory that is not sealed a client takes pages while the node would look at them.
+TEST_F(NodePollTest, MemoryIsNotLookedAtBeforeItIsSealed) {
+  OpenSessionRequest open;
+  open.tenant = "uid:0";
+  open.attached = true;
+  open.devices = {DeviceIndex(0)};
+  const SessionId session = node_->OpenSession(open, now_)->id;
+  EXPECT_EQ(ErrorOf(node_->ConfirmMemory(session)).reason, Reason::kWrongState);
+  const SessionDescriptors attached = *node_->AttachMemory(session);
+  EXPECT_EQ(ErrorOf(node_->ConfirmMemory(session)).reason, Reason::kMalformed);
+  const std::unique_ptr<SessionMemory> memory = *MapSessionMemory(attached.memory_fd);
+  // Not even a ring that could not be believed.
+  memory->control().client.tail += uint64_t{1} << 32;
+  RingWakeEvent(attached.wake_fd);
+  Poll();
+  Poll();
+  EXPECT_TRUE(node_->Lives(session));
+  EXPECT_TRUE(node_->ConfirmMemory(session).ok());
+  Poll();
+  EXPECT_FALSE(node_->Lives(session)) << "now it is";
 }
 
 TEST_F(NodePollTest, WhoWasHeardIsLookedAtEachTime) {

@@ -11,6 +11,7 @@
 #include "core/backend/host/host_backend.h"
 #include "core/backend/sim/sim_backend.h"
 #include "core/base/error.h"
+#include "core/base/shared_file.h"
 #include "core/graph/encoding.h"
 #include "core/runtime/devices.h"
 
@@ -270,8 +271,17 @@ ClientMemory::ClientMemory(DirectRank* rank, int64_t elements) : bytes_(elements
   const absl::StatusOr<StagingArena> made = rank->CreateStaging(bytes_);
   EXPECT_TRUE(made.ok()) << made.status();
   arena_ = made->arena;
-  void* const mapped =
-      mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_SHARED, made->fd, 0);
+  void* mapped = MAP_FAILED;
+  const absl::Status confirmed =
+      rank->Call<absl::Status>([&](LocalNode& node, absl::Time, Promise<absl::Status>* done) {
+        const absl::StatusOr<int> fd = node.StagingFd(rank->session(), arena_);
+        if (!fd.ok()) return done->Set(fd.status());
+        mapped =
+            mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+        SealMapped(*fd);
+        done->Set(node.ConfirmStaging(rank->session(), arena_));
+      });
+  EXPECT_TRUE(confirmed.ok()) << confirmed;
   EXPECT_NE(mapped, MAP_FAILED);
   floats_ = static_cast<float*>(mapped);
   std::fill(floats_, floats_ + elements, -1.0f);

@@ -48,11 +48,9 @@ struct SessionDescriptors {
   int wake_fd = -1;  // the client writes it when the doorbell says asleep
 };
 
-// A staging arena: a memfd that the client maps writable (attached) or fills by writes. The
-// descriptor stays the node's.
+// A staging arena: a memfd that the client maps writable (attached) or fills by writes.
 struct StagingArena {
   ArenaId arena;
-  int fd = -1;
   int64_t bytes = 0;
 };
 

@@ -75,15 +75,33 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
     session->memory_file = std::move(file);
     session->client_fd = std::move(client);
     session->wake_fd = std::move(wake);
-    session->ring = std::make_unique<SubmissionRingReader>(session->memory.get());
-    session->completions.Attach(session->memory.get());
-    session->ring->StopLooking();
-    quiet_.emplace(session->id, session);
+    SubmissionRingReader(session->memory.get()).StopLooking();  // while nobody else has it
   }
   SessionDescriptors descriptors;
   descriptors.memory_fd = session->client_fd.get();
   descriptors.wake_fd = session->wake_fd.get();
   return descriptors;
+}
+
+absl::Status Rings::Confirm(const std::shared_ptr<Session>& session) {
+  if (session->memory == nullptr) {
+    return MakeError(Reason::kWrongState, "the session's memory was not asked for");
+  }
+  if (session->ring != nullptr) return absl::OkStatus();
+  if (!IsSealedMapped(session->memory_file->get())) {
+    return Malformed(
+        "the session's memory: expected the seals FUTURE_WRITE and SEAL, which its client adds "
+        "when "
+        "it has mapped it; not all are there");
+  }
+  session->ring = std::make_unique<SubmissionRingReader>(session->memory.get());
+  session->completions.Attach(session->memory.get());
+  if (session->ring->StopLooking()) {
+    quiet_.emplace(session->id, session);
+  } else if (std::find(active_.begin(), active_.end(), session) == active_.end()) {
+    active_.push_back(session);
+  }
+  return absl::OkStatus();
 }
 
 void Rings::Detach(Session* session) {

@@ -46,6 +46,10 @@ class Rings {
   // Makes the session's shared memory, at the first call. RESOURCE_EXHAUSTED: no memory, or no
   // descriptor.
   absl::StatusOr<SessionDescriptors> Attach(const std::shared_ptr<Session>& session);
+  // The client has mapped and sealed it (MapSessionMemory). It is not touched before: who touches
+  // memory out of which a client takes pages waits for that. FAILED_PRECONDITION: there is none.
+  // INVALID_ARGUMENT: it is not sealed. A second call does nothing.
+  absl::Status Confirm(const std::shared_ptr<Session>& session);
   // The session has ended; its shared memory goes, and is charged as long as clients hold it.
   void Detach(Session* session);
 

@@ -1,10 +1,7 @@
 #include "core/node/storage.h"
 
-#include <errno.h>
-#include <string.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -132,7 +129,6 @@ absl::StatusOr<StagingArena> Storage::MakeStaging(Session* session, int64_t byte
                           Arena::CreateStaging(session->budget, bytes, {&memory_thread_, &held_}));
   StagingArena staging;
   staging.arena = arena->id();
-  CHORUS_ASSIGN_OR_RETURN(staging.fd, arena->ClientFd());
   staging.bytes = arena->bytes();
   session->staging_bytes += staging.bytes;
   session->staging[arena->id()] = std::move(arena);
@@ -147,6 +143,16 @@ absl::StatusOr<std::shared_ptr<Arena>> Storage::FindStaging(const Session& sessi
         absl::StrCat("arena ", arena.value(), " is no staging arena of this session"));
   }
   return it->second;
+}
+
+absl::StatusOr<std::shared_ptr<Arena>> Storage::FindStable(const Session& session,
+                                                           ArenaId arena) const {
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> found, FindStaging(session, arena));
+  if (!found->may_change()) return found;
+  return MakeError(Reason::kWrongState,
+                   absl::StrCat("arena ", arena.value(),
+                                " is used before its client has sealed its mapping and said so "
+                                "(ConfirmStaging)"));
 }
 
 absl::Status Storage::ReleaseStaging(Session* session, ArenaId arena) {
@@ -165,26 +171,20 @@ absl::Status Storage::WriteStaging(const Session& session, ArenaId arena, int64_
                                   " are not inside arena ", arena.value(), " of ", target->bytes(),
                                   " bytes"));
   }
-  // The daemon maps staging for reading only: it writes as any holder of the descriptor would.
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t written = pwrite(target->fd(), bytes.data() + done, bytes.size() - done,
-                                   offset + static_cast<int64_t>(done));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      return MakeError(Reason::kWrongState,
-                       absl::StrCat("arena ", arena.value(),
-                                    " cannot be written by the daemon: ", strerror(errno),
-                                    "; an attached client writes its own mapping"));
-    }
-    done += static_cast<size_t>(written);
+  if (target->is_shared()) {
+    return MakeError(Reason::kWrongState,
+                     absl::StrCat("arena ", arena.value(),
+                                  " cannot be written by the daemon: an attached client writes its "
+                                  "own mapping"));
   }
+  std::memcpy(target->writable() + offset, bytes.data(), bytes.size());
   paths_->streamed_bytes += size;
   return absl::OkStatus();
 }
 
 absl::StatusOr<BufferRef> Storage::FindStaged(const Session& session, const ExternalRange& range,
                                               int64_t bytes) const {
-  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStaging(session, range.arena));
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStable(session, range.arena));
   return Buffer::OfStaging(std::move(arena), range.offset, bytes);
 }
 
@@ -267,7 +267,7 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
     std::memcpy(copy->host(), data->bytes.data(), data->bytes.size());
   } else {
     const ExternalRange& range = absl::get<ExternalRange>(binding);
-    CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStaging(session, range.arena));
+    CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStable(session, range.arena));
     CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
                             CheckStrided(type, range.strides, range.offset, arena->bytes()));
     if (bytes == 0) return bound;
@@ -357,7 +357,7 @@ void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
 absl::StatusOr<ClientTarget> Storage::FindTarget(const Session& session, const ExternalRange& range,
                                                  const TensorType& type) const {
   ClientTarget target;
-  CHORUS_ASSIGN_OR_RETURN(target.arena, FindStaging(session, range.arena));
+  CHORUS_ASSIGN_OR_RETURN(target.arena, FindStable(session, range.arena));
   CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
                           CheckStrided(type, range.strides, range.offset, target.arena->bytes()));
   CHORUS_RETURN_IF_ERROR(CheckNoOverlap(type, range.strides));

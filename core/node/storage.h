@@ -64,6 +64,8 @@ class Storage {
     CreateStaging(session, bytes, Patience(), std::move(done));
   }
   absl::StatusOr<std::shared_ptr<Arena>> FindStaging(const Session& session, ArenaId arena) const;
+  // That may be touched. WRONG_STATE: Arena::may_change().
+  absl::StatusOr<std::shared_ptr<Arena>> FindStable(const Session& session, ArenaId arena) const;
   absl::Status ReleaseStaging(Session* session, ArenaId arena);
   absl::Status WriteStaging(const Session& session, ArenaId arena, int64_t offset,
                             absl::string_view bytes);

@@ -237,11 +237,39 @@ TEST_F(StorageTest, ATenantsArenasAreItsOwn) {
   EXPECT_EQ(storage_->TenantNamed("uid:1"), session_->tenant);
 }
 
+// Who touches a page while its client takes it out waits for the client.
+TEST_F(StorageTest, WhatAClientMayTakePagesOutOfIsNotTouched) {
+  const absl::StatusOr<StagingArena> staging = CreateStaging(4096);
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  const Binding source = Staged(staging->arena, 0);
+  const TensorType two(DType::kF32, {2});
+  EXPECT_TRUE(Bind(source, two, /*stable=*/true).ok()) << "no client has it";
+  const std::shared_ptr<Arena> arena = *storage_->FindStaging(*session_, staging->arena);
+  const int fd = *arena->ClientFd();
+  const auto refused = [&] {
+    const ExternalRange range = absl::get<ExternalRange>(source);
+    return std::vector<Reason>{
+        ErrorOf(Bind(source, two, /*stable=*/true).status()).reason,
+        ErrorOf(storage_->FindStaged(*session_, range, 8).status()).reason,
+        ErrorOf(storage_->FindTarget(*session_, range, two).status()).reason};
+  };
+  EXPECT_THAT(refused(), ::testing::Each(Reason::kWrongState));
+  void* const mapped = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  ASSERT_TRUE(SealMapped(fd));
+  ASSERT_TRUE(arena->ConfirmMapped().ok());
+  EXPECT_THAT(refused(), ::testing::Each(Reason::kUnspecified));
+  // Nor is it written by a call that waits for whoever does something long with the file.
+  EXPECT_EQ(ErrorOf(storage_->WriteStaging(*session_, staging->arena, 0, "x")).reason,
+            Reason::kWrongState);
+  munmap(mapped, 4096);
+}
+
 // Its sessions may come and go: what they have left in clients' hands is the tenant's.
 TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
   const absl::StatusOr<StagingArena> staging = CreateStaging(1 << 20);
   ASSERT_TRUE(staging.ok()) << staging.status();
-  const int client_fd = dup(staging->fd);
+  const int client_fd = dup(*(*storage_->FindStaging(*session_, staging->arena))->ClientFd());
   ASSERT_TRUE(storage_->ReleaseStaging(session_.get(), staging->arena).ok());
   session_.reset();
   std::shared_ptr<Tenant> tenant = storage_->TenantNamed("uid:1");

@@ -140,9 +140,10 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::CreateResult(const BudgetRef& budg
 
 absl::Status Arena::ConfirmMapped() {
   if (kind_ != Kind::kStaging || confirmed_) return absl::OkStatus();
-  if (fcntl(fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-    return Malformed(absl::StrCat("staging arena ", id_.value(), " cannot be sealed: ",
-                                  strerror(errno), "; its client has sealed it otherwise"));
+  if (!IsSealedMapped(fd())) {
+    return Malformed(absl::StrCat("staging arena ", id_.value(),
+                                  ": expected the seals FUTURE_WRITE and SEAL, which its client "
+                                  "adds when it has mapped it; not all are there"));
   }
   confirmed_ = true;
   return absl::OkStatus();

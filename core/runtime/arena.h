@@ -53,7 +53,9 @@ class ArenaIds {
 // reads fault, and nothing can write that should not:
 //   staging: SHRINK|GROW from its creation; the daemon maps it for reading only, and once more for
 //            the outputs that are to go there: a kernel that writes to its input faults. The client
-//            maps it for writing, says so, and ConfirmMapped() adds FUTURE_WRITE|SEAL.
+//            maps it for writing, seals it (SealMapped) and says so: ConfirmMapped(). The daemon
+//            would wait for a client that does something long with the file, as sealing it does,
+//            and for one that takes pages out, which it can until then.
 //   result:  the daemon maps it for writing, then FUTURE_WRITE|SHRINK|GROW|SEAL, all before fd()
 //            can be had.
 // Clients get a descriptor of their own, of a result arena for reading only. It exposes the whole
@@ -87,9 +89,13 @@ class Arena {
   char* writable() const { return memory_->writable(); }  // the same pages
   const std::shared_ptr<const ArenaMemory>& memory() const { return memory_; }
 
-  // Staging: the client has mapped it. INVALID_ARGUMENT: the client put a seal of its own on the
-  // file, so that ours do not hold; give the arena up. A second call does nothing.
+  // Staging: the client has mapped and sealed it. INVALID_ARGUMENT: it has not sealed it. A second
+  // call does nothing.
   absl::Status ConfirmMapped();
+  // A client has it (ClientFd).
+  bool is_shared() const { return client_fd_.valid(); }
+  // Whether touching it may wait for a client.
+  bool may_change() const { return kind_ == Kind::kStaging && is_shared() && !confirmed_; }
 
  private:
   Arena(Charge bytes, Charge descriptor, const ArenaHelpers& helpers, Kind kind,

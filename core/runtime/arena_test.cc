@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/shared_file.h"
 #include "core/base/unique_fd.h"
 #include "core/base/work.h"
 #include "core/runtime/held_files.h"
@@ -138,8 +139,14 @@ TEST(ArenaTest, StagingArenaIsWritableByWhoMappedItBeforeItWasConfirmed) {
   auto* const client =
       static_cast<char*>(mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   ASSERT_NE(client, MAP_FAILED);
+  EXPECT_TRUE((*arena)->may_change()) << "a hole can be punched into it";
+  EXPECT_FALSE((*arena)->ConfirmMapped().ok()) << "it is not sealed";
+  ASSERT_TRUE(SealMapped(fd));
   ASSERT_TRUE((*arena)->ConfirmMapped().ok());
   EXPECT_TRUE((*arena)->ConfirmMapped().ok()) << "a second time";
+  EXPECT_FALSE((*arena)->may_change());
+  EXPECT_NE(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
+  EXPECT_NE(madvise(client, 4096, MADV_REMOVE), 0);
   memcpy(client + 4096, "still writable", 15);
   EXPECT_STREQ((*arena)->data() + 4096, "still writable");
   EXPECT_FALSE(CanMapForWriting(fd, 8192));

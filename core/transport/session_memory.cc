@@ -11,13 +11,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/shared_file.h"
 
 namespace chorus {
 namespace {
 
-// The size must not change under a mapping (a file that shrinks kills its reader), and no process
-// may take that promise back.
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+// The size must not change under a mapping: a file that shrinks kills its reader.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 bool IsPowerOfTwo(uint32_t n) { return n != 0 && (n & (n - 1)) == 0; }
 
@@ -101,6 +101,12 @@ absl::StatusOr<std::unique_ptr<SessionMemory>> MapSessionMemory(int fd) {
   const size_t total_bytes = static_cast<size_t>(file.st_size);
   void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return SystemError("mmap");
+  // Nobody takes pages out of it from now on: its other side would have to wait for that.
+  if (!SealMapped(fd)) {
+    const absl::Status refused = SystemError("sealing");
+    munmap(base, total_bytes);
+    return refused;
+  }
   const SessionHeader header = reinterpret_cast<const SessionControl*>(base)->header;
   const SessionMemoryOptions options{header.ring_bytes, header.tensor_slots};
   // Unmaps on every way out from here.

@@ -90,6 +90,7 @@ int DescriptorsOf(AttachRequest::Kind kind) {
     case AttachRequest::Kind::kResultArena:
       return 1;
     case AttachRequest::Kind::kHello:
+    case AttachRequest::Kind::kConfirmMemory:
     case AttachRequest::Kind::kConfirmStaging:
     case AttachRequest::Kind::kReleaseStaging:
       return 0;
@@ -402,6 +403,8 @@ void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest
         Answer(socket, request.id, AttachReply(), {memory->memory_fd, memory->wake_fd});
         return;
       }
+      case AttachRequest::Kind::kConfirmMemory:
+        return AnswerError(socket, request.id, node.ConfirmMemory(session));
       case AttachRequest::Kind::kCreateStaging: {
         const auto answer = [&node, c, session, check_may_have,
                              id = request.id](const absl::StatusOr<node::StagingArena>& staging) {
@@ -414,7 +417,12 @@ void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest
           AttachReply reply;
           reply.arena = staging->arena;
           reply.bytes = staging->bytes;
-          if (!Answer(c->socket.get(), id, std::move(reply), {staging->fd})) {
+          const absl::StatusOr<int> fd = node.StagingFd(session, staging->arena);
+          if (!fd.ok()) {
+            node.ReleaseStaging(session, staging->arena).IgnoreError();
+            return AnswerError(c->socket.get(), id, fd.status());
+          }
+          if (!Answer(c->socket.get(), id, std::move(reply), {*fd})) {
             node.ReleaseStaging(session, staging->arena).IgnoreError();
           }
         };

@@ -373,6 +373,7 @@ TEST(AttachTest, AnAttachedSessionGetsItsMemory) {
   ASSERT_TRUE(fds.ok()) << fds.status();
   const auto memory = MapSessionMemory(fds->memory.get());
   ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_TRUE(client->ConfirmMemory(Soon()).ok());
   const uint64_t one = 1;
   EXPECT_EQ(write(fds->wake.get(), &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
 
@@ -390,8 +391,10 @@ TEST(AttachTest, StagingIsSealedOnceItIsConfirmedAndResultsAreReadOnly) {
   ASSERT_TRUE(OpenWith(&rank, client->token()).ok());
   const auto fds = client->SessionMemory(Soon());
   ASSERT_TRUE(fds.ok());
+  EXPECT_EQ(ErrorOf(client->ConfirmMemory(Soon())).reason, Reason::kMalformed) << "not sealed yet";
   const auto memory = MapSessionMemory(fds->memory.get());
   ASSERT_TRUE(memory.ok());
+  ASSERT_TRUE(client->ConfirmMemory(Soon()).ok());
 
   const absl::StatusOr<AttachClient::Staging> staging = client->CreateStaging(10000, Soon());
   ASSERT_TRUE(staging.ok()) << staging.status();
@@ -400,7 +403,7 @@ TEST(AttachTest, StagingIsSealedOnceItIsConfirmedAndResultsAreReadOnly) {
                             MAP_SHARED, staging->fd.get(), 0);
   ASSERT_NE(mapped, MAP_FAILED);
   EXPECT_NE(ftruncate(staging->fd.get(), 0), 0);  // its size is sealed from the start
-  ASSERT_TRUE(client->ConfirmStaging(staging->arena, Soon()).ok());
+  ASSERT_TRUE(client->ConfirmStaging(*staging, Soon()).ok());
   EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, staging->fd.get(), 0),
             MAP_FAILED);
   for (int i = 0; i < 100; ++i) static_cast<float*>(mapped)[i] = static_cast<float>(i);
@@ -432,7 +435,10 @@ TEST(AttachTest, StagingIsSealedOnceItIsConfirmedAndResultsAreReadOnly) {
 
   EXPECT_TRUE(client->ReleaseStaging(staging->arena, Soon()).ok());
   EXPECT_EQ(client->ReleaseStaging(staging->arena, Soon()).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(client->ConfirmStaging(ArenaId(-7), Soon()).code(), absl::StatusCode::kNotFound);
+  AttachClient::Staging unknown;
+  unknown.arena = ArenaId(-7);
+  unknown.fd = UniqueFd(dup(staging->fd.get()));
+  EXPECT_EQ(client->ConfirmStaging(unknown, Soon()).code(), absl::StatusCode::kNotFound);
   EXPECT_FALSE(client->ResultArena(ArenaId(12345), Soon()).ok());
   EXPECT_FALSE(client->CreateStaging(-1, Soon()).ok());
   EXPECT_FALSE(client->CreateStaging(int64_t{1} << 60, Soon()).ok());
@@ -487,7 +493,7 @@ TEST(AttachTest, AnotherVersionIsRefusedWithBothVersions) {
   newer.ExpectRefused(absl::StatusCode::kUnimplemented, "17 to 23");
   RawClient older(daemon);
   older.Send(Hello(-3, 0));
-  older.ExpectRefused(absl::StatusCode::kUnimplemented, "speaks 1");
+  older.ExpectRefused(absl::StatusCode::kUnimplemented, "speaks 2");
   RawClient wider(daemon);
   wider.Send(Hello(-3, 9));
   const absl::StatusOr<AttachReply> reply = wider.Receive();
@@ -704,6 +710,7 @@ TEST(AttachTest, AConnectionWhoseSessionWasEndedForMalformedBytesIsClosed) {
   ASSERT_TRUE(fds.ok()) << fds.status();
   const auto memory = MapSessionMemory(fds->memory.get());
   ASSERT_TRUE(memory.ok()) << memory.status();
+  ASSERT_TRUE(client->ConfirmMemory(Soon()).ok());
   // More bytes than a ring has are said to be in it.
   (*memory)->control().client.tail += uint64_t{1} << 32;
   RingWakeEvent(fds->wake.get());

@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/base/shared_file.h"
 
 namespace chorus {
 namespace conformance {
@@ -185,22 +186,24 @@ class DirectLink : public Link {
     using Made = absl::StatusOr<std::pair<Staging, int64_t>>;
     const Answer<Made> answer;
     loop_->Post([session = session_, bytes, answer](node::LocalNode& node, absl::Time) {
-      node.CreateStaging(
-          session, bytes,
-          [&node, session, answer](const absl::StatusOr<node::StagingArena>& arena) {
-            if (!arena.ok()) return answer.Set(Detached(arena.status()));
-            void* const data = mmap(nullptr, static_cast<size_t>(arena->bytes),
-                                    PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd, 0);
-            if (data == MAP_FAILED) {
-              return answer.Set(MakeError(Reason::kOutOfMemory, "mmap of an arena"));
-            }
-            const absl::Status confirmed = node.ConfirmStaging(session, arena->arena);
-            if (!confirmed.ok()) return answer.Set(Detached(confirmed));
-            Staging staging;
-            staging.arena = arena->arena;
-            staging.data = static_cast<char*>(data);
-            answer.Set(std::make_pair(staging, arena->bytes));
-          });
+      node.CreateStaging(session, bytes,
+                         [&node, session, answer](const absl::StatusOr<node::StagingArena>& arena) {
+                           if (!arena.ok()) return answer.Set(Detached(arena.status()));
+                           const absl::StatusOr<int> fd = node.StagingFd(session, arena->arena);
+                           if (!fd.ok()) return answer.Set(Detached(fd.status()));
+                           void* const data = mmap(nullptr, static_cast<size_t>(arena->bytes),
+                                                   PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+                           if (data == MAP_FAILED || !SealMapped(*fd)) {
+                             return answer.Set(MakeError(Reason::kOutOfMemory, "mmap of an arena"));
+                           }
+                           const absl::Status confirmed =
+                               node.ConfirmStaging(session, arena->arena);
+                           if (!confirmed.ok()) return answer.Set(Detached(confirmed));
+                           Staging staging;
+                           staging.arena = arena->arena;
+                           staging.data = static_cast<char*>(data);
+                           answer.Set(std::make_pair(staging, arena->bytes));
+                         });
     });
     const absl::optional<Made> got = answer.Get(kAnswer);
     if (!got.has_value()) return Late("create staging");

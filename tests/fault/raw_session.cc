@@ -47,6 +47,7 @@ absl::StatusOr<RawSession> RawSession::Open(const std::string& address, bool att
   CHORUS_ASSIGN_OR_RETURN(raw.doorbell, DoorbellView::Map(raw.attach->doorbell_fd()));
   CHORUS_ASSIGN_OR_RETURN(AttachClient::SessionMemoryFds fds, raw.attach->SessionMemory(deadline));
   CHORUS_ASSIGN_OR_RETURN(raw.memory, MapSessionMemory(fds.memory.get()));
+  CHORUS_RETURN_IF_ERROR(raw.attach->ConfirmMemory(deadline));
   raw.wake = std::move(fds.wake);
   return raw;
 }

@@ -90,7 +90,9 @@ struct Attacker::Impl : RawSession {
                             MAP_SHARED, staging.fd.get(), 0);
     if (data == MAP_FAILED) return absl::InternalError("mmap");
     std::copy(bytes.begin(), bytes.end(), static_cast<char*>(data));
+    const absl::Status confirmed = attach->ConfirmStaging(staging, Deadline());
     munmap(data, static_cast<size_t>(staging.bytes));
+    CHORUS_RETURN_IF_ERROR(confirmed);
     return staging;
   }
   // The whole arena as a graph.

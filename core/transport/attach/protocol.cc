@@ -46,6 +46,7 @@ std::string EncodeAttachRequest(const AttachRequest& request) {
       out.PutRaw(request.nonce.data(), request.nonce.size());
       break;
     case AttachRequest::Kind::kSessionMemory:
+    case AttachRequest::Kind::kConfirmMemory:
       break;
     case AttachRequest::Kind::kCreateStaging:
       out.Put(request.bytes);
@@ -65,8 +66,8 @@ absl::StatusOr<AttachRequest> DecodeAttachRequest(absl::string_view bytes) {
   AttachRequest request;
   const uint8_t kind = in.Get<uint8_t>();
   if (kind < static_cast<uint8_t>(AttachRequest::Kind::kHello) ||
-      kind > static_cast<uint8_t>(AttachRequest::Kind::kResultArena)) {
-    return NoRequest(absl::StrCat("expected kind 1 to 7, got ", kind));
+      kind > static_cast<uint8_t>(AttachRequest::Kind::kConfirmMemory)) {
+    return NoRequest(absl::StrCat("expected kind 1 to 8, got ", kind));
   }
   request.kind = static_cast<AttachRequest::Kind>(kind);
   request.id = in.Get<uint32_t>();
@@ -79,6 +80,7 @@ absl::StatusOr<AttachRequest> DecodeAttachRequest(absl::string_view bytes) {
       request.nonce = std::string(in.GetRaw(kAttachTokenBytes));
       break;
     case AttachRequest::Kind::kSessionMemory:
+    case AttachRequest::Kind::kConfirmMemory:
       break;
     case AttachRequest::Kind::kCreateStaging:
       request.bytes = in.Get<int64_t>();

@@ -36,7 +36,7 @@
 namespace chorus {
 
 // Of this protocol and of the shared memory that it hands out.
-inline constexpr int32_t kAttachVersion = 1;
+inline constexpr int32_t kAttachVersion = 2;
 inline constexpr size_t kAttachTokenBytes = 16;  // from the system's random source
 // Of one message. A longer packet is malformed.
 inline constexpr size_t kMaxAttachMessageBytes = 8192;
@@ -57,9 +57,10 @@ struct AttachRequest {
     kProof = 2,
     kSessionMemory = 3,   // answer: descriptors of the session memory and of its wake eventfd
     kCreateStaging = 4,   // answer: arena, its size and descriptor
-    kConfirmStaging = 5,  // the client has mapped it: it is sealed against new writable mappings
+    kConfirmStaging = 5,  // the client has mapped and sealed it (SealMapped)
     kReleaseStaging = 6,
-    kResultArena = 7,  // answer: its descriptor and size
+    kResultArena = 7,    // answer: its descriptor and size
+    kConfirmMemory = 8,  // the client has mapped and sealed the session memory: it is looked at now
   };
   Kind kind = Kind::kHello;
   uint32_t id = 0;                          // of the client's choosing; its answer carries it

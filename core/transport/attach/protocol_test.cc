@@ -17,7 +17,7 @@ namespace chorus {
 namespace {
 
 std::vector<AttachRequest> Requests() {
-  std::vector<AttachRequest> requests(7);
+  std::vector<AttachRequest> requests(8);
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i].kind = static_cast<AttachRequest::Kind>(i + 1);
     requests[i].id = 0xfffffff0u + static_cast<uint32_t>(i);
