@@ -21,10 +21,12 @@ namespace nn {
 namespace {
 
 constexpr char kOptimizer[] = "optimizer.";
-constexpr char kSteps[] = "optimizer.steps.";  // in the metadata
+// In the metadata.
+constexpr char kSteps[] = "optimizer.steps.";
+constexpr char kSkipped[] = "optimizer.skipped.";
 constexpr char kScale[] = "scaler.scale";
 constexpr char kStreak[] = "scaler.streak";
-constexpr char kSkipped[] = "scaler.skipped";
+constexpr char kScalerSkipped[] = "scaler.skipped";
 
 absl::Status BadScaler(const Progress& progress, const std::string& name, const std::string& what) {
   const auto at = progress.find(name);
@@ -87,11 +89,14 @@ absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const P
   if (optimizer == nullptr) return saved;
   CHORUS_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(module, *optimizer));
   CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer->State());
+  CHORUS_RETURN_IF_ERROR(optimizer->SettleSkips());
   for (size_t i = 0; i < names.size(); ++i) {
     for (size_t slot = 0; slot < state[i].size(); ++slot) {
       saved.tensors.push_back({SlotName(names[i], slot), state[i][slot]});
     }
     saved.metadata[absl::StrCat(kSteps, names[i])] = absl::StrCat(optimizer->steps(i));
+    if (optimizer->skipped(i) == 0) continue;
+    saved.metadata[absl::StrCat(kSkipped, names[i])] = absl::StrCat(optimizer->skipped(i));
   }
   return saved;
 }
@@ -160,6 +165,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
   }
   std::vector<std::vector<Tensor>> state;
   std::vector<int64_t> steps;
+  std::vector<int64_t> skipped;
   if (optimizer != nullptr) {
     CHORUS_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(*module, *optimizer));
     for (size_t i = 0; i < names.size(); ++i) {
@@ -171,12 +177,16 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
         state.back().push_back(std::move(value));
         expected.insert(name);
       }
-      const auto it = file.metadata().find(absl::StrCat(kSteps, names[i]));
-      steps.emplace_back();
-      if (it == file.metadata().end() || !absl::SimpleAtoi(it->second, &steps.back()) ||
-          steps.back() < 0) {
-        return BadType(absl::StrCat(path, ": the steps of \"", names[i], "\" are missing"));
+      const std::string skips = absl::StrCat(kSkipped, names[i]);
+      const auto of_steps = CountOf(file.metadata(), absl::StrCat(kSteps, names[i]));
+      const auto of_skips =
+          file.metadata().count(skips) == 0 ? int64_t{0} : CountOf(file.metadata(), skips);
+      if (!of_steps.ok() || !of_skips.ok() || *of_skips > *of_steps) {
+        return BadType(
+            absl::StrCat(path, ": the steps of \"", names[i], "\" are missing, or cannot be"));
       }
+      steps.push_back(*of_steps);
+      skipped.push_back(*of_skips);
     }
   }
   for (const TensorFile::Entry& entry : file.entries()) {
@@ -188,11 +198,12 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
   }
   for (const auto& value : values) value.first.Set(value.second);
   for (size_t i = 0; i < state.size(); ++i) {
-    optimizer->SetState(i, std::move(state[i]), steps[i]);
+    optimizer->SetState(i, std::move(state[i]), steps[i], skipped[i]);
   }
   Progress progress;
   for (const auto& word : file.metadata()) {
-    if (!absl::StartsWith(word.first, kSteps)) progress.insert(word);
+    if (absl::StartsWith(word.first, kSteps) || absl::StartsWith(word.first, kSkipped)) continue;
+    progress.insert(word);
   }
   return progress;
 }
@@ -205,7 +216,7 @@ absl::Status SaveScaler(const DeviceRef& device, LossScaler* scaler, Progress* p
   // All digits that an f32 has.
   (*progress)[kScale] = absl::StrFormat("%.9g", scale);
   (*progress)[kStreak] = absl::StrCat(streak);
-  (*progress)[kSkipped] = absl::StrCat(skipped);
+  (*progress)[kScalerSkipped] = absl::StrCat(skipped);
   return absl::OkStatus();
 }
 
@@ -217,7 +228,7 @@ absl::Status LoadScaler(const Progress& progress, const DeviceRef& device, LossS
     return BadScaler(progress, kScale, "a scale above 0");
   }
   CHORUS_ASSIGN_OR_RETURN(const int64_t streak, CountOf(progress, kStreak));
-  CHORUS_ASSIGN_OR_RETURN(const int64_t skipped, CountOf(progress, kSkipped));
+  CHORUS_ASSIGN_OR_RETURN(const int64_t skipped, CountOf(progress, kScalerSkipped));
   scaler->SetState(
       {Scalar(device, scale), Scalar<int64_t>(device, streak), Scalar<int64_t>(device, skipped)});
   return absl::OkStatus();

@@ -279,6 +279,7 @@ TEST_F(CheckpointTest, AScalerGoesOnAsWell) {
   const auto loaded = LoadCheckpoint(path_, &second.model, second.optimizer.get());
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(*loaded, progress);
+  EXPECT_EQ(std::to_string(second.optimizer->skipped(0)), progress.at("scaler.skipped"));
   ASSERT_TRUE(LoadScaler(*loaded, session_, &of_second).ok());
   second.step->SetSteps(7);
   second.Run(session_, 7, 12);

@@ -127,9 +127,34 @@ absl::StatusOr<std::vector<std::vector<Tensor>>> Optimizer::State() {
   return all;
 }
 
-void Optimizer::SetState(size_t parameter, std::vector<Tensor> state, int64_t steps) {
-  entries_[parameter].state = std::move(state);
-  entries_[parameter].steps = steps;
+void Optimizer::SetState(size_t parameter, std::vector<Tensor> state, int64_t steps,
+                         int64_t skipped) {
+  // The step that fails to count has failed, and with it the state that is replaced here.
+  if (!SettleSkips().ok()) pending_skips_ = Tensor();
+  Entry& entry = entries_[parameter];
+  entry.state = std::move(state);
+  entry.steps = steps;
+  entry.skipped = skipped;
+}
+
+Tensor Optimizer::PendingSkips(const DeviceRef& device) const {
+  return pending_skips_.defined() ? pending_skips_ : Scalar<int64_t>(device, 0);
+}
+
+absl::Status Optimizer::SettleSkips() {
+  if (!pending_skips_.defined()) return absl::OkStatus();
+  CHORUS_ASSIGN_OR_RETURN(const int64_t skips, pending_skips_.Item<int64_t>());
+  for (Entry& entry : entries_) entry.skipped += skips;
+  pending_skips_ = Tensor();
+  return absl::OkStatus();
+}
+
+void Optimizer::Advance(std::vector<std::vector<Tensor>> state, const Tensor& pending_skips) {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    entries_[i].state = std::move(state[i]);
+    ++entries_[i].steps;
+  }
+  pending_skips_ = pending_skips;
 }
 
 double Optimizer::RateAt(size_t parameter, int64_t steps) const {
@@ -139,7 +164,7 @@ double Optimizer::RateAt(size_t parameter, int64_t steps) const {
 }
 
 std::vector<double> Optimizer::NumbersOf(size_t parameter, int64_t steps) const {
-  return Numbers(RateAt(parameter, steps), steps + 1);
+  return Numbers(RateAt(parameter, steps), steps + 1 - entries_[parameter].skipped);
 }
 
 Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& gradient,
@@ -155,6 +180,7 @@ absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site
     return BadType(absl::StrCat("expected a gradient for each of ", parameters_.size(),
                                 " parameters, got ", gradients.size()));
   }
+  CHORUS_RETURN_IF_ERROR(SettleSkips());
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   absl::Status status;
@@ -169,7 +195,8 @@ absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site
     // What is refused changes nothing.
     if (!next.status().ok()) continue;
     parameters_[i].Set(next);
-    SetState(i, std::move(state), entries_[i].steps + 1);
+    entries_[i].state = std::move(state);
+    ++entries_[i].steps;
   }
   return status;
 }

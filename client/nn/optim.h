@@ -63,7 +63,8 @@ class Optimizer {
 
   // Replaces each parameter by the rule; one whose gradient is undefined stays, with its state.
   // With no `gradients`: by grad() of each. Replaced tensors have no grad(). Returns at once, like
-  // an op.
+  // an op; but waits behind compiled steps of which a LossScaler may have left some out
+  // (SettleSkips).
   absl::Status Step(CallSite site = CallSite::Here());
   absl::Status Step(const std::vector<Tensor>& gradients, CallSite site = CallSite::Here());
   void ClearGrads() const;
@@ -82,13 +83,30 @@ class Optimizer {
   virtual int slots() const = 0;
   // [parameter][slot]; zeros where there has been no step.
   absl::StatusOr<std::vector<std::vector<Tensor>>> State();
-  void SetState(size_t parameter, std::vector<Tensor> state, int64_t steps);
+  // Settles skips first: those that are pending are of the steps before.
+  void SetState(size_t parameter, std::vector<Tensor> state, int64_t steps, int64_t skipped = 0);
   int64_t steps(size_t parameter) const { return entries_[parameter].steps; }
+  // How many of its steps a LossScaler has left out in compiled ones: schedules count them, rules
+  // do not. Without those that are pending.
+  int64_t skipped(size_t parameter) const { return entries_[parameter].skipped; }
+  // Both have had as many steps, and as many left out.
+  bool HaveEqualSteps(size_t a, size_t b) const {
+    return steps(a) == steps(b) && skipped(a) == skipped(b);
+  }
+  // What compiled steps have left out since skips were settled, of each parameter: an i64 of no
+  // dimensions, which only the device may know yet.
+  Tensor PendingSkips(const DeviceRef& device) const;
+  // Waits for it, and counts it in skipped(). An error is that of the steps.
+  absl::Status SettleSkips();
+  // After a compiled step of all parameters: what is kept of each, and PendingSkips (undefined
+  // where steps cannot be left out).
+  void Advance(std::vector<std::vector<Tensor>> state, const Tensor& pending_skips);
   // Parameters of one rate, with as many steps behind them, have equal numbers.
   double rate_of(size_t parameter) const { return entries_[parameter].learning_rate; }
   // Its learning rate, with the schedule, in the step after `steps` others.
   double RateAt(size_t parameter, int64_t steps) const;
-  // The numbers that the rule takes for the parameter's step after `steps` others.
+  // The numbers that the rule takes for the parameter's step after `steps` others, of which
+  // skipped() were left out.
   std::vector<double> NumbersOf(size_t parameter, int64_t steps) const;
   // The same where the device alone knows which step it is: of f64 tensors, `step` from 1.
   std::vector<Tensor> NumbersOf(const Tensor& learning_rate, const Tensor& step) const {
@@ -115,6 +133,7 @@ class Optimizer {
     double learning_rate = 0;  // 0: the optimizer's
     double weight_decay = 0;
     int64_t steps = 0;
+    int64_t skipped = 0;        // of `steps`
     std::vector<Tensor> state;  // none before the first step
   };
   // Zeros, where there is none.
@@ -125,6 +144,7 @@ class Optimizer {
   absl::Status refused_;
   std::vector<Variable> parameters_;
   std::vector<Entry> entries_;  // by parameter
+  Tensor pending_skips_;        // undefined: none
 };
 
 // b <- momentum b + g + weight_decay p;  p <- p - rate b, with Nesterov's momentum

@@ -15,7 +15,7 @@ namespace chorus {
 namespace nn {
 namespace {
 
-constexpr int kScalerState = 3;  // tensors of LossScaler::State
+constexpr int kScalerState = 4;  // tensors of LossScaler::State, and Optimizer::PendingSkips
 
 }  // namespace
 
@@ -81,8 +81,10 @@ absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs(const DeviceRef& device) {
   for (const Variable& variable : variables_) in.push_back(variable().Detach());
   CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer_->State());
   for (const std::vector<Tensor>& slots : state) in.insert(in.end(), slots.begin(), slots.end());
+  // Without a scaler the numbers are the host's.
+  if (options_.scaler == nullptr) CHORUS_RETURN_IF_ERROR(optimizer_->SettleSkips());
   for (size_t i = 0; i < trained_.size(); ++i) {
-    if (optimizer_->steps(i) != optimizer_->steps(first_of_[rate_of_[i]])) {
+    if (!optimizer_->HaveEqualSteps(i, first_of_[rate_of_[i]])) {
       return MakeError(Reason::kWrongState,
                        "parameters of one learning rate have had different numbers of steps");
     }
@@ -92,13 +94,15 @@ absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs(const DeviceRef& device) {
     const std::vector<double> numbers =
         options_.scaler == nullptr
             ? optimizer_->NumbersOf(first, steps)
-            : std::vector<double>{optimizer_->RateAt(first, steps), static_cast<double>(steps + 1)};
+            : std::vector<double>{optimizer_->RateAt(first, steps),
+                                  static_cast<double>(steps + 1 - optimizer_->skipped(first))};
     for (const double number : numbers) in.push_back(Scalar<double>(device, number));
   }
   in.push_back(Scalar<int64_t>(device, steps_));
   if (options_.scaler != nullptr) {
     const LossScaler::State& scaling = options_.scaler->StateOn(device);
-    in.insert(in.end(), {scaling.scale, scaling.streak, scaling.skipped});
+    in.insert(in.end(),
+              {scaling.scale, scaling.streak, scaling.skipped, optimizer_->PendingSkips(device)});
   }
   return in;
 }
@@ -118,14 +122,18 @@ absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, 
     if (changes_[i]) variables_[i].Set(out[next++]);
   }
   const auto slots = static_cast<ptrdiff_t>(optimizer_->slots());
+  std::vector<std::vector<Tensor>> state;
   for (size_t i = 0; i < trained_.size(); ++i) {
     const auto begin = out.begin() + static_cast<ptrdiff_t>(next);
-    optimizer_->SetState(i, std::vector<Tensor>(begin, begin + slots), optimizer_->steps(i) + 1);
+    state.emplace_back(begin, begin + slots);
     next += static_cast<size_t>(slots);
   }
+  Tensor pending_skips;
   if (options_.scaler != nullptr) {
     options_.scaler->SetState({out[next], out[next + 1], out[next + 2]});
+    pending_skips = out[next + 3];
   }
+  optimizer_->Advance(std::move(state), pending_skips);
   return out[0];
 }
 
@@ -148,8 +156,10 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   next += first_of_.size() * numbers_;
   const Tensor& step = in[next++];
   LossScaler::State scaling;
+  Tensor pending_skips;
   if (options_.scaler != nullptr) {
     scaling = {in[next], in[next + 1], in[next + 2]};
+    pending_skips = in[next + 3];
     next += kScalerState;
   }
 
@@ -196,7 +206,7 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
     by_rate.emplace_back(begin, begin + static_cast<ptrdiff_t>(numbers_));
     if (options_.scaler == nullptr) continue;
     std::vector<Tensor>& of_rate = by_rate.back();
-    of_rate = optimizer_->NumbersOf(of_rate[0], of_rate[1] - Cast(scaling.skipped, DType::kF64));
+    of_rate = optimizer_->NumbersOf(of_rate[0], of_rate[1] - Cast(pending_skips, DType::kF64));
   }
   std::vector<Tensor> changed = scope.tensors();
   for (size_t i = 0; i < trained_.size(); ++i) {
@@ -220,7 +230,8 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   for (const std::vector<Tensor>& kept : state) out.insert(out.end(), kept.begin(), kept.end());
   if (options_.scaler != nullptr) {
     const LossScaler::State then = options_.scaler->Next(scaling, finite);
-    out.insert(out.end(), {then.scale, then.streak, then.skipped});
+    out.insert(out.end(), {then.scale, then.streak, then.skipped,
+                           pending_skips + Cast(LogicalNot(finite), DType::kI64)});
   }
   return out;
 }

@@ -58,7 +58,8 @@ class TrainStep {
     // Scales the loss, and leaves out the steps whose gradients are not finite on any rank:
     // parameters and optimizer state stay, bit for bit, and rules that count steps do not count
     // them. Buffers are what the loss has set, as in PyTorch. Schedules and `steps` count them:
-    // only the device knows. It outlives this.
+    // only the device knows. How many they were is the optimizer's to keep (Optimizer::skipped), so
+    // one scaler may serve several steps. It outlives this.
     LossScaler* scaler = nullptr;
     // What is done to the gradients, by parameter, before the update: clipping.
     std::function<void(std::vector<Tensor>* gradients)> on_gradients;
@@ -91,9 +92,9 @@ class TrainStep {
   const Loss loss_;
   const Options options_;
   // Of the compiled function, in this order: inputs are the variables, the optimizer's state by
-  // parameter, its numbers by rate (with a scaler: the rate, and the count of steps), the number of
-  // the step, the scaler's state, and the caller's; results the loss, the variables that change,
-  // and both states.
+  // parameter, its numbers by rate (with a scaler: the rate, and which step it is if none that is
+  // pending was left out), the number of the step, the scaler's state with the optimizer's pending
+  // skips, and the caller's; results the loss, the variables that change, and both states.
   const std::vector<Variable> variables_;
   std::vector<size_t> trained_;  // by parameter of the optimizer: its index in variables_
   std::vector<bool> changes_;    // by variable: a buffer, or trained

@@ -1,10 +1,12 @@
 #include "chorus/nn/train_step.h"
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
 #include "chorus/nn/batch_norm.h"
@@ -327,6 +329,81 @@ TEST_F(TrainStepTest, LossScalingCallByCallIsThatOfTheStep) {
   EXPECT_THAT(
       std::string(refused({Cast(Scalar<float>(session, 1), DType::kF16)}).status().message()),
       HasSubstr("expected master weights of f32 or f64"));
+}
+
+// As those of two networks that train against each other: what one leaves out the other does not.
+TEST_F(TrainStepTest, StepsWithOneScalerCountTheirOwn) {
+  const Session session = daemon_.Open();
+  Times model, other, expected;
+  for (Times* const module : {&model, &other, &expected}) {
+    ASSERT_TRUE(module->Init(session, 1, DType::kF32).ok());
+  }
+  Adam adam(model.parameters(), Rate(0.1)), other_adam(other.parameters(), Rate(0.1)),
+      expected_adam(expected.parameters(), Rate(0.1));
+  LossScaler scaler;
+  TrainStep::Options options;
+  options.scaler = &scaler;
+  TrainStep other_step(
+      &other, &other_adam, [&](const Tensors& in) { return Sum(other(in[0])); }, options);
+  TrainStep step(
+      &model, &adam, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
+  for (const float factor : {1.0f, -2.0f, 3.0f}) {
+    for (int i = 0; i < 2; ++i) ASSERT_TRUE(other_step({Scalar<float>(session, INFINITY)}).ok());
+    const Tensor x = Scalar<float>(session, factor);
+    ASSERT_TRUE(step({x}).ok());
+    ASSERT_TRUE(Backward(Sum(expected(x))).ok());
+    ASSERT_TRUE(expected_adam.Step().ok());
+    EXPECT_THAT(Values<float>(model.weight()),
+                Pointwise(::testing::FloatNear(1e-6f), Values<float>(expected.weight())));
+  }
+  EXPECT_THAT(Values<float>(other.weight()), ::testing::Each(1));
+  ASSERT_TRUE(adam.SettleSkips().ok());
+  ASSERT_TRUE(other_adam.SettleSkips().ok());
+  EXPECT_EQ(adam.skipped(0), 0);
+  EXPECT_EQ(other_adam.steps(0), 6);
+  EXPECT_EQ(other_adam.skipped(0), 6);
+}
+
+// The rate of this rule is another one in each step that counts.
+TEST_F(TrainStepTest, StepsOfOtherKindsGoOnFromTheCountOfThoseThatWereNotLeftOut) {
+  const Session session = daemon_.Open();
+  Times model, expected;
+  ASSERT_TRUE(model.Init(session, 1, DType::kF32).ok());
+  ASSERT_TRUE(expected.Init(session, 1, DType::kF32).ok());
+  Adagrad::Options adagrad;
+  adagrad.learning_rate_decay = 0.5;
+  Adagrad optimizer(model.parameters(), adagrad),
+      expected_optimizer(expected.parameters(), adagrad);
+  LossScaler scaler;
+  TrainStep::Options options;
+  options.scaler = &scaler;
+  const TrainStep::Loss loss = [&](const Tensors& in) { return Sum(model(in[0])); };
+  TrainStep scaled(&model, &optimizer, loss, options), plain(&model, &optimizer, loss);
+  const Tensor one = Scalar<float>(session, 1);
+  const Tensor infinite = Scalar<float>(session, INFINITY);
+  const std::vector<std::function<absl::Status()>> kinds = {
+      [&] { return scaled({one}).status(); }, [&] { return plain({one}).status(); },
+      [&] {
+        CHORUS_RETURN_IF_ERROR(Backward(Sum(model(one))));
+        return optimizer.Step();
+      },
+      // As a checkpoint does that has been loaded.
+      [&]() -> absl::Status {
+        CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensors> state, optimizer.State());
+        CHORUS_RETURN_IF_ERROR(optimizer.SettleSkips());
+        optimizer.SetState(0, state[0], optimizer.steps(0), optimizer.skipped(0));
+        return scaled({one}).status();
+      }};
+  for (const std::function<absl::Status()>& kind : kinds) {
+    ASSERT_TRUE(scaled({infinite}).ok());
+    const absl::Status status = kind();
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(Backward(Sum(expected(one))).ok());
+    ASSERT_TRUE(expected_optimizer.Step().ok());
+    EXPECT_THAT(Values<float>(model.weight()),
+                Pointwise(::testing::FloatNear(1e-6f), Values<float>(expected.weight())));
+  }
+  EXPECT_EQ(optimizer.steps(0), 8);
 }
 
 // bf16 has 8 bits: an update of 2^-10 of the weight is seen by the master alone, until it has
