@@ -9,6 +9,7 @@
 #include "chorus/functional/shape.h"
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
+#include "client/nn/trained.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -23,16 +24,6 @@ struct ShardedOptimizer::Flat {
   int64_t elements = 0;
   int64_t piece = 0;  // elements of each rank's
 };
-
-namespace {
-
-// Of a frozen one the piece would go on moving: by its momentum, or as its weights decay.
-absl::Status CheckIsTrained(const Variable& parameter, size_t index) {
-  if (parameter.requires_grad()) return absl::OkStatus();
-  return BadType(absl::StrCat("the optimizer's parameter ", index, " is frozen"));
-}
-
-}  // namespace
 
 class ShardedOptimizer::Pieces : public Module {
  public:

@@ -9,13 +9,21 @@
 #include "chorus/functional/math.h"
 #include "chorus/math.h"
 #include "chorus/nn/layers.h"
+#include "client/nn/trained.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace nn {
 namespace {
 
-constexpr int kScalerState = 4;  // tensors of LossScaler::State, and Optimizer::PendingSkips
+constexpr int kScalerState = 4;   // tensors of LossScaler::State, and Optimizer::PendingSkips
+constexpr size_t kMaxModes = 16;  // lists of modes whose graphs are kept at a time
+
+// Of the tree.
+void AppendModes(const Module& module, std::vector<bool>* modes) {
+  modes->push_back(module.training());
+  for (const Module::Child& child : module.children()) AppendModes(*child.module, modes);
+}
 
 }  // namespace
 
@@ -29,10 +37,8 @@ TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Opti
   const std::vector<Variable>& parameters = optimizer->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto it = std::find(variables_.begin(), variables_.end(), parameters[i]);
-    if (it == variables_.end() || !parameters[i].requires_grad()) {
-      refused_ =
-          BadType(absl::StrCat("the optimizer's parameter ", i,
-                               it == variables_.end() ? " is none of the module's" : " is frozen"));
+    if (it == variables_.end()) {
+      refused_ = BadType(absl::StrCat("the optimizer's parameter ", i, " is none of the module's"));
       return;
     }
     trained_.push_back(static_cast<size_t>(it - variables_.begin()));
@@ -49,18 +55,37 @@ TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Opti
     numbers_ = options.scaler != nullptr ? 2 : optimizer->NumbersOf(0, 0).size();
   }
 
-  CompileOptions compile;
   const int state = static_cast<int>(variables_.size());
   const int kept = static_cast<int>(parameters.size()) * optimizer->slots();
-  for (const size_t variable : trained_) compile.donate.push_back(static_cast<int>(variable));
-  for (int i = 0; i < kept; ++i) compile.donate.push_back(state + i);
+  for (const size_t variable : trained_) compile_.donate.push_back(static_cast<int>(variable));
+  for (int i = 0; i < kept; ++i) compile_.donate.push_back(state + i);
   const int first = state + kept + static_cast<int>(first_of_.size() * numbers_) + 1 +
                     (options.scaler != nullptr ? kScalerState : 0);
   for (const CompileOptions::Varying& varying : options.varying) {
-    compile.varying.emplace_back(first + varying.input, varying.dim);
+    compile_.varying.emplace_back(first + varying.input, varying.dim);
   }
-  compile.max_size = options.max_size;
-  compiled_ = Compile([this](const std::vector<Tensor>& in) { return Trace(in); }, compile);
+  compile_.max_size = options.max_size;
+}
+
+int TrainStep::traces() const {
+  int traces = forgotten_traces_;
+  for (const auto& of_modes : compiled_) traces += of_modes.second.traces();
+  return traces;
+}
+
+const Compiled& TrainStep::CompiledInModes() {
+  std::vector<bool> modes;
+  AppendModes(*module_, &modes);
+  if (compiled_.size() == kMaxModes && compiled_.count(modes) == 0) {
+    forgotten_traces_ = traces();
+    compiled_.clear();
+  }
+  const auto at = compiled_.try_emplace(modes);
+  Compiled& compiled = at.first->second;
+  if (at.second) {
+    compiled = Compile([this](const std::vector<Tensor>& in) { return Trace(in); }, compile_);
+  }
+  return compiled;
 }
 
 absl::Status TrainStep::Share(CallSite site) const {
@@ -109,13 +134,16 @@ absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs(const DeviceRef& device) {
 
 absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, CallSite site) {
   CHORUS_RETURN_IF_ERROR(refused_);
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(CheckIsTrained(optimizer_->parameters()[i], i));
+  }
   const CallSiteScope lines(site);
   CHORUS_ASSIGN_OR_RETURN(const DeviceRef device, module_->device());
   if (!shared_ && options_.ranks.has_value()) CHORUS_RETURN_IF_ERROR(Share(site));
   shared_ = true;
   CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> in, Inputs(device));
   in.insert(in.end(), inputs.begin(), inputs.end());
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out, compiled_.Run(in, site));
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out, CompiledInModes().Run(in, site));
   ++steps_;
   size_t next = 1;
   for (size_t i = 0; i < variables_.size(); ++i) {

@@ -13,12 +13,16 @@
 //
 // Threads: one at a time. Ownership: the module, the optimizer and what the loss captures outlive
 //   it; while a step is under way they are the step's. Errors: returned, or in the loss; a step
-//   that fails at once leaves module and optimizer as they were.
+//   that fails at once leaves module and optimizer as they were. INVALID_ARGUMENT kBadType: a
+//   parameter of the optimizer that is none of the module's, or is frozen at the time of the step.
+//   FAILED_PRECONDITION kWrongState: a variable that is not there yet; parameters of one learning
+//   rate that have had different numbers of steps.
 #ifndef CHORUS_CLIENT_NN_TRAIN_STEP_H_
 #define CHORUS_CLIENT_NN_TRAIN_STEP_H_
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -78,12 +82,16 @@ class TrainStep {
   int64_t steps() const { return steps_; }
   // Goes on from a checkpoint.
   void SetSteps(int64_t steps) { steps_ = steps; }
-  int traces() const { return compiled_.traces(); }
+  // How often the loss has been traced: once for each list of types of the inputs, and of modes
+  // (Train, Eval) of the module's tree; of 16 of the latter graphs are kept at a time.
+  int traces() const;
 
  private:
   // What goes into the compiled function, but for the caller's inputs.
   absl::StatusOr<std::vector<Tensor>> Inputs(const DeviceRef& device);
   std::vector<Tensor> Trace(const std::vector<Tensor>& in) const;
+  // The function in the modes that the module's tree has now.
+  const Compiled& CompiledInModes();
   // The first rank's variables, for all.
   absl::Status Share(CallSite site) const;
 
@@ -104,7 +112,10 @@ class TrainStep {
   absl::Status refused_;
   int64_t steps_ = 0;
   bool shared_ = false;  // all ranks have the first one's variables
-  Compiled compiled_;
+  CompileOptions compile_;
+  // By the modes of the tree: a graph has those that it was traced in.
+  std::map<std::vector<bool>, Compiled> compiled_;
+  int forgotten_traces_ = 0;  // of those that were in compiled_
 };
 
 }  // namespace nn

@@ -172,10 +172,51 @@ TEST_F(TrainStepTest, WhatIsFrozenStaysAndWhatIsUnusedHasGradientZero) {
   Sgd of_frozen({all[0]}, {});
   TrainStep refused(&model, &of_frozen, [](const Tensors& in) { return in[0]; });
   EXPECT_THAT(std::string(refused({x}).status().message()), HasSubstr("parameter 0 is frozen"));
+  // Behind the first step as well: momentum would go on moving it.
+  all[2].RequireGrad(false);
+  EXPECT_EQ(ErrorOf(step({x}).status()).reason, Reason::kBadType);
+  EXPECT_THAT(std::string(step({x}).status().message()), HasSubstr("parameter 1 is frozen"));
+  all[2].RequireGrad(true);
+  EXPECT_TRUE(step({x}).ok());
   Linear other(2, 2);
   Sgd of_other(other.parameters(), {});
   TrainStep stranger(&model, &of_other, [](const Tensors& in) { return in[0]; });
   EXPECT_THAT(std::string(stranger({x}).status().message()), HasSubstr("none of the module's"));
+}
+
+TEST_F(TrainStepTest, AStepIsInTheModesThatTheModuleHasByThen) {
+  const Session session = daemon_.Open();
+  Sequential model({std::make_shared<Linear>(2, 2), std::make_shared<BatchNorm>(2)});
+  ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+  Sgd sgd(model.parameters(), {});
+  TrainStep step(&model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); });
+  const Tensor x = FromHost<double>(session, {1, 2, 4, 3}, {2, 2});
+  const auto& norm = static_cast<const BatchNorm&>(model[1]);
+  Doubles mean;
+  for (const bool training : {true, false, true, false}) {
+    model[1].Train(training);
+    const auto loss = step({x});
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    EXPECT_EQ(Values<double>(norm.running_mean()()) != mean, training);
+    mean = Values<double>(norm.running_mean()());
+  }
+  EXPECT_EQ(step.traces(), 2);
+  // Of more modes than are kept, the first one's graph is made anew.
+  Sequential deep({std::make_shared<Linear>(2, 2)});
+  for (int i = 0; i < 5; ++i) deep.Append<Sequential>();
+  ASSERT_TRUE(deep.Init(session, 1, DType::kF64).ok());
+  Sgd deep_sgd(deep.parameters(), {});
+  TrainStep deep_step(&deep, &deep_sgd, [&](const Tensors& in) { return Sum(deep(in[0])); });
+  const auto step_in = [&](int modes) {
+    for (int i = 0; i < 5; ++i) deep[i + 1].Train((modes >> i & 1) != 0);
+    EXPECT_TRUE(deep_step({x}).ok());
+  };
+  for (int modes = 0; modes < 17; ++modes) step_in(modes);
+  EXPECT_EQ(deep_step.traces(), 17);
+  step_in(16);
+  EXPECT_EQ(deep_step.traces(), 17);
+  step_in(0);
+  EXPECT_EQ(deep_step.traces(), 18);
 }
 
 TEST_F(TrainStepTest, DropoutChangesFromStepToStepAndGradientsCanBeClipped) {
