@@ -297,6 +297,26 @@ TEST_F(CheckpointTest, AScalerGoesOnAsWell) {
   EXPECT_NE(of_both[0], progress);
 }
 
+TEST_F(CheckpointTest, AnOptimizersStepsThatCannotBeAreRefused) {
+  Linear model(2, 2, /*bias=*/false);
+  ASSERT_TRUE(model.Init(session_, 1).ok());
+  Sgd sgd(model.parameters(), {});
+  const auto load = [&](const Progress& metadata) {
+    EXPECT_TRUE(SaveTensors(path_, {{"weight", model.weight()()}}, metadata).ok());
+    return LoadCheckpoint(path_, &model, &sgd).status();
+  };
+  for (const Progress& bad : std::vector<Progress>{
+           {},
+           {{"optimizer.steps.weight", "-1"}},
+           {{"optimizer.steps.weight", "3"}, {"optimizer.skipped.weight", "4"}},
+           {{"optimizer.steps.weight", "3"}, {"optimizer.skipped.weight", "x"}}}) {
+    EXPECT_THAT(std::string(load(bad).message()), HasSubstr("the steps of \"weight\" are missing"));
+  }
+  ASSERT_TRUE(load({{"optimizer.steps.weight", "3"}, {"optimizer.skipped.weight", "3"}}).ok());
+  EXPECT_EQ(sgd.steps(0), 3);
+  EXPECT_EQ(sgd.skipped(0), 3);
+}
+
 TEST_F(CheckpointTest, AScalersStateThatCannotBeIsRefused) {
   const Progress good = {
       {"scaler.scale", "65536"}, {"scaler.streak", "3"}, {"scaler.skipped", "1"}};

@@ -9,6 +9,7 @@
 #include "chorus/functional/shape.h"
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
+#include "client/internal/access.h"
 #include "client/nn/trained.h"
 #include "core/base/error.h"
 
@@ -23,6 +24,10 @@ struct ShardedOptimizer::Flat {
   std::vector<size_t> indices;  // of each among all parameters, groups in order
   int64_t elements = 0;
   int64_t piece = 0;  // elements of each rank's
+  Variable own;       // this rank's
+  // By parameter: the tensor whose elements are in `own`. Who Sets the parameter need not wait for
+  // a step to have its memory back.
+  std::vector<std::weak_ptr<internal::TensorImpl>> taken;
 };
 
 class ShardedOptimizer::Pieces : public Module {
@@ -65,6 +70,25 @@ std::vector<Tensor> ShardedOptimizer::Parts(const Flat& flat, const Tensor& piec
   return parts;
 }
 
+void ShardedOptimizer::TakePiece(Flat* flat) const {
+  std::vector<Tensor> values;
+  for (const Variable& parameter : flat->parameters) values.push_back(parameter());
+  const bool is_taken = std::equal(values.begin(), values.end(), flat->taken.begin(),
+                                   flat->taken.end(), [](const Tensor& value, const auto& taken) {
+                                     return internal::ImplOf(value) == taken.lock();
+                                   });
+  if (is_taken) return;
+  flat->own.Set(Own(*flat, Join(*flat, values)));
+  NoteTaken(flat);
+}
+
+void ShardedOptimizer::NoteTaken(Flat* flat) const {
+  flat->taken.clear();
+  for (const Variable& parameter : flat->parameters) {
+    flat->taken.push_back(internal::ImplOf(parameter()));
+  }
+}
+
 absl::Status ShardedOptimizer::Start(CallSite site) {
   if (optimizer_ != nullptr) return absl::OkStatus();
   const CallSiteScope lines(site);
@@ -94,17 +118,12 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
   }
   auto pieces = std::make_unique<Pieces>();
   std::vector<ParameterGroup> groups;
-  std::vector<Variable> made;
   for (Flat& flat : flats) {
     flat.piece = (flat.elements + ranks_.size() - 1) / ranks_.size();
+    flat.own = pieces->AddPiece(flat.piece);
+    TakePiece(&flat);
     groups.push_back(groups_[flat.group]);
-    made.push_back(pieces->AddPiece(flat.piece));
-    groups.back().parameters = {made.back()};
-  }
-  for (size_t f = 0; f < flats.size(); ++f) {
-    std::vector<Tensor> values;
-    for (const Variable& parameter : flats[f].parameters) values.push_back(parameter());
-    made[f].Set(Own(flats[f], Join(flats[f], values)));
+    groups.back().parameters = {flat.own};
   }
   flats_ = std::move(flats);
   pieces_ = std::move(pieces);
@@ -122,7 +141,8 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   std::vector<Tensor> gradients;
-  for (const Flat& flat : flats_) {
+  for (Flat& flat : flats_) {
+    TakePiece(&flat);
     std::vector<Tensor> own;
     for (const Variable& parameter : flat.parameters) {
       const Tensor value = parameter();
@@ -133,12 +153,13 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
     gradients.push_back(ReduceScatterTensor(Join(flat, own), ranks_, Reduction::kAvg));
   }
   CHORUS_RETURN_IF_ERROR(optimizer_->Step(gradients, site));
-  for (size_t f = 0; f < flats_.size(); ++f) {
-    const std::vector<Tensor> parts = Parts(flats_[f], optimizer_->parameters()[f]());
+  for (Flat& flat : flats_) {
+    const std::vector<Tensor> parts = Parts(flat, flat.own());
     for (size_t i = 0; i < parts.size(); ++i) {
       CHORUS_RETURN_IF_ERROR(parts[i].status());
-      flats_[f].parameters[i].Set(parts[i]);
+      flat.parameters[i].Set(parts[i]);
     }
+    NoteTaken(&flat);
   }
   return absl::OkStatus();
 }
@@ -179,7 +200,8 @@ absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
       }
     }
     for (size_t i = 0; i < of_parameter.size(); ++i) {
-      whole->SetState(flats_[f].indices[i], std::move(of_parameter[i]), optimizer_->steps(f));
+      whole->SetState(flats_[f].indices[i], std::move(of_parameter[i]), optimizer_->steps(f),
+                      optimizer_->skipped(f));
     }
   }
   return absl::OkStatus();
@@ -191,19 +213,26 @@ absl::Status ShardedOptimizer::Scatter(Optimizer* whole, CallSite site) {
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, whole->State());
+  CHORUS_RETURN_IF_ERROR(whole->SettleSkips());
+  for (const Flat& flat : flats_) {
+    for (const size_t i : flat.indices) {
+      if (whole->HaveEqualSteps(i, flat.indices[0])) continue;
+      return MakeError(Reason::kWrongState,
+                       absl::StrCat("ShardedOptimizer: parameters ", flat.indices[0], " and ", i,
+                                    ", of one group and dtype, have had different numbers of "
+                                    "steps"));
+    }
+  }
   for (size_t f = 0; f < flats_.size(); ++f) {
     const Flat& flat = flats_[f];
-    std::vector<Tensor> values;
-    for (const Variable& parameter : flat.parameters) values.push_back(parameter());
     std::vector<Tensor> pieces;
     for (int s = 0; s < optimizer_->slots(); ++s) {
       std::vector<Tensor> parts;
       for (const size_t i : flat.indices) parts.push_back(state[i][static_cast<size_t>(s)]);
       pieces.push_back(Own(flat, Join(flat, parts)));
     }
-    // What a load has given the parameters since.
-    optimizer_->parameters()[f].Set(Own(flat, Join(flat, values)));
-    optimizer_->SetState(f, std::move(pieces), whole->steps(flat.indices[0]));
+    optimizer_->SetState(f, std::move(pieces), whole->steps(flat.indices[0]),
+                         whole->skipped(flat.indices[0]));
   }
   return absl::OkStatus();
 }

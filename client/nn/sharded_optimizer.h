@@ -14,9 +14,10 @@
 //
 // Threads: one at a time; calls for one Group must be ordered by the caller. Ownership: it shares
 //   the parameters that it was given. Errors: returned, with the line of the call; or in the
-//   parameters' tensors. FAILED_PRECONDITION kWrongState: a parameter that is not there yet.
-//   INVALID_ARGUMENT kBadType: a parameter that is frozen, at the time of a step; another kind of
-//   optimizer for Gather and Scatter.
+//   parameters' tensors. FAILED_PRECONDITION kWrongState: a parameter that is not there yet; state
+//   for Scatter whose parameters of one group and dtype have had different numbers of steps: a
+//   piece of them has one. INVALID_ARGUMENT kBadType: a parameter that is frozen, at the time of a
+//   step; another kind of optimizer for Gather and Scatter.
 #ifndef CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 #define CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 
@@ -45,7 +46,8 @@ class ShardedOptimizer {
   ~ShardedOptimizer();
 
   // Replaces each parameter, by grad() of each on every rank; one that has none counts with zeros.
-  // Every rank calls. Returns at once, like an op.
+  // It starts from what the parameter is by then, also where that has been Set since the last step
+  // (LoadCheckpoint, Ema::Swap). Every rank calls. Returns at once, like an op.
   absl::Status Step(CallSite site = CallSite::Here());
   void ClearGrads() const;
 
@@ -60,6 +62,10 @@ class ShardedOptimizer {
  private:
   struct Flat;
   class Pieces;
+  // Takes this rank's piece anew where a parameter has been Set since.
+  void TakePiece(Flat* flat) const;
+  // The piece has the elements that the parameters have now.
+  void NoteTaken(Flat* flat) const;
   // Makes the pieces, once parameters are there.
   absl::Status Start(CallSite site);
   absl::Status CheckKind(const Optimizer* whole) const;

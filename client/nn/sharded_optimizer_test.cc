@@ -75,6 +75,14 @@ TEST(ShardedOptimizerTest, ItGivesTheBitsOfTheSameOptimizerOnEveryRank) {
       ASSERT_TRUE(sharded->Init(world, 1, DType::kF64).ok());
       ShardedOptimizer optimizer(TwoGroups(*sharded), world, MakeAdamW);
       for (int i = 0; i < 4; ++i) {
+        if (i == 2) {
+          // As a load does, or a clamp.
+          const NoGrad no_grad;
+          for (const auto& module : {whole, sharded}) {
+            const Variable weight = module->parameters()[2];
+            weight.Set(weight() * 0.5);
+          }
+        }
         ASSERT_TRUE(Backward(LossOf(**parallel, world, i)).ok());
         ASSERT_TRUE(adam->Step().ok());
         ASSERT_TRUE(Backward(LossOf(*sharded, world, i)).ok());
@@ -146,6 +154,35 @@ TEST(ShardedOptimizerTest, StateIsGatheredByOneNumberOfRanksAndScatteredToAnothe
     EXPECT_THAT(std::string(optimizer.Gather(&other).message()),
                 HasSubstr("expected an optimizer of 4 parameters with 2 tensors each, got one of 4 "
                           "with 0"));
+  });
+}
+
+// A piece of several parameters counts one number of steps.
+TEST(ShardedOptimizerTest, StateOfDifferentNumbersOfStepsIsNotScattered) {
+  OnRanks(2, [&](const World& world, int) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    const std::unique_ptr<Optimizer> whole = MakeAdamW(TwoGroups(*module));
+    const auto state = whole->State();
+    ASSERT_TRUE(state.ok()) << state.status();
+    for (size_t i = 0; i < 4; ++i) whole->SetState(i, (*state)[i], 3, i < 2 ? 1 : 2);
+    ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
+    for (const auto& [steps, skipped] : std::vector<std::pair<int, int>>{{4, 2}, {3, 1}}) {
+      whole->SetState(3, (*state)[3], steps, skipped);
+      const absl::Status refused = optimizer.Scatter(whole.get());
+      EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("parameters 2 and 3"));
+      EXPECT_EQ(optimizer.pieces()->steps(0), 0);
+    }
+    whole->SetState(3, (*state)[3], 3, 2);
+    const absl::Status scattered = optimizer.Scatter(whole.get());
+    ASSERT_TRUE(scattered.ok()) << scattered;
+    const std::unique_ptr<Optimizer> gathered = MakeAdamW(TwoGroups(*module));
+    ASSERT_TRUE(optimizer.Gather(gathered.get()).ok());
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(gathered->steps(i), 3);
+      EXPECT_EQ(gathered->skipped(i), i < 2 ? 1 : 2);
+    }
   });
 }
 
