@@ -13,6 +13,7 @@
 #include "chorus/nn/init.h"
 #include "chorus/parallel.h"
 #include "client/internal/local.h"
+#include "client/nn/compute_type.h"
 #include "client/nn/normalize.h"
 #include "client/nn/replicas.h"
 
@@ -36,14 +37,14 @@ BatchNorm::BatchNorm(int64_t channels, const BatchNormOptions& options)
 void BatchNorm::Track(const Tensor& mean, const Tensor& unbiased_variance) {
   num_batches_tracked_.Set(num_batches_tracked_() + 1);
   const auto replace = [this](const Variable& running, const Tensor& batch) {
-    const Tensor before = running();
-    const Tensor seen = AsType(batch, before.dtype());
-    if (options_.momentum.has_value()) {
-      running.Set(before * (1 - *options_.momentum) + seen * *options_.momentum);
-      return;
-    }
-    const Tensor count = Cast(num_batches_tracked_(), before.dtype());
-    running.Set(before * ((count - 1) / count) + seen / count);
+    running.Set(InComputeType(running(), [&](const Tensor& before) {
+      const Tensor seen = AsType(batch, before.dtype());
+      if (options_.momentum.has_value()) {
+        return before * (1 - *options_.momentum) + seen * *options_.momentum;
+      }
+      const Tensor count = Cast(num_batches_tracked_(), before.dtype());
+      return before * ((count - 1) / count) + seen / count;
+    }));
   };
   replace(running_mean_, mean);
   replace(running_var_, unbiased_variance);
@@ -127,7 +128,7 @@ Tensor BatchNorm::Forward(const Tensor& x) {
   if (x.shape().size() < 2 || x.shape()[1] != channels_) {
     return Tell(Refuse(x, absl::StrCat("expected [n, ", channels_, ", ...], got ", TypeText(x))));
   }
-  const DType dtype = NormType(x.dtype());
+  const DType dtype = ComputeType(x.dtype());
   const Tensor values = AsType(x, dtype);
   const auto parameter = [dtype](const Variable& variable) {
     return variable.defined() ? AsType(variable(), dtype) : Tensor();

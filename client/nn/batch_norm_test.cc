@@ -136,6 +136,34 @@ TEST_F(BatchNormTest, WithoutMomentumItKeepsTheMeanOverBatches) {
   EXPECT_THAT(Values<double>(norm.running_var()()), Near({variance}));
 }
 
+// Neither 0.9 and 0.1, nor the share of a batch among all, are rounded to the half type.
+TEST_F(BatchNormTest, RunningStatisticsOfHalfTypesAreRoundedOnce) {
+  const auto read = [](const Tensor& x) { return Values<double>(Cast(x, DType::kF64))[0]; };
+  for (const std::optional<double> momentum :
+       {std::optional<double>(0.1), std::optional<double>()}) {
+    BatchNormOptions options;
+    options.momentum = momentum;
+    BatchNorm norm(1, options);
+    ASSERT_TRUE(norm.Init(session_, 1, DType::kBF16).ok());
+    double mean = 0;
+    double variance = 1;
+    for (int i = 0; i < 6; ++i) {
+      const Tensor x = Cast(Numbers({8, 1}, i) + 3, DType::kBF16);
+      norm(x);
+      const Statistics batch(Values<double>(Cast(x, DType::kF64)), 8, 1, 1, 0);
+      const double share = momentum.has_value() ? *momentum : 1.0 / (i + 1);
+      const auto next = [share](double before, double seen) {
+        return BF16(static_cast<float>((1 - share) * before + share * seen));
+      };
+      mean = next(mean, batch.mean);
+      variance = next(variance, batch.unbiased);
+      EXPECT_EQ(norm.running_mean()().dtype(), DType::kBF16);
+      EXPECT_EQ(read(norm.running_mean()()), mean) << i;
+      EXPECT_EQ(read(norm.running_var()()), variance) << i;
+    }
+  }
+}
+
 TEST_F(BatchNormTest, HasGradientsInTrainingAndElse) {
   BatchNorm norm(2);
   ASSERT_TRUE(norm.Init(session_, 1, DType::kF64).ok());

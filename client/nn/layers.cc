@@ -14,6 +14,7 @@
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
 #include "client/internal/local.h"
+#include "client/nn/compute_type.h"
 #include "client/nn/normalize.h"
 #include "core/base/mix_bits.h"
 
@@ -47,9 +48,12 @@ thread_local RandomScope* innermost_random = nullptr;
 
 Tensor Gelu(const Tensor& x, GeluForm form, CallSite site) {
   const CallSiteScope lines(site);
-  if (form == GeluForm::kExact) return x * 0.5 * (Erf(x * std::sqrt(0.5)) + 1);
-  constexpr double kSqrtOfTwoOverPi = 0.7978845608028654;
-  return x * 0.5 * (Tanh((x + x * x * x * 0.044715) * kSqrtOfTwoOverPi) + 1);
+  // In a half type the sum with 1 cancels below 0, and x^3 is soon infinite.
+  return InComputeType(x, [form](const Tensor& v) {
+    if (form == GeluForm::kExact) return v * 0.5 * (Erf(v * std::sqrt(0.5)) + 1);
+    constexpr double kSqrtOfTwoOverPi = 0.7978845608028654;
+    return v * 0.5 * (Tanh((v + v * v * v * 0.044715) * kSqrtOfTwoOverPi) + 1);
+  });
 }
 
 Tensor Silu(const Tensor& x, CallSite site) {
@@ -68,7 +72,8 @@ Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const R
   const CallSiteScope lines(site);
   if (!IsUsable(x)) return x * 1;
   const Tensor kept = RandomUniform(x.device(), DType::kF32, x.shape(), seed, offset) >= p;
-  return Where(kept, x * (p < 1 ? 1 / (1 - p) : 0), 0);
+  const double scale = p < 1 ? 1 / (1 - p) : 0;
+  return Where(kept, InComputeType(x, [scale](const Tensor& wide) { return wide * scale; }), 0);
 }
 
 Tensor Attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
@@ -348,7 +353,8 @@ std::shared_ptr<Module> SoftmaxLayer(int64_t axis) {
 std::shared_ptr<Module> FlattenLayer(int64_t begin) {
   return std::make_shared<Lambda>("Flatten", [begin](const Tensor& x) {
     // Where there is nothing to flatten, an axis of one element.
-    return x.shape().size() > static_cast<size_t>(begin) ? Flatten(x, begin) : Unsqueeze(x, -1);
+    const bool is_axis = begin < static_cast<int64_t>(x.shape().size());
+    return is_axis ? Flatten(x, begin) : Unsqueeze(x, -1);
   });
 }
 

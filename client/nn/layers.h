@@ -18,7 +18,8 @@ namespace nn {
 
 // --- Functions ----------------------------------------------------------------------------------
 
-// x Phi(x), with the error function, or with tanh (Hendrycks and Gimpel 2016).
+// x Phi(x), with the error function, or with tanh (Hendrycks and Gimpel 2016). Half types are
+// computed in f32, and rounded once.
 enum class GeluForm { kExact, kTanh };
 Tensor Gelu(const Tensor& x, GeluForm form = GeluForm::kExact, CallSite site = CallSite::Here());
 Tensor Silu(const Tensor& x, CallSite site = CallSite::Here());  // x sigmoid(x)
@@ -27,7 +28,8 @@ Tensor Silu(const Tensor& x, CallSite site = CallSite::Here());  // x sigmoid(x)
 Tensor LayerNormalize(const Tensor& x, int64_t dims, double epsilon,
                       CallSite site = CallSite::Here());
 
-// Each element with probability 1 - p over 1 - p, else 0: which, by seed and offset alone.
+// Each element with probability 1 - p over 1 - p, else 0: which, by seed and offset alone. Half
+// types are rounded once.
 Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const RandomNumber& offset,
                     CallSite site = CallSite::Here());
 

@@ -1,6 +1,7 @@
 #include "chorus/nn/layers.h"
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -188,6 +189,32 @@ TEST_F(LayersTest, ActivationsAreTheirFormulas) {
   ExpectGradients([](const std::vector<Tensor>& in) { return Silu(in[0]); }, {x});
 }
 
+// Values and gradients are those of f32, rounded: neither a number nor what comes between is.
+TEST_F(LayersTest, FunctionsRoundHalfTypesOnce) {
+  const Doubles values = {-300, -7, -3, -0.3, 0.7, 1.75, 5, 300};
+  const std::function<Tensor(const Tensor&)> functions[] = {
+      [](const Tensor& x) { return Gelu(x); },
+      [](const Tensor& x) { return Gelu(x, GeluForm::kTanh); },
+      [](const Tensor& x) { return DropElements(x, 0.1, 3, 0); },
+  };
+  for (const auto& function : functions) {
+    for (const DType half : {DType::kF16, DType::kBF16}) {
+      SCOPED_TRACE(DTypeName(half));
+      const auto run = [&](DType dtype) {
+        const Tensor x =
+            Cast(Cast(FromHost<double>(session_, values, {8}), half), dtype).RequireGrad();
+        const Tensor y = function(x);
+        EXPECT_EQ(y.dtype(), dtype) << y.status();
+        EXPECT_TRUE(Backward(Sum(y)).ok());
+        return Values<double>(Cast(Cast(Concat({y.Detach(), x.grad()}, 0), half), DType::kF64));
+      };
+      EXPECT_EQ(run(half), run(DType::kF32));
+    }
+  }
+  const Tensor x = Cast(FromHost<double>(session_, {-3}, {1}), DType::kBF16);
+  EXPECT_NEAR(Values<double>(Cast(Gelu(x), DType::kF64))[0], -0.00405, 2e-5);
+}
+
 TEST_F(LayersTest, DropoutDropsByScopeAndOnlyInTraining) {
   Dropout dropout(0.25);
   const Tensor x = FromHost<double>(session_, Doubles(4000, 3.0), {4000});
@@ -311,6 +338,14 @@ TEST_F(LayersTest, LayersForSequential) {
   EXPECT_NEAR(sum, 1, 1e-12);
   const Tensor wrong = layers(Numbers({2, 5}));
   EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("0 (Linear): expected [..., 4]"));
+  const auto flatten = [this](int64_t begin, const Shape& shape) {
+    return (*FlattenLayer(begin))(Numbers(shape));
+  };
+  EXPECT_EQ(flatten(-2, {2, 3, 4}).shape(), Shape({2, 12}));
+  EXPECT_EQ(flatten(-1, {2, 3}).shape(), Shape({2, 3}));
+  EXPECT_EQ(flatten(-1, {}).shape(), Shape({1}));
+  EXPECT_EQ(flatten(1, {5}).shape(), Shape({5, 1}));
+  EXPECT_FALSE(flatten(-4, {2, 3, 4}).status().ok());
 }
 
 }  // namespace

@@ -2,10 +2,10 @@
 
 #include <vector>
 
-#include "chorus/functional/math.h"
 #include "chorus/functional/op.h"
 #include "chorus/math.h"
 #include "client/internal/local.h"
+#include "client/nn/compute_type.h"
 
 namespace chorus {
 namespace nn {
@@ -28,12 +28,6 @@ Tensor WeightsOf(const Tensor& x, const Norm& norm, const Tensor& given, double 
 
 }  // namespace
 
-DType NormType(DType dtype) {
-  return dtype == DType::kF16 || dtype == DType::kBF16 ? DType::kF32 : dtype;
-}
-
-Tensor AsType(const Tensor& x, DType dtype) { return x.dtype() == dtype ? x : Cast(x, dtype); }
-
 Tensor Moments(const Tensor& x, const Norm& norm) {
   return Op("moments", {x}, MomentsAttributes(norm));
 }
@@ -51,7 +45,7 @@ Tensor Normalize(const Tensor& x, const Tensor& moments, const Norm& norm, const
 
 Tensor NormalizeRows(const Tensor& x, const Norm& norm, const Tensor& weight, const Tensor& bias) {
   if (!IsUsable(x)) return x * 1;
-  const DType dtype = NormType(x.dtype());
+  const DType dtype = ComputeType(x.dtype());
   if (dtype == x.dtype()) return Normalize(x, Moments(x, norm), norm, weight, bias);
   const auto wide = [dtype](const Tensor& t) { return t.defined() ? AsType(t, dtype) : t; };
   const Tensor values = wide(x);

@@ -13,10 +13,6 @@
 namespace chorus {
 namespace nn {
 
-// Half types are computed in f32, and rounded once.
-DType NormType(DType dtype);
-Tensor AsType(const Tensor& x, DType dtype);
-
 struct Norm {
   // [begin, end): the dimensions whose every index has moments of its own, weight and bias.
   std::vector<int64_t> rows;
@@ -25,7 +21,7 @@ struct Norm {
   bool center = true;  // false: the mean is taken as 0
 };
 
-// [2, rows]: the mean and the variance of each row of x, which is of a NormType.
+// [2, rows]: the mean and the variance of each row of x, which is of a ComputeType.
 Tensor Moments(const Tensor& x, const Norm& norm);
 // (x - mean) / sqrt(variance + epsilon), times weight, plus bias, where they are defined. `moments`
 // are Moments(x, norm): gradients of x are through them too.

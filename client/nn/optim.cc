@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/autograd.h"
 #include "chorus/functional/math.h"
+#include "client/nn/compute_type.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -43,7 +44,8 @@ Tensor GradNorm(const std::vector<Tensor>& gradients, CallSite site) {
   Tensor sum;
   for (const Tensor& gradient : gradients) {
     if (!gradient.defined()) continue;
-    const Tensor square = Sum(gradient * gradient);
+    const Tensor wide = AsComputeType(gradient);
+    const Tensor square = Sum(wide * wide);
     sum = sum.defined() ? sum + square : square;
   }
   return sum.defined() ? Sqrt(sum) : sum;
@@ -55,7 +57,8 @@ Tensor ClipGradNorm(std::vector<Tensor>* gradients, double max_norm, CallSite si
   if (!norm.defined()) return norm;
   const Tensor factor = Minimum(max_norm / (norm + 1e-6), 1);
   for (Tensor& gradient : *gradients) {
-    if (gradient.defined()) gradient = gradient * factor;
+    if (!gradient.defined()) continue;
+    gradient = InComputeType(gradient, [&factor](const Tensor& wide) { return wide * factor; });
   }
   return norm;
 }
@@ -169,7 +172,19 @@ std::vector<double> Optimizer::NumbersOf(size_t parameter, int64_t steps) const 
 
 Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& gradient,
                        const std::vector<Operand>& numbers, std::vector<Tensor>* state) const {
-  return Rule(value, gradient, numbers, entries_[parameter].weight_decay, state);
+  const DType dtype = value.dtype();
+  const DType compute = ComputeType(dtype);
+  // What is of another type than the parameter stays, and is refused where it meets one.
+  const auto wide = [=](const Tensor& x) { return x.dtype() == dtype ? AsType(x, compute) : x; };
+  std::vector<Operand> factors;
+  for (const Operand& number : numbers) {
+    factors.push_back(number.is_value() ? number : AsType(number.tensor(), compute));
+  }
+  for (Tensor& slot : *state) slot = wide(slot);
+  const Tensor next =
+      Rule(wide(value), wide(gradient), factors, entries_[parameter].weight_decay, state);
+  for (Tensor& slot : *state) slot = AsType(slot, dtype);
+  return AsType(next, dtype);
 }
 
 absl::Status Optimizer::Step(CallSite site) { return Step(gradients(), site); }
@@ -320,7 +335,8 @@ Tensor LossScaler::Unscale(std::vector<Tensor>* gradients, const Tensor& scale) 
   Tensor finite;
   for (Tensor& gradient : *gradients) {
     if (!gradient.defined()) continue;
-    gradient = gradient / Cast(scale, gradient.dtype());
+    gradient = InComputeType(
+        gradient, [&scale](const Tensor& wide) { return wide / Cast(scale, wide.dtype()); });
     if (gradient.num_elements() == 0) continue;
     const Tensor all = Max(Abs(gradient)) < std::numeric_limits<double>::infinity();
     finite = finite.defined() ? LogicalAnd(finite, all) : all;
@@ -369,7 +385,9 @@ void Ema::Update(CallSite site) {
     if (first) {
       averages_.push_back(value);
     } else {
-      averages_[i] = averages_[i] * decay_ + value * (1 - decay_);
+      averages_[i] = InComputeType(averages_[i], [&](const Tensor& average) {
+        return average * decay_ + AsType(value, average.dtype()) * (1 - decay_);
+      });
     }
   }
 }

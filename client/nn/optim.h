@@ -1,5 +1,7 @@
 // Optimizers, with PyTorch's formulas: each is a rule from a parameter, its gradient and what is
 // kept of them to the next ones, so that the same rule serves Step and a compiled step (TrainStep).
+// Of half types all is computed in f32, and what comes of it is rounded once: parameters, state,
+// averages and gradients.
 //
 // Where ranks have equal parameters and gradients (an AllReduce's) a node computes an update once.
 //
@@ -46,8 +48,8 @@ inline std::vector<ParameterGroup> OneGroup(const std::vector<Variable>& paramet
   return groups;
 }
 
-// The 2-norm of all gradients together, a tensor of no dimensions, on the first one's device.
-// Undefined ones count as none; all on one device.
+// The 2-norm of all gradients together, a tensor of no dimensions, on the first one's device; f32
+// for half types. Undefined ones count as none; all on one device.
 Tensor GradNorm(const std::vector<Tensor>& gradients, CallSite site = CallSite::Here());
 // Multiplies all by max_norm / (norm + 1e-6) where that is below 1; returns the norm before.
 Tensor ClipGradNorm(std::vector<Tensor>* gradients, double max_norm,
@@ -112,7 +114,8 @@ class Optimizer {
   std::vector<Tensor> NumbersOf(const Tensor& learning_rate, const Tensor& step) const {
     return Numbers(learning_rate, step);
   }
-  // The rule: nothing of this object changes. `state` is replaced.
+  // The rule: nothing of this object changes. `state` is replaced. Numbers that are tensors may be
+  // of any floating type: those of f64 are not rounded to the parameter's half type.
   Tensor Next(size_t parameter, const Tensor& value, const Tensor& gradient,
               const std::vector<Operand>& numbers, std::vector<Tensor>* state) const;
 

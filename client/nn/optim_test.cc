@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chorus/chorus.h"
+#include "chorus/functional/math.h"
 #include "chorus/nn/init.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/values.h"
@@ -21,6 +22,7 @@ namespace {
 using chorus::testing::FakeDaemon;
 using chorus::testing::Values;
 using ::testing::DoubleNear;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
 
@@ -40,11 +42,21 @@ class Parameters : public Module {
 
 class OptimTest : public ::testing::Test {
  protected:
-  OptimTest() {
-    EXPECT_TRUE(module_.Init(session_, 1, DType::kF64).ok());
-    module_.a_.Set(F64({1, -2}));
-    module_.b_.Set(F64({0.5}));
+  OptimTest() { Start(DType::kF64); }
+  // Anew, with parameters and gradients of this type.
+  void Start(DType dtype) {
+    dtype_ = dtype;
+    EXPECT_TRUE(module_.Init(session_, 1, dtype).ok());
+    module_.a_.Set(Of({1, -2}));
+    module_.b_.Set(Of({0.5}));
   }
+  Tensor Of(const Doubles& values) { return Cast(F64(values), dtype_); }
+  double Rounded(double x) const {
+    if (dtype_ == DType::kF16) return F16(static_cast<float>(x));
+    if (dtype_ == DType::kBF16) return BF16(static_cast<float>(x));
+    return x;
+  }
+  static Doubles Read(const Tensor& x) { return Values<double>(Cast(x, DType::kF64)); }
   Tensor F64(const Doubles& values) {
     return FromHost<double>(session_, values, {static_cast<int64_t>(values.size())});
   }
@@ -60,18 +72,19 @@ class OptimTest : public ::testing::Test {
     for (int t = 1; t <= 5; ++t) {
       Doubles g;
       for (size_t i = 0; i < 3; ++i) {
-        g.push_back(GradientAt(t, i));
-        values[i] = rule(i, values[i], g[i], t);
+        g.push_back(Rounded(GradientAt(t, i)));
+        values[i] = Rounded(rule(i, values[i], g[i], t));
       }
-      const absl::Status status = optimizer->Step({F64({g[0], g[1]}), F64({g[2]})});
+      const absl::Status status = optimizer->Step({Of({g[0], g[1]}), Of({g[2]})});
       ASSERT_TRUE(status.ok()) << status;
-      EXPECT_THAT(Values<double>(module_.a_()), Near({values[0], values[1]})) << "step " << t;
-      EXPECT_THAT(Values<double>(module_.b_()), Near({values[2]})) << "step " << t;
+      EXPECT_THAT(Read(module_.a_()), Near({values[0], values[1]})) << "step " << t;
+      EXPECT_THAT(Read(module_.b_()), Near({values[2]})) << "step " << t;
     }
   }
 
   FakeDaemon daemon_;
   const Session session_ = daemon_.Open();
+  DType dtype_ = DType::kF64;
   Parameters module_;
 };
 
@@ -142,6 +155,74 @@ TEST_F(OptimTest, AdagradAddsUp) {
   });
 }
 
+// Neither numbers such as 0.9, which bf16 has as 0.8984, nor what comes between are rounded.
+TEST_F(OptimTest, HalfTypesAreComputedInF32AndRoundedOnce) {
+  for (const DType half : {DType::kF16, DType::kBF16}) {
+    SCOPED_TRACE(DTypeName(half));
+    Start(half);
+    Sgd::Options sgd_options;
+    sgd_options.momentum = 0.9;
+    sgd_options.nesterov = true;
+    sgd_options.weight_decay = 0.01;
+    Sgd sgd(module_.parameters(), sgd_options);
+    Doubles buffer(3, 0.0);
+    ExpectSteps(&sgd, [&](size_t i, double p, double g, int) {
+      g += 0.01 * p;
+      const double next = 0.9 * buffer[i] + g;
+      buffer[i] = Rounded(next);
+      return p - 0.1 * (g + 0.9 * next);
+    });
+    Start(half);
+    AdamW::Options adam_options;
+    adam_options.learning_rate = 0.02;
+    AdamW adam(module_.parameters(), adam_options);
+    Doubles m(3, 0.0);
+    Doubles v(3, 0.0);
+    ExpectSteps(&adam, [&](size_t i, double p, double g, int t) {
+      const double next_m = 0.9 * m[i] + 0.1 * g;
+      const double next_v = 0.999 * v[i] + 0.001 * g * g;
+      m[i] = Rounded(next_m);
+      v[i] = Rounded(next_v);
+      p -= 0.02 * 0.01 * p;
+      return p - 0.02 * (next_m / (1 - std::pow(0.9, t))) /
+                     (std::sqrt(next_v / (1 - std::pow(0.999, t))) + 1e-8);
+    });
+    Start(half);
+    Adagrad::Options adagrad_options;
+    adagrad_options.learning_rate = 0.1;
+    Adagrad adagrad(module_.parameters(), adagrad_options);
+    Doubles sum(3, 0.0);
+    ExpectSteps(&adagrad, [&](size_t i, double p, double g, int) {
+      const double next = sum[i] + g * g;
+      sum[i] = Rounded(next);
+      return p - 0.1 * g / (std::sqrt(next) + 1e-10);
+    });
+    EXPECT_EQ((*adagrad.State())[0][0].dtype(), half);
+  }
+}
+
+// As a device has them that alone knows which step it is.
+TEST_F(OptimTest, TheRuleTakesNumbersOfF64BesideAnyType) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    Start(dtype);
+    Adam::Options options;
+    options.learning_rate = 0.7;
+    Adam adam(module_.parameters(), options);
+    const Tensor gradient = Of({0.5, -3});
+    std::vector<Operand> numbers;
+    for (const Tensor& number : adam.NumbersOf(Scalar(session_, 0.7), Scalar(session_, 1.0))) {
+      numbers.emplace_back(number);
+    }
+    const Tensor zeros = Of({0, 0});
+    std::vector<Tensor> state = {zeros, zeros};
+    const Tensor next = adam.Next(0, module_.a_(), gradient, numbers, &state);
+    ASSERT_TRUE(adam.Step({gradient, Tensor()}).ok());
+    EXPECT_EQ(next.dtype(), dtype) << next.status();
+    EXPECT_EQ(Read(next), Read(module_.a_()));
+    EXPECT_EQ(Read(state[1]), Read((*adam.State())[0][1]));
+  }
+}
+
 TEST_F(OptimTest, GroupsHaveOptionsOfTheirOwn) {
   ParameterGroup a;
   a.parameters = {module_.a_};
@@ -210,6 +291,31 @@ TEST_F(OptimTest, Clipping) {
   EXPECT_FALSE(ClipGradNorm(&none, 1).defined());
 }
 
+TEST_F(OptimTest, ClippingOfHalfTypesIsInF32) {
+  Start(DType::kF16);
+  std::vector<Tensor> gradients = {Of({300}), Of({-400})};  // f16 has no number for a square
+  const Tensor norm = ClipGradNorm(&gradients, 1);
+  EXPECT_EQ(norm.dtype(), DType::kF32);
+  EXPECT_THAT(Read(norm), Near({500}));
+  EXPECT_EQ(gradients[0].dtype(), DType::kF16);
+  EXPECT_THAT(Read(gradients[0]), Near({Rounded(0.6)}));
+  EXPECT_THAT(Read(gradients[1]), Near({Rounded(-0.8)}));
+  Start(DType::kBF16);
+  gradients.assign(300, Of({1}));  // beyond 256 bf16 does not count by ones
+  EXPECT_NEAR(Read(ClipGradNorm(&gradients, 1))[0], std::sqrt(300.0), 1e-5);
+  EXPECT_THAT(Read(gradients[299]), Near({Rounded(1 / std::sqrt(300.0))}));
+  gradients = {Of({3}), Cast(F64({4}), DType::kF32)};
+  EXPECT_THAT(Read(GradNorm(gradients)), Near({5}));
+}
+
+TEST_F(OptimTest, LossScalesDivideHalfTypesInF32) {
+  Start(DType::kF16);
+  std::vector<Tensor> gradients = {Of({4096})};  // f16 has no number for the scale
+  const Tensor finite = LossScaler::Unscale(&gradients, Scalar(session_, 65536.0f));
+  EXPECT_THAT(Values<bool>(finite), ElementsAre(true));
+  EXPECT_THAT(Read(gradients[0]), Near({0.0625}));
+}
+
 TEST_F(OptimTest, AnAverageForgetsAndCanBeSwappedIn) {
   Ema ema(module_.parameters(), 0.75);
   ema.Update();
@@ -221,6 +327,15 @@ TEST_F(OptimTest, AnAverageForgetsAndCanBeSwappedIn) {
   EXPECT_TRUE(module_.b_().requires_grad());
   ema.Swap();
   EXPECT_THAT(Values<double>(module_.b_()), Near({4.5}));
+
+  Start(DType::kBF16);
+  Ema half(module_.parameters(), 0.9);
+  module_.b_.Set(Of({7}));
+  half.Update();
+  module_.b_.Set(Of({-3}));
+  half.Update();
+  EXPECT_EQ(half.averages()[1].dtype(), DType::kBF16);
+  EXPECT_THAT(Read(half.averages()[1]), Near({6}));
 }
 
 TEST_F(OptimTest, OptionsThatMakeNoSenseAreRefused) {
