@@ -1,5 +1,6 @@
 #include "chorus/nn/loss.h"
 
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -157,7 +158,10 @@ Tensor L1Loss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
 Tensor HuberLoss(const Tensor& x, const Tensor& y, double delta, Reduce reduce, CallSite site) {
   return OfDifference("HuberLoss", x, y, reduce, site, [delta](const Tensor& d) {
     const Tensor size = Abs(d);
-    return Where(size <= delta, d * d * 0.5, (size - delta / 2) * delta);
+    const Tensor is_small = size <= delta;
+    // Of a square that is not taken no gradient may be infinite.
+    const Tensor small = Where(is_small, d, 0);
+    return Where(is_small, small * small * 0.5, (size - delta / 2) * delta);
   });
 }
 
@@ -178,17 +182,21 @@ Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site)
   const CallSiteScope lines(site);
   const absl::Status fits = CheckOneShape("KlDivLoss", x, y);
   if (!fits.ok()) return Fail(x, fits, site);
-  const Tensor is_some = y > 0;
+  const Tensor is_none = Equal(y, 0);
   // Of a 0 that is not taken no gradient may be infinite.
-  return Reduced(Where(is_some, y * (Log(Where(is_some, y, 1)) - x), 0), reduce);
+  return Reduced(Where(is_none, 0, y * (Log(Where(is_none, 1, y)) - x)), reduce);
 }
 
-// The loss of label 0 of two classes, which is exact to any order at both ends.
+// The loss of label 0 of two classes, which is exact to any order at both ends; logits of infinity
+// have none.
 Tensor Softplus(const Tensor& x, CallSite site) {
   const CallSiteScope lines(site);
   if (!IsUsable(x)) return Exp(x);
-  const Tensor logits = Stack({Zeros(x.device(), x.dtype(), x.shape()), x}, -1);
-  return CrossEntropy(logits, Zeros(x.device(), DType::kI32, x.shape()));
+  const Tensor is_infinite = Equal(x, std::numeric_limits<double>::infinity());
+  const Tensor zeros = Zeros(x.device(), x.dtype(), x.shape());
+  const Tensor logits = Stack({zeros, Where(is_infinite, 0, x)}, -1);
+  const Tensor losses = CrossEntropy(logits, Zeros(x.device(), DType::kI32, x.shape()));
+  return Where(is_infinite, x, losses);
 }
 
 }  // namespace nn

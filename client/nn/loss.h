@@ -47,12 +47,13 @@ Tensor HuberLoss(const Tensor& x, const Tensor& y, double delta = 1, Reduce redu
 // p, is broadcast to x; undefined: ones.
 Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positive_weight = Tensor(),
                          Reduce reduce = Reduce::kMean, CallSite site = CallSite::Here());
-// y (log y - x) of x, logarithms of probabilities, and probabilities y; 0 where y is 0. The sum
-// over a row is the Kullback-Leibler divergence, so a mean over rows is kSum over their number.
+// y (log y - x) of x, logarithms of probabilities, and probabilities y; 0 where y is 0, and NaN
+// where it is negative or NaN. The sum over a row is the Kullback-Leibler divergence, so a mean
+// over rows is kSum over their number.
 Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce = Reduce::kMean,
                  CallSite site = CallSite::Here());
 
-// log(1 + e^x), without overflow.
+// log(1 + e^x), without overflow; infinity, with the gradient 1, at infinity.
 Tensor Softplus(const Tensor& x, CallSite site = CallSite::Here());
 
 }  // namespace nn

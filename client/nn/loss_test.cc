@@ -1,7 +1,9 @@
 #include "chorus/nn/loss.h"
 
 #include <cmath>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chorus/chorus.h"
@@ -155,6 +157,41 @@ TEST_F(LossTest, KlDivergenceOfNothingIsNothing) {
               Near({std::log(0.25) + 1 + 1, 0, std::log(0.75) + 1 + 0.5}));
   ExpectGradients([](const Tensors& in) { return KlDivLoss(in[0], in[1]); },
                   {x, F64({0.25, 0.5, 0.75}, {3})});
+}
+
+// What it means at the ends of the numbers, as PyTorch has it.
+TEST_F(LossTest, InfinitiesAndNaNsAreNotHidden) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::nan("");
+  const auto value_and_gradient = [this](const Doubles& values, const auto& loss) {
+    const Tensor x = F64(values, {static_cast<int64_t>(values.size())}).RequireGrad();
+    const Tensor y = loss(x);
+    EXPECT_TRUE(Backward(Sum(y)).ok());
+    return std::make_pair(Values<double>(y), Values<double>(x.grad()));
+  };
+  const auto [huber, slopes] = value_and_gradient({inf, -inf, nan, 0.5}, [&](const Tensor& x) {
+    return HuberLoss(x, F64({0, 0, 0, 0}, {4}), 2, Reduce::kNone);
+  });
+  EXPECT_EQ(huber[0], inf);
+  EXPECT_EQ(huber[1], inf);
+  EXPECT_TRUE(std::isnan(huber[2]) && std::isnan(slopes[2]));
+  EXPECT_EQ(slopes[0], 2);
+  EXPECT_EQ(slopes[1], -2);
+  EXPECT_EQ(slopes[3], 0.5);
+
+  const auto [softplus, sigmoids] =
+      value_and_gradient({inf, -inf, nan}, [](const Tensor& x) { return Softplus(x); });
+  EXPECT_EQ(softplus[0], inf);
+  EXPECT_EQ(softplus[1], 0);
+  EXPECT_TRUE(std::isnan(softplus[2]) && std::isnan(sigmoids[2]));
+  EXPECT_EQ(sigmoids[0], 1);
+  EXPECT_EQ(sigmoids[1], 0);
+
+  const Doubles divergence =
+      Values<double>(KlDivLoss(F64({-1, -1, -inf}, {3}), F64({nan, -0.5, 0}, {3}), Reduce::kNone));
+  EXPECT_TRUE(std::isnan(divergence[0]));
+  EXPECT_TRUE(std::isnan(divergence[1]));
+  EXPECT_EQ(divergence[2], 0);
 }
 
 TEST_F(LossTest, WhatDoesNotFitIsRefused) {
