@@ -18,10 +18,12 @@ namespace chorus {
 namespace {
 
 using ::testing::DoubleNear;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using testing::ExpectGradients;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
+using ::testing::IsNan;
 using testing::Values;
 using Bools = std::vector<bool>;
 
@@ -108,6 +110,12 @@ TEST_F(MathTest, WhereBroadcastsAndSelects) {
   EXPECT_FALSE(Where(x > 0, 1, 2).status().ok()) << "of which dtype?";
 }
 
+// b a^(b - 1) is 0 at b = 0; its derivative by b is 1 / a.
+TEST_F(MathTest, PowHasGradientsOfGradientsAtExponentZero) {
+  ExpectGradients([](const std::vector<Tensor>& in) { return Pow(in[0], in[1]); },
+                  {Make({0.5, 2, 3}), Make({0, 0, 1})});
+}
+
 TEST_F(MathTest, ClampTakesTheBoundThatIsPassed) {
   const double nan = std::nan("");
   EXPECT_THAT(Values<double>(Clamp(Make({-2, 0, 5}), -1, 3)), ElementsAre(-1, 0, 3));
@@ -116,6 +124,11 @@ TEST_F(MathTest, ClampTakesTheBoundThatIsPassed) {
   EXPECT_THAT(Values<double>(Clamp(Make({-2, 0, 5}), 3, 1)), ElementsAre(1, 1, 1));
   EXPECT_TRUE(std::isnan(Values<double>(Clamp(Make({nan}), 0, 1))[0]));
   EXPECT_THAT(Values<double>(Clamp(Make({-2, 0, 5}), Make({-3, 1, 1}), 2)), ElementsAre(-2, 1, 2));
+  for (const Operand& bound : {Operand(nan), Operand(Make({nan})), Operand(Make({nan, nan}))}) {
+    EXPECT_THAT(Values<double>(ClampMin(Make({-2, 5}), bound)), Each(IsNan()));
+    EXPECT_THAT(Values<double>(ClampMax(Make({-2, 5}), bound)), Each(IsNan()));
+    EXPECT_THAT(Values<double>(Clamp(Make({-2, 5}), bound, 3)), Each(IsNan()));
+  }
   const Tensor column = FromHost<double>(session_, {0, 4}, {2, 1});
   EXPECT_THAT(Values<double>(ClampMin(Make({-2, 2, 5}), column)), ElementsAre(0, 2, 5, 4, 4, 5));
   const Tensor whole = FromHost<int32_t>(session_, {-2, 7}, {2});

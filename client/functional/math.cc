@@ -1,6 +1,7 @@
 #include "chorus/functional/math.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@ using internal::Fail;
 using internal::InFunction;
 using internal::IntegerOf;
 using internal::IsUsable;
+using internal::NumberLike;
 using internal::Operate;
 using internal::ReduceAxes;
 using internal::SessionOf;
@@ -54,10 +56,17 @@ Tensor Minimum(const Operand& a, const Operand& b, CallSite site) {
 
 namespace {
 
-// x, or the bound where `compare` says so: selected, so that at a bound the gradient is not shared.
+// x, or the bound where `compare` says so or it is NaN: selected, so that at a bound the gradient
+// is not shared.
 Tensor Bounded(const char* name, const char* compare, const Tensor& x, const Operand& bound,
                CallSite site) {
-  const Tensor y = Where(Binary(compare, x, bound, site), bound, x, site);
+  Tensor is_bound = Binary(compare, x, bound, site);
+  // Of a number it is known here.
+  if (!bound.is_value() || std::isnan(bound.value())) {
+    const Tensor limit = bound.is_value() ? NumberLike(bound.value(), x, site) : bound.tensor();
+    is_bound = LogicalOr(is_bound, NotEqual(limit, limit, site), site);
+  }
+  const Tensor y = Where(is_bound, bound, x, site);
   const bool usable = IsUsable(x) && (bound.is_value() || IsUsable(bound.tensor()));
   return y.status().ok() || !usable ? y : Fail(x, InFunction(name, y.status()), site);
 }

@@ -32,7 +32,7 @@ Tensor Pow(const Operand& a, const Operand& b, CallSite site = CallSite::Here())
 Tensor Maximum(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 Tensor Minimum(const Operand& a, const Operand& b, CallSite site = CallSite::Here());
 // x, or the bound that it is beyond; `high` where low > high. The gradient is that of what is
-// taken, at a bound x's. NaN stays.
+// taken, at a bound x's. NaN of x stays, and a bound that is NaN is taken.
 Tensor Clamp(const Tensor& x, const Operand& low, const Operand& high,
              CallSite site = CallSite::Here());
 Tensor ClampMin(const Tensor& x, const Operand& low, CallSite site = CallSite::Here());

@@ -1,5 +1,6 @@
 #include "core/ops/elementwise/elementwise.h"
 
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -126,19 +127,27 @@ Gradients PowGradient(GradientContext& c) {
   const ValueIndex b = c.input(1);
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex zero, Number(c, 0));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, Number(c, 1));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex a_is_zero, c.Emit("eq", {a, zero}));
   if (c.needs(0)) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex b_is_zero, c.Emit("eq", {b, zero}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex both, c.Emit("logical_and", {a_is_zero, b_is_zero}));
+    // At b = 0 only where 1 / a is no number: elsewhere it is the derivative by b.
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex infinity,
+                            Number(c, std::numeric_limits<double>::infinity()));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex inverse, c.Emit("div", {one, a}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex size, c.Emit("abs", {inverse}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex is_number, c.Emit("lt", {size, infinity}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex differs, c.Emit("ne", {b, zero}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex fits, c.Emit("logical_or", {is_number, differs}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex less, c.Emit("sub", {b, one}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex exponent, c.Emit("where", {both, zero, less}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex exponent, c.Emit("where", {fits, less, zero}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex power, c.Emit("pow", {a, exponent}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {b, power}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), slope}));
     CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
   }
   if (c.needs(1)) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex base, c.Emit("where", {a_is_zero, one, a}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex a_is_zero, c.Emit("eq", {a, zero}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex is_limit, c.Emit("ge", {b, zero}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex both, c.Emit("logical_and", {a_is_zero, is_limit}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex base, c.Emit("where", {both, one, a}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex log, c.Emit("log", {base}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {c.output(0), log}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), slope}));

@@ -176,6 +176,20 @@ TEST(ElementwiseTest, TheGradientOfPowIsANumberWhereTheBaseIsZero) {
   EXPECT_EQ(testing::ToDoubles(results[0].gradients[0]), (std::vector<double>{0}));
 }
 
+TEST(ElementwiseTest, TheGradientOfPowAtNegativeExponentsIsInfiniteWhereTheBaseIsZero) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const auto grads = GradientsAt("pow", {0, 0}, {-1, -2}, {1, 3});
+  EXPECT_EQ(grads[0], (std::vector<double>{-inf, -inf}));
+  EXPECT_EQ(grads[1], (std::vector<double>{-inf, -inf}));
+}
+
+TEST(ElementwiseTest, TheGradientOfPowByTheBaseIsZeroWhereTheExponentIs) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const auto grads = GradientsAt("pow", {0, 1e-320, -1e-320, std::nan(""), inf, 2},
+                                 {0, 0, 0, 0, 0, 0}, {1, 1, 1, 1, 1, 1});
+  EXPECT_EQ(grads[0], std::vector<double>(6, 0));
+}
+
 TEST(ElementwiseTest, AZeroDimOperandsGradientIsTheSumOverAllElements) {
   const TensorType scalar(DType::kF64, {});
   for (const char* op : {"add", "sub"}) {
