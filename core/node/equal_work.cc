@@ -131,9 +131,10 @@ absl::Status EqualWork::Find(const Run& command, absl::Span<const InstanceKey> i
         *run->world->equal_work.Emplace(value_id, nullptr).first;
     if (shared == nullptr) {
       absl::StatusOr<std::vector<BufferRef>> results = Reserve(group, run);
-      if (!results.ok()) {
+      if (!results.ok() || !Fit(*results, group, plan)) {
         run->world->equal_work.Erase(value_id);
-        return results.status();
+        CHORUS_RETURN_IF_ERROR(results.status());
+        continue;  // the run is prepared again when there is all of them
       }
       shared = std::make_shared<std::vector<BufferRef>>(*std::move(results));
     }
@@ -166,8 +167,9 @@ absl::StatusOr<std::vector<BufferRef>> EqualWork::Reserve(const Plan::EqualGroup
     if (spec.bytes == 0) continue;
     CHORUS_ASSIGN_OR_RETURN(
         results[i],
-        storage_->Allocate(run->session->tenant.get(),
-                           run->devices[static_cast<size_t>(spec.device_slot)], spec.bytes));
+        storage_->Reserve(run->session.get(), run->devices[static_cast<size_t>(spec.device_slot)],
+                          spec.bytes));
+    run->SetBuffer(static_cast<size_t>(group.results[i]), results[i]);
   }
   return results;
 }

@@ -36,7 +36,9 @@ class EqualWork {
 
   // Gives the run's outputs their value ids, and finds the buffers that its groups of equal work
   // share with other runs. `instances` by participation; empty: it votes for an epoch that is not
-  // open. RESOURCE_EXHAUSTED: it is the first to need such a buffer, and there is no memory.
+  // open. Where this turn has made its share of arenas (Storage::Reserve) buffers of the run's own
+  // are left out. RESOURCE_EXHAUSTED: it is the first to need such a buffer, and there is no
+  // memory.
   absl::Status Find(const Run& command, absl::Span<const InstanceKey> instances, RunState* run);
   // The run is to be prepared again later, or will not be launched. Lets go of what it has reserved
   // with others for equal work, where no other run has it too.

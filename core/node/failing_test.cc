@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
 #include "core/ops/testing/rank_builder.h"
+#include "core/runtime/arena.h"
 #include "core/runtime/devices.h"
 #include "core/transport/command.h"
 
@@ -857,6 +859,143 @@ TEST_F(FailingTest, TheNodesEndIsTheirs) {
   EXPECT_FALSE(released);
   node_.reset();
   EXPECT_TRUE(released);
+}
+
+// --- Memory -------------------------------------------------------------------------------------
+
+class ReservingTest : public FailingTest {
+ protected:
+  static constexpr int kArenas = 30;
+  // So large that each result has an arena of its own.
+  static constexpr int64_t kElements = (int64_t{9} << 20) / 4;
+  static constexpr int64_t kBytes = 4 * kElements;
+  // What a turn makes.
+  static constexpr int64_t kMost = kMaxSliceWork / 2 / Arena::kWorkToMake + 1;
+  static_assert(kArenas > kMost, "a turn would do for all");
+
+  explicit ReservingTest(const NodeOptions& options = {}) : FailingTest(options) {}
+
+  // Of rank 0; `local`: without the others.
+  static Graph ResultsOf(bool local) {
+    testing::RankBuilder b(/*rank=*/0, kRanks);
+    b.set_wants_grad(false);
+    for (int i = 0; i < kArenas; ++i) {
+      NodeSpec fill;
+      fill.op = "fill";
+      fill.attributes = TypeAttributes(TensorType(DType::kF32, {kElements}));
+      fill.attributes.push_back({"value", static_cast<double>(i)});
+      const ValueIndex filled = (*b.graph().Emit(fill))[0];
+      GraphOutput output;
+      output.value = local ? filled : b.AllReduce(filled);
+      b.graph().AddOutput(output);
+    }
+    Graph graph = b.graph().Build();
+    if (local) graph.group_slots.clear();
+    return graph;
+  }
+  // Its first turn is over when this returns.
+  void BeginRun(bool local) {
+    Register(ResultsOf(local));
+    chorus::Run run = RunOf(/*number=*/0, {0, 1}, kArenas);
+    run.inputs.clear();
+    if (local) run.groups.clear();
+    sequence_ = Take(rank(0), std::move(run));
+  }
+  // Until all is there; others are heard in each turn, and each makes its share.
+  void AwaitMemory() {
+    int64_t live = LiveBuffers();
+    EXPECT_GT(live, 0);
+    EXPECT_LE(live, kMost) << "all in one turn: nothing to be seen";
+    while (live < kArenas) {
+      const size_t heard = bystander()->told.size();
+      Submit(bystander(), Release());
+      ASSERT_TRUE(Poll());
+      EXPECT_GT(bystander()->told.size(), heard);
+      const int64_t more = LiveBuffers() - live;
+      EXPECT_GT(more, 0);
+      EXPECT_LE(more, kMost);
+      live += more;
+    }
+  }
+  bool IsOver() { return rank(0)->told.back().first == sequence_; }
+  Reason Outcome() {
+    while (!IsOver()) Poll();
+    return rank(0)->told.back().second;
+  }
+  int64_t LiveBuffers() const { return node_->Stats("").live_buffers; }
+
+  int64_t sequence_ = 0;
+};
+
+TEST_F(ReservingTest, ManyArenasAreMadeInTurnsOfBoundedWork) {
+  BeginRun(/*local=*/true);
+  AwaitMemory();
+  EXPECT_EQ(Outcome(), Reason::kUnspecified);
+  EXPECT_EQ(LiveBuffers(), kArenas);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+}
+
+TEST_F(ReservingTest, WhatRanksHaveInCommonToo) {
+  BeginRun(/*local=*/false);
+  AwaitMemory();
+  while (Poll()) {
+  }
+  EXPECT_EQ(node_->Stats("").live_runs, 1) << "it waits for the others";
+  EXPECT_EQ(LiveBuffers(), kArenas + 1) << "one is its workspace";
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  Close(rank(2));
+  EXPECT_EQ(Outcome(), Reason::kPeerLeft);
+  while (Poll()) {
+  }
+  EXPECT_EQ(LiveBuffers(), 0);
+}
+
+TEST_F(ReservingTest, ASessionThatEndsMeanwhileLeavesNothing) {
+  BeginRun(/*local=*/true);
+  ASSERT_GT(LiveBuffers(), 0);
+  Close(rank(0));
+  while (Poll()) {
+  }
+  EXPECT_EQ(node_->Stats("").live_runs, 0);
+  EXPECT_EQ(LiveBuffers(), 0);
+}
+
+TEST_F(ReservingTest, AWorldThatEndsMeanwhileLeavesNothing) {
+  BeginRun(/*local=*/false);
+  ASSERT_GT(LiveBuffers(), 0);
+  for (const int r : {0, 1, 2}) Close(rank(r));
+  while (Poll()) {
+  }
+  EXPECT_EQ(node_->Stats("").live_runs, 0);
+  EXPECT_EQ(LiveBuffers(), 0);
+}
+
+TEST_F(ReservingTest, AnEpochMayEndMeanwhile) {
+  BeginRun(/*local=*/false);
+  ASSERT_FALSE(IsOver());
+  node_->SessionDied(rank(2)->session, now_);
+  EXPECT_EQ(Outcome(), Reason::kPeerDied) << "it is late";
+  while (Poll()) {
+  }
+  EXPECT_EQ(LiveBuffers(), 0);
+}
+
+class ShortReservingTest : public ReservingTest {
+ protected:
+  static NodeOptions Short() {
+    NodeOptions options;
+    // A tenant may have seven eighths: one arena less than it wants.
+    options.memory_limit_bytes = (kArenas - 1) * kBytes / 7 * 8;
+    return options;
+  }
+  ShortReservingTest() : ReservingTest(Short()) {}
+};
+
+TEST_F(ShortReservingTest, WhatThereIsNoMemoryForIsRefusedWithAllOfIt) {
+  BeginRun(/*local=*/true);
+  ASSERT_FALSE(IsOver());
+  EXPECT_EQ(Outcome(), Reason::kOutOfMemory);
+  EXPECT_EQ(LiveBuffers(), 0);
 }
 
 }  // namespace

@@ -291,6 +291,7 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
   parts.ended.Add(session->names.TakeAll());
   session->staging.clear();
   session->staging_bytes = 0;
+  session->reservation = Session::Reservation();
   parts.rings.Detach(session.get());
   parts.sessions.Remove(session.get(), died);
   constexpr int64_t kWork = 1000;  // its memory is unmapped, its peers are told

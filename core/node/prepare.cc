@@ -110,6 +110,7 @@ absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Wai
   }
   CHORUS_RETURN_IF_ERROR(equal_work_->Find(command, instances, run));
   CHORUS_RETURN_IF_ERROR(ReserveBuffers(instances, run));
+  if (run->session->reservation.takes_turns()) return false;
   // Last: bytes that are on their way keep their memory, though the run may be refused.
   CHORUS_RETURN_IF_ERROR(BindBytes(command, run));
   return true;
@@ -419,7 +420,7 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
     }
     if (!buffer) {
       absl::StatusOr<BufferRef> reserved =
-          storage_->Allocate(run->session->tenant.get(), device, spec.bytes);
+          storage_->Reserve(run->session.get(), device, spec.bytes);
       if (!reserved.ok() && disagrees) {
         // The vote says that the ranks disagree, whatever memory there is. A blocker that nothing
         // takes away keeps the run, which has none, from its launch.

@@ -60,7 +60,8 @@ class Preparer {
 
   // `run` is new: it has its session, handle and sequence. An error leaves it half made; Forget()
   // and Return() (EqualWork, Donations) give back what it has reserved with others. False: its plan
-  // is being made or loaded; nothing has happened.
+  // is being made or loaded, and nothing has happened; or its memory takes more turns than this
+  // (Session::Reservation).
   absl::StatusOr<bool> Prepare(const Run& command, const GraphStore::Waiting& waiting,
                                RunState* run);
   // The gang has agreed on another order than this rank's program has: its streams are queues, so

@@ -73,6 +73,8 @@ void HoldBack(Session* session) {
 
 bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
                   const GraphStore::Waiting& waiting, absl::Time now) {
+  // What was kept for it is its tenant's again, where it finds it.
+  session->reservation = Session::Reservation();
   if (stopped_) {
     Refuse(session, sequence, command, nullptr, DrainingError(), now);
     return true;
@@ -98,20 +100,22 @@ bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, co
   run->index = session->runs.size();
   session->runs.push_back(run->handle);
   CHORUS_FAILPOINT("node.before_prepare");
-  const absl::StatusOr<bool> prepared = preparer_->Prepare(command, waiting, run);
-  if (storage_->AwaitMemory(session.get(), prepared.status(), waiting.wait)) {
-    // Others have not failed: what they and this run have in common stays as it is.
-    equal_work_->Leave(run);
+  absl::StatusOr<bool> prepared = preparer_->Prepare(command, waiting, run);
+  if (prepared.ok() && session->reservation.takes_turns()) {
+    const absl::Status goes_on = ReserveInTurns(waiting, run);
+    if (!goes_on.ok()) prepared = goes_on;
+  }
+  const bool awaits_memory = storage_->AwaitMemory(session.get(), prepared.status(), waiting.wait);
+  if (awaits_memory || (prepared.ok() && !*prepared)) {
+    // Others have not failed: what they and this run have in common stays as it is. While memory is
+    // reserved in turns they would make it again, each for itself.
+    if (awaits_memory) equal_work_->Leave(run);
     End(run);
     return false;
   }
   if (!prepared.ok()) {
     Refuse(session, sequence, command, run, prepared.status(), now);
     return true;
-  }
-  if (!*prepared) {
-    End(run);
-    return false;
   }
   const bool late = run->world != nullptr && HasEnded(*run);
   const absl::Status awaited = AwaitProducers(run);
@@ -186,6 +190,21 @@ absl::StatusOr<bool> Runs::AdoptProducers(const std::shared_ptr<Session>& sessio
       go_on_later_, session, [this, adopt] { return adopt(clock_->now); },
       [again = std::move(again), failed = waiting.failed] { again(failed); });
   return false;
+}
+
+// The run itself is not kept: what it has found out may be no longer so when its turn comes.
+absl::Status Runs::ReserveInTurns(const GraphStore::Waiting& waiting, RunState* run) {
+  Session& session = *run->session;
+  Session::Reservation& reservation = session.reservation;
+  const auto rows = static_cast<int64_t>(run->refs.size() * sizeof(BufferRef));
+  CHORUS_ASSIGN_OR_RETURN(reservation.rows,
+                          session.budget->Charge(Domain::kHost, Resource::kRunBytes, rows));
+  CHORUS_ASSIGN_OR_RETURN(const auto again, waiting.wait());
+  for (BufferRef& buffer : run->refs) {
+    if (buffer) reservation.kept.push_back(std::move(buffer));
+  }
+  again(waiting.failed);
+  return absl::OkStatus();
 }
 
 void Runs::CastVote(RunState* run, absl::Time now) {

@@ -77,8 +77,9 @@ class Runs final : public AgreementListener {
   Runs& operator=(const Runs&) = delete;
 
   // Takes a Run command; its outcome goes to the session's log. False: it has to be planned first,
-  // its memory is on its way, or runs that it takes with it are not all in its world yet, and
-  // nothing else has happened; then it is asked again by what `waiting` gives.
+  // its memory is on its way or takes more turns than this to reserve, or runs that it takes with
+  // it are not all in its world yet, and nothing else has happened; then it is asked again by what
+  // `waiting` gives.
   bool Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               const GraphStore::Waiting& waiting, absl::Time now);
   // Withdraws a run of the session, unless it is launched: commit wins.
@@ -124,6 +125,9 @@ class Runs final : public AgreementListener {
   // no time for its run. It is asked again when they have. An error: it cannot be.
   absl::StatusOr<bool> AdoptProducers(const std::shared_ptr<Session>& session, const Run& command,
                                       const GraphStore::Waiting& waiting, absl::Time now);
+  // Keeps what the run has of its memory, and has it asked again in the next turn. An error: it
+  // cannot be.
+  absl::Status ReserveInTurns(const GraphStore::Waiting& waiting, RunState* run);
   void CastVote(RunState* run, absl::Time now);
   void Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               RunState* run, const absl::Status& why, absl::Time now);

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "core/base/ids.h"
 #include "core/base/unique_fd.h"
+#include "core/base/work.h"
 #include "core/node/command_log.h"
 #include "core/node/completions.h"
 #include "core/node/info.h"
@@ -30,6 +31,7 @@
 #include "core/node/turns.h"
 #include "core/runtime/arena.h"
 #include "core/runtime/budget.h"
+#include "core/runtime/buffer.h"
 #include "core/runtime/memory.h"
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
@@ -65,6 +67,17 @@ struct Session : std::enable_shared_from_this<Session> {
     std::shared_ptr<World> world;
     Rank rank;
     Epoch epoch{1};  // that the session has entered
+  };
+  // The memory of the run that its log has come to, where that takes more than a turn to reserve.
+  struct Reservation {
+    int64_t work = 0;  // of this turn
+    // What there is by now, until the run is prepared again and finds it in its tenant's arenas:
+    // nobody else is given it meanwhile.
+    std::vector<BufferRef> kept;
+    Charge rows;  // of that list
+
+    // The run is to be prepared again, in a turn in which less is left to do.
+    bool takes_turns() const { return work > kTurnWork; }
   };
 
   Session(SessionId session, const OpenSessionRequest& opened, std::shared_ptr<Tenant> of_tenant,
@@ -107,6 +120,7 @@ struct Session : std::enable_shared_from_this<Session> {
   // What goes on then.
   std::vector<std::function<void(const std::shared_ptr<Session>& self)>> when_failed;
   Patience patience;  // with memory that its command is refused for now
+  Reservation reservation;
   std::vector<Membership> memberships;
   // For copies between its devices in runs of its own. Null until there is one.
   std::shared_ptr<CommunicatorLease> communicators;

@@ -214,6 +214,17 @@ absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, 
   return device_sets_[static_cast<size_t>(device.value())]->Allocate(tenant->budget, bytes);
 }
 
+// Half a slice of arenas, for to prepare the run again takes about as long. They alone are counted:
+// a run whose memory there is gets all of it.
+absl::StatusOr<BufferRef> Storage::Reserve(Session* session, DeviceIndex device, int64_t bytes) {
+  int64_t& work = session->reservation.work;
+  if (work > kMaxSliceWork / 2) return BufferRef();
+  const int64_t before = SliceWork();
+  absl::StatusOr<BufferRef> buffer = Allocate(session->tenant.get(), device, bytes);
+  work += SliceWork() - before;
+  return buffer;
+}
+
 void Storage::AwaitMemory(const Tenant& tenant, absl::Time until, std::function<void()> then) {
   AwaitMemory(memory_thread_.WhetherGone(*tenant.budget), until, std::move(then));
 }

@@ -77,6 +77,9 @@ class Storage {
   absl::StatusOr<int> ResultArenaFd(const Session& session, ArenaId arena) const;
   // RESOURCE_EXHAUSTED kOutOfMemory, as wherever results' memory is taken here: it may be for now.
   absl::StatusOr<BufferRef> Allocate(Tenant* tenant, DeviceIndex device, int64_t bytes);
+  // The same for a run of the session that is being prepared. Null: this turn has made its share of
+  // arenas, and the run is to be prepared again (Session::Reservation).
+  absl::StatusOr<BufferRef> Reserve(Session* session, DeviceIndex device, int64_t bytes);
   // Runs `then`, in a later turn, when what is on its way back to the kernel of the tenant by now
   // is there (of all, where it has nothing there), or at `until`: who was refused memory for now
   // asks again.

@@ -96,6 +96,7 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, in
   // The arena's own, and its clients'.
   CHORUS_ASSIGN_OR_RETURN(Charge descriptors,
                           budget->Charge(Domain::kHost, Resource::kDescriptors, 2));
+  CountWork(kWorkToMake);
   const char* const name = kind == Kind::kStaging ? "chorus-staging" : "chorus-result";
   const UniqueFd memory_file(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory_file.valid()) return OutOfMemory("memfd_create", bytes, errno);

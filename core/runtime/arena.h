@@ -63,6 +63,10 @@ class ArenaIds {
 // they stay charged as long as a process has them, wherever the descriptor went.
 class Arena {
  public:
+  // What it takes to make one (core/base/work.h): 20 us for its calls of the system, three times
+  // that while another thread touches memory.
+  static constexpr int64_t kWorkToMake = 350;
+
   enum class Kind : uint8_t { kStaging = 0, kResult = 1 };
 
   // Charged to `budget` while it lives, or clients hold it, with its descriptor; `bytes` are
