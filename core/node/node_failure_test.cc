@@ -212,51 +212,90 @@ TEST_F(NodeTest, WhatComesOfAFailureThatWasToldEndsNoEpoch) {
 
 // The vote of a call without a position has counted it: that it is refused later must not do so
 // again, or the rank would be out of line with the others for ever.
-TEST_F(NodeTest, ACallThatIsRefusedAfterItsVoteCountsOnce) {
-  Start(2);
-  Promise<absl::StatusOr<WorldInfo>> joined[2];
-  for (int r = 0; r < 2; ++r) {
-    JoinRequest join;
-    join.name = "other";
-    join.size = 2;
-    join.rank = Rank(r);
-    join.device = DeviceIndex(r);
-    loop_->Post([&, r, join](LocalNode& node, absl::Time now) {
-      node.JoinWorld(ranks_[r]->session(), join, now,
-                     [&, r](absl::StatusOr<WorldInfo> info) { joined[r].Set(std::move(info)); });
-    });
+class CallsWithoutPositionsTest : public NodeTest {
+ protected:
+  // Two ranks, in two worlds.
+  void SetUp() override {
+    Start(2);
+    Promise<absl::StatusOr<WorldInfo>> joined[2];
+    for (int r = 0; r < 2; ++r) {
+      JoinRequest join;
+      join.name = "other";
+      join.size = 2;
+      join.rank = Rank(r);
+      join.device = DeviceIndex(r);
+      loop_->Post([&, r, join](LocalNode& node, absl::Time now) {
+        node.JoinWorld(ranks_[r]->session(), join, now,
+                       [&, r](absl::StatusOr<WorldInfo> info) { joined[r].Set(std::move(info)); });
+      });
+    }
+    for (int r = 0; r < 2; ++r) ASSERT_TRUE(joined[r].Get().ok());
+    other_ = joined[0].Get()->id;
+    world_ = ranks_[0]->world();
+    for (int r = 0; r < 2; ++r) {
+      ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+    }
   }
-  for (int r = 0; r < 2; ++r) ASSERT_TRUE(joined[r].Get().ok());
-  const WorldId other = joined[0].Get()->id;
-  for (int r = 0; r < 2; ++r) {
-    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
-  }
-  const auto call = [](WorldId world, int64_t epoch, const Binding& input, TensorId out) {
+  static chorus::Run Call(WorldId world, int64_t epoch, const Binding& input, TensorId out) {
     chorus::Run run = DirectRank::LocalRun(0, {input}, {out});
     run.groups.emplace_back();
     run.groups.back().world = world;
     run.groups.back().epoch = Epoch(epoch);
     return run;
-  };
-  const InlineData x = DirectRank::Inline({1, 2});
-  const WorldId world = ranks_[0]->world();
-  ranks_[0]->Submit(call(other, 1, x, {0, 1}));
-  ranks_[0]->Submit(call(world, 1, TensorId{0, 1}, {1, 1}));
+  }
+  // Whether the ranks' next calls meet.
+  void ExpectInLine(int64_t epoch) {
+    for (int r = 0; r < 2; ++r) ranks_[r]->Submit(Call(world_, epoch, x_, {9, 1}));
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+      EXPECT_THAT(*ranks_[r]->Read({9, 1}), testing::ElementsAre(2, 4));
+    }
+  }
+
+  const InlineData x_ = DirectRank::Inline({1, 2});
+  WorldId world_;
+  WorldId other_;
+};
+
+TEST_F(CallsWithoutPositionsTest, CountOnceWhereTheyAreRefusedAfterTheirVote) {
+  ranks_[0]->Submit(Call(other_, 1, x_, {0, 1}));
+  ranks_[0]->Submit(Call(world_, 1, TensorId{0, 1}, {1, 1}));
   ranks_[0]->WaitUntilTaken();
   EXPECT_TRUE(ranks_[0]
                   ->Call<absl::Status>([&](LocalNode& node, absl::Time now, auto* done) {
                     done->Set(node.AbortWorld(ranks_[0]->session(),
-                                              {other, Rank(0), Epoch(), "by hand"}, now));
+                                              {other_, Rank(0), Epoch(), "by hand"}, now));
                   })
                   .ok());
   EXPECT_FALSE(ranks_[0]->LastOutcome().ok());
-  ranks_[1]->Submit(call(world, 1, x, {1, 1}));
+  ranks_[1]->Submit(Call(world_, 1, x_, {1, 1}));
   EXPECT_EQ(ErrorOf(ranks_[1]->LastOutcome()).reason, Reason::kPeerRefused);
-  for (int r = 0; r < 2; ++r) ranks_[r]->Submit(call(world, 2, x, {2, 1}));
+  ExpectInLine(/*epoch=*/2);
+}
+
+// A call that another one takes with it in its world learns of that by way of the other world
+// first: a local run of that one stands between them.
+TEST_F(CallsWithoutPositionsTest, CountOnceWhereTheyHaveFailedAlready) {
+  GraphBuilder sum(1, {});
+  const TensorType type(DType::kF32, {2});
+  const ValueIndex a = AddInput(&sum, type);
+  AddOutput(&sum, AddOp(&sum, "add", {a, AddInput(&sum, type)}));
+  ranks_[0]->Register(1, sum.Build());
+  ranks_[0]->Submit(Call(world_, 1, x_, {0, 1}));
+  ranks_[0]->Submit(Call(other_, 1, x_, {1, 1}));
+  ranks_[0]->RunLocal(1, {TensorId{0, 1}, TensorId{1, 1}}, {2, 1});
+  ranks_[0]->Submit(Call(other_, 1, TensorId{2, 1}, {3, 1}));
+  ranks_[0]->Submit(Call(world_, 1, TensorId{2, 1}, {4, 1}));
+  ranks_[0]->WaitUntilTaken();
+  // Rank 1 leaves the first call out, and makes the second.
+  chorus::Run second = Call(world_, 1, x_, {1, 1});
+  second.groups.back().base.push_back({0, 1, 0});
+  ranks_[1]->Submit(std::move(second));
   for (int r = 0; r < 2; ++r) {
-    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
-    EXPECT_THAT(*ranks_[r]->Read({2, 1}), testing::ElementsAre(2, 4));
+    const Error error = ErrorOf(ranks_[r]->LastOutcome());
+    EXPECT_TRUE(error.alone) << error.message;
   }
+  ExpectInLine(/*epoch=*/1);
 }
 
 // Longer than the stack would be deep, if each run called the next one.

@@ -73,7 +73,8 @@ struct RunState {
   absl::InlinedVector<LaunchMessage::Inline, 1> inlines;
   // Of bytes that come to its devices in the order of launches: by graph input.
   absl::InlinedVector<std::pair<int32_t, TransferId>, 1> uploads;
-  Vote vote;  // of a run with groups
+  Vote vote;                // of a run with groups
+  bool vote_taken = false;  // its calls have been counted
   // By participation: the first that is of its instance, where the plan depends on it.
   absl::InlinedVector<int32_t, 1> instance_of;
   absl::optional<OneDomain> one_domain;  // where the graph's main plan is for another
@@ -167,6 +168,7 @@ struct RunState {
     vote.donates = false;
     vote.results = 0;
     vote.launch_work = 1;
+    vote_taken = false;
     instance_of.clear();
     one_domain.reset();
     donations.clear();

@@ -35,13 +35,15 @@ Error ForAgreement(const World& world, Error error) {
 // The other ranks of the run's world learn that it cannot take part.
 Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::Time now) {
   Agreement* const agreement = run.world->agreement.get();
-  if (why.alone && agreement->IsPending(run.handle)) {
-    return agreement->Withdraw(run.handle, why, now);
+  if (run.vote_taken && !agreement->IsPending(run.handle)) {
+    // It has failed there, and the action that says so is still to be carried out.
+    return Agreement::Decision(agreement, {});
   }
-  // The calls of a vote that is pending have been counted: where they stand is not asked again, for
+  if (run.vote_taken && why.alone) return agreement->Withdraw(run.handle, why, now);
+  // The calls of a vote that was taken have been counted: where they stand is not asked again, for
   // a call without a position would be the next one by now.
   std::vector<RefusedMember> members;
-  if (!agreement->IsPending(run.handle)) members = agreement->CallsOf(run.vote);
+  if (!run.vote_taken) members = agreement->CallsOf(run.vote);
   for (const Session::Membership& membership : run.session->memberships) {
     if (membership.world == run.world && members.empty()) {
       members.emplace_back().rank = membership.rank;
@@ -225,9 +227,12 @@ void Runs::CastVote(RunState* run, absl::Time now) {
                                        static_cast<int64_t>(run->graph->graph.nodes.size()));
   run->phase = RunState::Phase::kVoted;
   failures_->Note(FlightKind::kVoted, now, run->session.get(), world.get(), run->sequence);
+  run->vote_taken = true;  // what comes of it may end the run before Submit() returns
   const absl::Status voted = world->agreement->Submit(vote, now);
-  if (!voted.ok()) {
-    if (RunState* refused = table_->Find(handle)) RefuseVote(refused, voted, now);
+  if (voted.ok()) return;
+  if (RunState* refused = table_->Find(handle)) {
+    refused->vote_taken = false;
+    RefuseVote(refused, voted, now);
   }
 }
 
