@@ -312,9 +312,12 @@ absl::Status Daemon::Impl::Serve() {
 }
 
 void Daemon::Impl::Renew(std::vector<SessionId> sessions) {
-  loop.Post([sessions = std::move(sessions)](node::LocalNode& node, absl::Time now) {
-    // One that has ended meanwhile needs no lease.
-    for (const SessionId session : sessions) node.RenewLease(session, now).IgnoreError();
+  loop.Post([this, sessions = std::move(sessions)](node::LocalNode& node, absl::Time now) {
+    for (const SessionId session : sessions) {
+      const absl::Status renewed = node.RenewLease(session, now);
+      // Its calls have been told; its streams wait for commands.
+      if (!renewed.ok()) farewell.SayTo(session, renewed);
+    }
   });
 }
 

@@ -1339,6 +1339,30 @@ TEST(CommandStreamTest, AClientThatDoesNotReadStopsItselfOnly) {
   EXPECT_EQ(outcomes, kCommands);
 }
 
+// Its client says nothing more, and would keep its place for as long as it is connected.
+TEST(CommandStreamTest, EndsWithItsSession) {
+  TestDaemon daemon([](DaemonOptions* options) { options->node.lease = absl::Seconds(4); });
+  RpcRank ends(daemon.Connect());
+  RpcRank stays(daemon.Connect());
+  v1::Command nothing;
+  nothing.set_sequence(1);
+  nothing.mutable_release();
+  v1::CommandsResponse response;
+  const auto send = [&](OpenStream& open, RpcRank& rank) {
+    EXPECT_TRUE(open.Send(rank.session, nothing) && open.stream->Read(&response));
+  };
+  ASSERT_OK(ends.Open());
+  ASSERT_OK(stays.Open());
+  OpenStream ended(ends);
+  OpenStream other(stays);
+  send(ended, ends);
+  send(other, stays);
+  ASSERT_OK(ends.Close());
+  EXPECT_FALSE(ended.stream->Read(&response));
+  ExpectError(FromGrpc(ended.stream->Finish()), absl::StatusCode::kNotFound, Reason::kSessionLost);
+  send(other, stays);
+}
+
 // What a stream has room for is free when it has ended, whatever its commands still wait for.
 TEST(CommandStreamTest, OneThatHasEndedKeepsNoPlace) {
   TestDaemon daemon([](DaemonOptions* options) { options->max_streams = 2; });  // one, of a user

@@ -231,12 +231,16 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     if (outcomes_.empty()) EndLocked(ToGrpc(status));
   }
 
-  // The session's lease does not run out while the stream is open.
+  // The session's lease does not run out while the stream is open, and where it ends otherwise so
+  // does the stream: its client may say nothing more.
   void Hold(SessionId session) {
-    MutexLock lock(&mutex_);
-    if (done_ || held_.value() != 0) return;
-    held_ = session;
-    service_->worker->Hold(session);
+    {
+      MutexLock lock(&mutex_);
+      if (done_ || held_.value() != 0) return;
+      held_ = session;
+      service_->worker->Hold(session);
+    }
+    service_->farewell->SetSession(farewell_id_, session);
   }
 
   void OnCancel() override { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
