@@ -102,13 +102,9 @@ absl::Status CheckDirectory(const std::string& path, uid_t uid) {
 node::NodeOptions ForDaemon(node::NodeOptions options, TenantLog* log) {
   // What is neither a connection's nor a client's: listeners, threads' wake-ups, files.
   constexpr int64_t kOwnDescriptors = 128;
-  // Arenas are mapped as often as they have descriptors. A process that has as many mappings as the
-  // system lets it have, 65,530 by default (vm.max_map_count), cannot get memory for anything.
-  constexpr int64_t kMostDescriptors = 65536;
   options.max_descriptors = std::min(
       options.max_descriptors,
-      std::max<int64_t>(
-          std::min<int64_t>(DescriptorLimit(), kMostDescriptors) / 2 - kOwnDescriptors, 64));
+      std::max<int64_t>(std::min(DescriptorLimit(), kMostDescriptors) / 2 - kOwnDescriptors, 64));
   if (options.log_failure == nullptr) {
     options.log_failure = [log](absl::string_view tenant, absl::string_view line) {
       log->Say(google::GLOG_WARNING, tenant, line);

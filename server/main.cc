@@ -47,6 +47,7 @@
 #include "server/listen_address.h"
 #include "server/log_writer.h"
 #include "server/memory_limit.h"
+#include "server/peers.h"
 #include "server/service/context.h"
 #include "server/watchdog.h"
 
@@ -304,7 +305,7 @@ constexpr absl::string_view kCuda = "cuda";
 void RaiseDescriptorLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, 65536);
+  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, kMostDescriptors);
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = wanted;
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {

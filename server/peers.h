@@ -39,6 +39,10 @@ namespace chorus::server {
 
 // How many descriptors the process may have. The upper half of their numbers is for connections.
 int DescriptorLimit();
+// More are not asked for, and where there are more they are not for arenas, which are mapped as
+// often as they have descriptors: a process that has as many mappings as the system lets it have,
+// 65,530 by default (vm.max_map_count), cannot get memory for anything.
+inline constexpr int kMostDescriptors = 65536;
 
 struct Caller {
   std::string tenant;  // "uid:1000", "loopback"

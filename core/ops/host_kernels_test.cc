@@ -253,6 +253,20 @@ TEST(HostKernelsTest, SayWhatVerySmallPiecesOfWorkCost) {
   EXPECT_EQ(costs[2], costs[3]);
 }
 
+TEST(HostKernelsTest, SayThatEachTapOfAConvolutionCostsItsTime) {
+  std::mt19937_64 random(kSeed);
+  constexpr int64_t kTaps = 4096;
+  const Case one = {"convolution",
+                    {{1, 1, 1, kTaps}, {1, 1, 1, kTaps}},
+                    {{"dilation", Ints{1, 1}},
+                     {"groups", int64_t{1}},
+                     {"padding", Ints{0, 0}},
+                     {"stride", Ints{1, 1}}}};
+  const Kernel kernel(one.op, InputsOf(one, DType::kF64, &random), one.attributes);
+  ASSERT_TRUE(kernel.ok());
+  EXPECT_GE((*kernel).units() * (*kernel).cost_per_unit(), kTaps * 64);
+}
+
 TEST(HostKernelsTest, SayThatASortCostsItsComparisons) {
   std::mt19937_64 random(kSeed);
   const auto cost = [&](int64_t size, int64_t k) {

@@ -69,9 +69,14 @@ class Loops : public HostKernel {
                           : gives == Gives::kX ? Plane(s.x)
                                                : Taps(s);
     const int64_t products = gives == Gives::kY ? s.in : gives == Gives::kX ? s.out : s.batch;
+    // Before anything is multiplied, of each tap its places are found, and of each row of these the
+    // first.
+    constexpr auto kTap = static_cast<double>(CostOfLoops(1));
+    constexpr double kRow = 8;
+    const double places = kTap + static_cast<double>(s.y[0]) * (kRow + static_cast<double>(s.y[1]));
+    const double sums = places * static_cast<double>(Taps(s) * products);
     // No number holds what the largest tensors could cost.
     constexpr double kMost = 1e15;
-    const double sums = static_cast<double>(Plane(s.y)) * static_cast<double>(Taps(s) * products);
     return plane * int64_t{sizeof(T)} + static_cast<int64_t>(std::min(sums, kMost));
   }
 
