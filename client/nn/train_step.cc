@@ -239,10 +239,8 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   std::vector<Tensor> changed = scope.tensors();
   for (size_t i = 0; i < trained_.size(); ++i) {
     const Tensor& value = in[trained_[i]];
-    std::vector<Operand> of_rate;
-    for (const Tensor& number : by_rate[rate_of_[i]]) {
-      of_rate.emplace_back(Cast(number, value.dtype()));
-    }
+    const std::vector<Tensor>& f64_numbers = by_rate[rate_of_[i]];
+    const std::vector<Operand> of_rate(f64_numbers.begin(), f64_numbers.end());
     const std::vector<Tensor> before = state[i];
     changed[trained_[i]] = optimizer_->Next(i, value, (*gradients)[i], of_rate, &state[i]);
     if (!finite.defined()) continue;
