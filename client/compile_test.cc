@@ -1,14 +1,21 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/types/variant.h"
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
+#include "client/internal/access.h"
+#include "client/internal/session_core.h"
 #include "client/testing/fake_daemon.h"
+#include "client/testing/null_link.h"
 #include "client/testing/ranks.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
@@ -78,6 +85,67 @@ TEST(CompileTest, ARunThatIsTooLargeForAFrameTakesNoNames) {
   EXPECT_EQ(Values<double>((*out)[0]), Doubles(8, 2));
   // And there are no others: a name that was skipped would still be free.
   EXPECT_EQ(daemon.live_tensors(), 1);
+}
+
+// While it takes a run that is given a tensor, another thread comes to look at that one.
+class LookedAtLink : public testing::NullLink {
+ public:
+  absl::Status Submit(const Command& command) override {
+    const Run* const run = absl::get_if<Run>(&command.body);
+    if (run != nullptr && !run->donate.empty() && run->donate[0]) {
+      given_to_ = command.sequence;
+      given_is_over_ = false;
+      waits_ = std::promise<void>();
+      looks = true;
+      viewer = std::thread(look);
+      EXPECT_EQ(waits_.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+    }
+    return NullLink::Submit(command);
+  }
+  absl::StatusOr<bool> WaitTensor(TensorId, Sequence, absl::Duration) override {
+    if (looks) waits_.set_value();
+    return false;
+  }
+  absl::Status WaitCommand(Sequence sequence, absl::Duration) override {
+    given_is_over_ = given_is_over_ || sequence == given_to_;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId, Sequence, int64_t bytes,
+                                                        absl::Duration) override {
+    EXPECT_TRUE(given_is_over_) << "shows memory that the run may write";
+    return std::shared_ptr<const char>(new char[static_cast<size_t>(bytes)],
+                                       std::default_delete<const char[]>());
+  }
+
+  std::function<void()> look;
+  std::thread viewer;
+  bool looks = false;
+
+ private:
+  Sequence given_to_;
+  bool given_is_over_ = false;
+  std::promise<void> waits_;
+};
+
+// The view has come too late to be counted among the tensor's handles.
+TEST(CompileTest, AViewWaitsForTheRunThatItsTensorIsBeingGivenTo) {
+  auto owned = std::make_unique<LookedAtLink>();
+  LookedAtLink* const link = owned.get();
+  const Session session = internal::SessionFrom(
+      std::make_shared<internal::SessionCore>(std::move(owned), absl::Seconds(20)));
+  CompileOptions options;
+  options.donate = {0};
+  const Compiled step = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + 1}; }, options);
+  for (int i = 0; i < 100; ++i) {
+    const Tensor x = Zeros(session, DType::kF32, {64});
+    ASSERT_TRUE(x.Wait().ok());
+    link->look = [&x] { EXPECT_TRUE(x.View<float>().ok()); };
+    ASSERT_TRUE(step.Run({x}).ok());
+    ASSERT_TRUE(link->looks);
+    link->viewer.join();
+    link->looks = false;
+  }
 }
 
 // A schedule changes numbers, never the graph; and they need no message of their own.

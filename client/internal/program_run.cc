@@ -133,7 +133,7 @@ absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOpti
   }
   CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, session->SubmitRun(&draft, results));
   for (size_t i = 0; i < run.donate.size(); ++i) {
-    if (run.donate[i]) ImplOf(inputs[i])->data->given_to.store(sequence.value());
+    if (run.donate[i]) ImplOf(inputs[i])->data->given_to = sequence;
   }
   return sequence;
 }

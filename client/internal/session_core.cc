@@ -412,28 +412,33 @@ absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* 
 
 absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr& data,
                                                              bool on_device) {
-  if (data->state.load(std::memory_order_acquire) == TensorData::State::kHost) {
-    // Like any tensor: what works does not depend on how large it is.
-    {
-      SessionLock lock(this);
-      CHORUS_RETURN_IF_ERROR(lock.status());
-      CHORUS_RETURN_IF_ERROR(Name(data.get()));
-    }
-    CHORUS_ASSIGN_OR_RETURN(on_device, Wait(data, wait_timeout_));
-  }
-  // A trainer that looks there would see what that run writes: whether the run has the memory must
-  // be known.
-  if (const Sequence given(data->given_to.load()); given != Sequence()) {
-    const absl::Status over = link_->WaitCommand(given, wait_timeout_);
-    if (IsNoOutcome(over)) return over;
-  }
-  CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
   struct Kept {
     TensorDataPtr tensor;
     std::shared_ptr<const char> bytes;
   };
   auto kept = std::make_shared<Kept>();
   kept->tensor = data;
+  const bool host = data->state.load(std::memory_order_acquire) == TensorData::State::kHost;
+  Sequence given;
+  {
+    // A run counts the handles and says what it was given under one lock: it has counted this one,
+    // or is seen here.
+    SessionLock lock(this);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    // Like any tensor: what works does not depend on how large it is.
+    CHORUS_RETURN_IF_ERROR(Name(data.get()));
+    given = data->given_to;
+  }
+  if (host) {
+    CHORUS_ASSIGN_OR_RETURN(on_device, Wait(data, wait_timeout_));
+  }
+  // A trainer that looks there would see what that run writes: whether the run has the memory must
+  // be known.
+  if (given != Sequence()) {
+    const absl::Status over = link_->WaitCommand(given, wait_timeout_);
+    if (IsNoOutcome(over)) return over;
+  }
+  CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
   CHORUS_ASSIGN_OR_RETURN(
       kept->bytes, link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_));
   const char* const bytes = kept->bytes.get();

@@ -70,7 +70,7 @@ struct TensorData {
   TensorId id;        // kSent
   Sequence producer;  // kSent, kAbsent (0: nothing to wait for)
   // kSent: the last run that it was given to, which may stand there now; 0: none.
-  std::atomic<int64_t> given_to{0};
+  Sequence given_to ABSL_GUARDED_BY(session_lock);
   int32_t value = -1;  // kLazy, kTraced: its index there
   // kLazy: the id of the fragment that makes it.
   int64_t fragment ABSL_GUARDED_BY(session_lock) = 0;
