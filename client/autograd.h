@@ -27,7 +27,8 @@ class GradMode;
 // Adds the gradients of the sum of `roots` (weighted by `seeds`, of the roots' shapes) to grad() of
 // every leaf that they depend on. Without seeds a root has one element, or is absent. Returns when
 // everything is recorded and sent, not computed. Afterwards the tape is used up, unless
-// `retain_graph`. FAILED_PRECONDITION: a root has no history, or it is used up.
+// `retain_graph`. FAILED_PRECONDITION: a root has no history, or it is used up. After an error no
+// grad() has changed, and the tape is not used up, but as said below.
 //
 // Each rank asks for the gradients of one collective in one order; those of different ones in any.
 // A call that is refused, and whose roots have failed or lead to collectives, ends the epoch for

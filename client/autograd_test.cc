@@ -21,6 +21,7 @@ using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using testing::JoinAll;
 using testing::Ranks;
+using testing::TakeAllNames;
 using testing::Values;
 
 using Doubles = std::vector<double>;
@@ -45,6 +46,48 @@ TEST(AutogradTest, LocalGradients) {
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(5, 14, 29));
   x.ClearGrad();
   EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(AutogradTest, ABackwardThatCannotBeSentChangesNoLeafAndCanBeMadeAgain) {
+  FakeDaemon daemon;
+  {
+    const Session session = daemon.Open(2);
+    const std::vector<Tensor> leaves = {Leaf(session.device(0), {1}), Leaf(session.device(1), {2}),
+                                        Leaf(session.device(1), {3}), Leaf(session.device(1), {4}),
+                                        Leaf(session.device(1), {5})};
+    const auto losses = [&leaves] {
+      std::vector<Tensor> roots;
+      for (const Tensor& leaf : leaves) {
+        roots.push_back(leaf * leaf * leaf);
+        EXPECT_TRUE(roots.back().Wait().ok());
+      }
+      return roots;
+    };
+    const auto grads = [&leaves] {
+      Doubles values;
+      for (const Tensor& leaf : leaves) {
+        for (const double value : Values<double>(leaf.grad())) values.push_back(value);
+      }
+      return values;
+    };
+    ASSERT_TRUE(Backward(losses()).ok());
+    EXPECT_THAT(grads(), ElementsAre(3, 12, 27, 48, 75));
+    const std::vector<Tensor> roots = losses();
+    // Of names there are enough for the first device's gradients, and not for all.
+    std::vector<Tensor> held = TakeAllNames(session);
+    held.resize(held.size() - 12);
+    const int runs = daemon.counts().runs;
+    const absl::Status full = Backward(roots);
+    EXPECT_EQ(ErrorOf(full).reason, Reason::kQuota) << full;
+    EXPECT_THAT(std::string(full.message()), HasSubstr("autograd_test.cc"));
+    EXPECT_EQ(daemon.counts().runs, runs + 1);
+    held.clear();
+    EXPECT_THAT(grads(), ElementsAre(3, 12, 27, 48, 75));
+    const absl::Status again = Backward(roots);
+    ASSERT_TRUE(again.ok()) << again;
+    EXPECT_THAT(grads(), ElementsAre(6, 24, 54, 96, 150));
+  }
+  ExpectNoLeaks(daemon);
 }
 
 TEST(AutogradTest, AnInputUsedTwiceGetsBothGradientsOnce) {

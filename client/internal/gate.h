@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "chorus/call_site.h"
 #include "chorus/tensor.h"
@@ -33,11 +34,19 @@ namespace internal {
 using GateUses = std::vector<std::vector<uint64_t>>;
 inline constexpr uint64_t kUnused = ~uint64_t{0};
 
+// What Backward does with leaves once all their gradients have been sent, and else not at all.
+struct LeafChanges {
+  // Those whose gradient has what their grad() has in it, and takes its place.
+  absl::flat_hash_set<const TensorImpl*> replaced;
+  std::vector<std::function<void()>> on_success;
+};
+
 // What a rule is given.
 struct GateRequest {
   std::vector<Tensor> gradients;  // of the gate's tensors; undefined: nothing has come
   const GateUses* uses = nullptr;
-  bool leaves = false;  // results are added to the grad() of leaves: Backward
+  // Backward's: results are added to grad() of leaves. Null: Grad.
+  LeafChanges* leaves = nullptr;
 };
 // Gives as many tensors of the same types: what goes on to what the gate's tensors were.
 // Undefined: nothing. Recorded like any calls, where the request is.

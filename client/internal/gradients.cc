@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -233,8 +234,8 @@ class Tape {
   using Name = std::pair<const void*, int>;
 
  public:
-  // `leaves`: for Backward.
-  Tape(TapeEmitter* emitter, TraceId trace, bool leaves)
+  // `leaves`: Backward's; null: for Grad.
+  Tape(TapeEmitter* emitter, TraceId trace, LeafChanges* leaves)
       : emitter_(emitter), trace_(trace), leaves_(leaves) {}
 
   // Gathers what `tensor` was computed from.
@@ -428,7 +429,7 @@ class Tape {
 
   TapeEmitter* const emitter_;
   const TraceId trace_;
-  const bool leaves_;
+  LeafChanges* const leaves_;
   std::vector<GradNodePtr> stack_;
   absl::flat_hash_set<const GradNode*> seen_;
   absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
@@ -645,7 +646,8 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   const GradMode mode(request.create);
   const GradientScope computing;
   TapeEmitter emitter(session, source);
-  Tape tape(&emitter, trace, request.leaves);
+  LeafChanges changes;
+  Tape tape(&emitter, trace, request.leaves ? &changes : nullptr);
   for (const Tensor& root : request.roots) {
     const absl::Status gathered = tape.Gather(root);
     if (!gathered.ok()) return refuse(gathered);
@@ -784,24 +786,31 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       gradients.push_back(handle_of(zeros));
     }
   }
-  if (request.leaves) {
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      if (!gradients[i].defined()) continue;
-      Tensor& grad = ImplOf(wanted[i])->grad;
-      grad = grad.defined() ? Add(grad, gradients[i], site) : gradients[i];
-      CHORUS_RETURN_IF_ERROR(grad.status());
-    }
-  }
-  if (!request.retain && !request.create) {
-    // What was only taken part in with zeros may be asked for by another loss.
-    for (const BackwardResult::Visited& visited : built->visited) {
-      if (visited.reached) tape.nodes()[visited.node]->Consume();
+  for (size_t i = 0; request.leaves && i < wanted.size(); ++i) {
+    const std::shared_ptr<TensorImpl>& leaf = ImplOf(wanted[i]);
+    if (!gradients[i].defined() || !leaf->grad.defined()) continue;
+    if (!changes.replaced.contains(leaf.get())) {
+      gradients[i] = Add(leaf->grad, gradients[i], site);
     }
   }
   if (trace == TraceId()) {
     SessionLock lock(session.get());
     CHORUS_RETURN_IF_ERROR(lock.status());
     session->Flush();
+  }
+  // Nothing has changed up to here: a caller may try again.
+  for (const Tensor& gradient : gradients) {
+    if (gradient.defined()) CHORUS_RETURN_IF_ERROR(refuse(gradient.status()));
+  }
+  for (size_t i = 0; request.leaves && i < wanted.size(); ++i) {
+    if (gradients[i].defined()) ImplOf(wanted[i])->grad = gradients[i];
+  }
+  for (const std::function<void()>& change : changes.on_success) change();
+  if (!request.retain && !request.create) {
+    // What was only taken part in with zeros may be asked for by another loss.
+    for (const BackwardResult::Visited& visited : built->visited) {
+      if (visited.reached) tape.nodes()[visited.node]->Consume();
+    }
   }
   return gradients;
 }

@@ -25,6 +25,7 @@ namespace {
 
 using internal::Gate;
 using internal::GateRequest;
+using internal::ImplOf;
 using internal::kUnused;
 using internal::MemberOf;
 using internal::SourceOf;
@@ -118,12 +119,14 @@ class DistributedDataParallel::Pass {
       const Tensor& leaf = leaves_[trained[i]];
       if (HasLocal(request, leaf)) {
         gradient = gradient.defined() ? leaf.grad() + gradient : leaf.grad();
-        leaf.ClearGrad();
+        request.leaves->replaced.insert(ImplOf(leaf).get());
       }
       own.push_back(gradient.defined() ? gradient
                                        : Zeros(leaf.device(), leaf.dtype(), leaf.shape(), site_));
     }
-    if (b + 1 == buckets_.size() && request.leaves) model_->has_local_ = false;
+    if (b + 1 == buckets_.size() && request.leaves != nullptr) {
+      request.leaves->on_success.emplace_back([model = model_] { model->has_local_ = false; });
+    }
     CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> reduced, model_->Reduce(own, scale_, site_));
     std::vector<Tensor> gradients(trained.size());
     for (size_t i = 0, next = 0; i < trained.size(); ++i) {
@@ -135,7 +138,8 @@ class DistributedDataParallel::Pass {
  private:
   // Gradients that were added up on this rank alone go with this Backward's.
   bool HasLocal(const GateRequest& request, const Tensor& leaf) const {
-    return request.leaves && model_->has_local_ && leaf.grad().defined();
+    return request.leaves != nullptr && model_->has_local_ && leaf.grad().defined() &&
+           !request.leaves->replaced.contains(ImplOf(leaf).get());
   }
 
   // Which parameters have gradients.

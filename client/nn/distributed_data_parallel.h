@@ -102,7 +102,7 @@ class DistributedDataParallel : public Module {
 
   // While one lives, calls leave gradients where they are: Backward adds them up on each rank, and
   // the next Backward of a call without it takes the mean of all that has been added up since the
-  // last one.
+  // last one. A Backward that returns an error leaves that for the next.
   class NoSync {
    public:
     explicit NoSync(DistributedDataParallel* model);

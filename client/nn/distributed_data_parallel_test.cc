@@ -365,6 +365,48 @@ TEST_F(DistributedDataParallelTest, NoSyncAddsUpAndTheNextBackwardTakesTheMeanOf
   ExpectNear(grads[0], wanted);
 }
 
+TEST_F(DistributedDataParallelTest, ABackwardThatFailsKeepsWhatWasAddedUp) {
+  OnRanks(1, [](const World& world, int) {
+    int buckets_left = 0;
+    Options options;
+    options.first_bucket_bytes = options.bucket_bytes = 1;
+    // Shows which gradients have come through it.
+    options.hook = [&buckets_left](const Tensors& gradients,
+                                   const Group&) -> absl::StatusOr<Tensors> {
+      if (buckets_left-- == 0) return MakeError(Reason::kWrongState, "the hook has had enough");
+      return Tensors{gradients[0] * 2};
+    };
+    const auto model = Make(std::make_shared<Chain>(2), world, options);
+    ASSERT_NE(model, nullptr);
+    const auto backward = [&](int buckets) {
+      buckets_left = buckets;
+      return Backward(LossOf(*model, Rows(world, 0, 2, 3)));
+    };
+    {
+      const Ddp::NoSync no_sync(model.get());
+      ASSERT_TRUE(backward(0).ok());
+    }
+    const std::vector<Doubles> local = GradsOf(*model);
+    for (int buckets = 0; buckets < 4; ++buckets) {
+      SCOPED_TRACE(buckets);
+      EXPECT_THAT(std::string(backward(buckets).message()), HasSubstr("has had enough"));
+      EXPECT_EQ(GradsOf(*model), local);
+    }
+    ASSERT_TRUE(backward(4).ok());
+    std::vector<Doubles> wanted = local;
+    for (Doubles& grad : wanted) {
+      for (double& element : grad) element *= 4;
+    }
+    EXPECT_EQ(GradsOf(*model), wanted);
+    // From there on it is what all have in common, to which the next one's are added.
+    ASSERT_TRUE(backward(4).ok());
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      for (size_t e = 0; e < wanted[i].size(); ++e) wanted[i][e] += 2 * local[i][e];
+    }
+    EXPECT_EQ(GradsOf(*model), wanted);
+  });
+}
+
 TEST_F(DistributedDataParallelTest, AParameterWithoutGradientIsNamedOnAllRanks) {
   OnRanks(2, [&](const World& world, int rank) {
     auto chain = std::make_shared<Chain>(3);

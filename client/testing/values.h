@@ -1,4 +1,4 @@
-// Reading tensors in tests.
+// Making and reading tensors in tests.
 //
 // Threads: one. Ownership: copies. Errors: fail the test.
 #ifndef CHORUS_CLIENT_TESTING_VALUES_H_
@@ -35,6 +35,16 @@ inline Tensor Numbers(const DeviceRef& device, const Shape& shape, int seed = 0)
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
   return FromHost(device, Numbers(count, seed), shape);
+}
+
+// Tensors that take all names that the session has left.
+inline std::vector<Tensor> TakeAllNames(const DeviceRef& device) {
+  std::vector<Tensor> held;
+  while (true) {
+    Tensor next = Numbers(device, {17});  // more than travels with runs
+    if (!next.status().ok()) return held;
+    held.push_back(std::move(next));
+  }
 }
 
 }  // namespace testing
