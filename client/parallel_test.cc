@@ -22,6 +22,7 @@ using parallel::Nest;
 using ::testing::ElementsAre;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
+using testing::TakeAllNames;
 using testing::Values;
 
 using Doubles = std::vector<double>;
@@ -278,6 +279,26 @@ TEST_F(ParallelTest, WhatWasGatheredInACompiledFunctionStaysInIt) {
   EXPECT_THAT(Values<double>(z.tensor()), ElementsAre(2));
   ASSERT_TRUE(Backward(Sum(z.tensor())).ok());
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(2));
+}
+
+TEST_F(ParallelTest, AGatherThatFailedIsMadeAgain) {
+  const std::vector<Tensor> pieces = {Row(session_.device(0), {1}), Row(session_.device(1), {2})};
+  const HostTensor z = GatherToHost(pieces, devices_);
+  // In the daemon, and here.
+  daemon_.FailRegistrations(1);
+  EXPECT_FALSE(z.tensor().Wait().ok());
+  // The calls of a graph that it does not have are not counted there.
+  for (int d = 0; d < 3; ++d) ASSERT_TRUE(devices_.world(d).Step(1).ok());
+  EXPECT_THAT(Values<double>(z.tensor()), ElementsAre(1, 2));
+  const int runs = daemon_.counts().runs;
+  EXPECT_THAT(Values<double>(z.tensor()), ElementsAre(1, 2));
+  EXPECT_EQ(daemon_.counts().runs, runs);
+  const HostTensor late = GatherToHost(pieces, devices_);
+  {
+    const std::vector<Tensor> held = TakeAllNames(session_);
+    EXPECT_EQ(ErrorOf(late.tensor().Wait()).reason, Reason::kQuota);
+  }
+  EXPECT_THAT(Values<double>(late.tensor()), ElementsAre(1, 2));
 }
 
 TEST_F(ParallelTest, MappedMemoryIsScattered) {

@@ -31,12 +31,22 @@ using internal::ImplOf;
 using internal::NoDevices;
 using internal::SessionOf;
 using internal::SourceOf;
+using internal::TensorData;
 using internal::TensorDataPtr;
 using internal::Tensors;
 using internal::ToGather;
 using internal::Trace;
 using internal::TraceId;
 using internal::WithSource;
+
+// As far as is known without waiting.
+bool HasFailed(const Tensor& tensor) {
+  if (!tensor.status().ok()) return true;
+  const TensorData& data = *ImplOf(tensor)->data;
+  if (data.state.load(std::memory_order_acquire) != TensorData::State::kSent) return false;
+  const auto outcome = data.session->link().Peek(data.producer);
+  return outcome.ok() && outcome->has_value() && (*outcome)->code != absl::StatusCode::kOk;
+}
 
 }  // namespace
 
@@ -127,10 +137,9 @@ Tensor HostTensor::tensor() const {
   Tensor& gathered = trace == TraceId() ? impl_->stand_in : impl_->traced;
   const bool of_trace = gathered.defined() && ImplOf(gathered)->data->trace == trace;
   // It was gathered under NoGrad, and a loss of it would have no gradients.
-  const bool lacks_history = of_trace && gathered.status().ok() &&
-                             ImplOf(gathered)->node == nullptr && GradEnabled() &&
+  const bool lacks_history = of_trace && ImplOf(gathered)->node == nullptr && GradEnabled() &&
                              AnyRequiresGrad(impl_->pieces);
-  if (!of_trace || lacks_history) {
+  if (!of_trace || lacks_history || HasFailed(gathered)) {
     gathered = Gather(impl_->pieces, impl_->devices, 0, impl_->dim);
   }
   return gathered;

@@ -67,7 +67,8 @@ class HostTensor {
   // The tensor that stands for it on the first device. Of one that requires no gradient or was not
   // gathered: an undefined tensor. Of a gathered one: its elements, recorded, so that a loss of
   // them has gradients, which are scattered back; gathered there when it is first asked for, and
-  // once more where that was under NoGrad or in a compiled function, and this is not.
+  // once more where that was under NoGrad or in a compiled function, and this is not, or where it
+  // is known to have failed.
   Tensor tensor() const;
 
   // The elements, row-major; of a gathered one, waits for them. INVALID_ARGUMENT: T is not its
