@@ -102,7 +102,6 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
         return MakeError(Reason::kWrongState, "a parameter is not there yet: call Init first");
       }
       CHORUS_RETURN_IF_ERROR(value.status());
-      CHORUS_RETURN_IF_ERROR(CheckIsTrained(parameter, index));
       auto flat = std::find_if(flats.begin(), flats.end(), [&](const Flat& f) {
         return f.group == g && f.dtype == value.dtype();
       });
@@ -135,7 +134,10 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
   CHORUS_RETURN_IF_ERROR(Start(site));
   for (const Flat& flat : flats_) {
     for (size_t i = 0; i < flat.parameters.size(); ++i) {
-      CHORUS_RETURN_IF_ERROR(CheckIsTrained(flat.parameters[i], flat.indices[i]));
+      // Its piece would go on moving: by its momentum, or as its weights decay.
+      if (!flat.parameters[i].requires_grad()) {
+        return BadType(absl::StrCat("the optimizer's parameter ", flat.indices[i], " is frozen"));
+      }
     }
   }
   const CallSiteScope lines(site);

@@ -231,6 +231,9 @@ TEST(ShardedOptimizerTest, AFrozenParameterIsRefused) {
     EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("parameter 1 is frozen"));
     EXPECT_EQ(ValuesOf(*module), before);
+    // Nothing moves there.
+    AdamW whole(module->parameters(), AdamW::Options());
+    EXPECT_TRUE(optimizer.Gather(&whole).ok());
     module->parameters()[1].RequireGrad(true);
     ASSERT_TRUE(optimizer.Step().ok());
     module->parameters()[0].RequireGrad(false);
