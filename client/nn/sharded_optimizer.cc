@@ -134,10 +134,7 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
   CHORUS_RETURN_IF_ERROR(Start(site));
   for (const Flat& flat : flats_) {
     for (size_t i = 0; i < flat.parameters.size(); ++i) {
-      // Its piece would go on moving: by its momentum, or as its weights decay.
-      if (!flat.parameters[i].requires_grad()) {
-        return BadType(absl::StrCat("the optimizer's parameter ", flat.indices[i], " is frozen"));
-      }
+      CHORUS_RETURN_IF_ERROR(CheckIsTrained(flat.parameters[i], flat.indices[i]));
     }
   }
   const CallSiteScope lines(site);
