@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "core/base/unique_fd.h"
 #include "glog/logging.h"
 #include "server/own_memory.h"
 
@@ -18,16 +19,20 @@ constexpr int kAcceptsPerTurn = 64;
 }  // namespace
 
 void Accept(absl::string_view who, int listener, int stop,
-            const std::function<void(UniqueFd connection)>& take) {
+            const std::function<void(ClientSocket connection)>& take) {
+  const auto pause = [stop](int milliseconds) {
+    pollfd stopped = {stop, POLLIN, 0};
+    poll(&stopped, 1, milliseconds);
+  };
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    UniqueFd connection(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (TooManyUnclosed()) return pause(1);
+    ClientSocket connection(
+        UniqueFd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
     if (!connection.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
       LOG(ERROR) << who << ": accept: " << strerror(errno);
-      pollfd stopped = {stop, POLLIN, 0};
-      poll(&stopped, 1, 100);
-      return;
+      return pause(100);
     }
     int family = AF_UNSPEC;
     socklen_t size = sizeof(family);

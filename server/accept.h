@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "absl/strings/string_view.h"
-#include "core/base/unique_fd.h"
+#include "server/client_socket.h"
 
 namespace chorus::server {
 
@@ -19,9 +19,10 @@ namespace chorus::server {
 //
 // Where the process has no descriptors or memory for one it stays in the queue: that is logged as
 // `who`'s, and the turn ends a tenth of a second later, or when `stop` is readable, so that the
-// caller does not spin. What ends the shortage are other threads.
+// caller does not spin. What ends the shortage are other threads. So it is, for a millisecond and
+// without a word, while there are more than kMaxUnclosed.
 void Accept(absl::string_view who, int listener, int stop,
-            const std::function<void(UniqueFd connection)>& take);
+            const std::function<void(ClientSocket connection)>& take);
 
 }  // namespace chorus::server
 

@@ -15,6 +15,7 @@
 #include "glog/logging.h"
 #include "grpcpp/server_posix.h"
 #include "server/accept.h"
+#include "server/client_socket.h"
 #include "server/unix_listener.h"
 
 namespace chorus::server {
@@ -113,7 +114,7 @@ int Acceptor::Sweep() {
 }
 
 void Acceptor::Accept(const Listener& listener) {
-  server::Accept("acceptor", listener.socket.get(), wake_.get(), [&](UniqueFd connection) {
+  server::Accept("acceptor", listener.socket.get(), wake_.get(), [&](ClientSocket connection) {
     absl::optional<PeerCredentials> peer;
     if (listener.is_unix) {
       const absl::StatusOr<PeerCredentials> known = GetPeerCredentials(connection.get());

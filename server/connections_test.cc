@@ -21,7 +21,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "core/base/unique_fd.h"
+#include "core/transport/attach/lingering_socket.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
@@ -34,8 +36,8 @@
 namespace chorus::server {
 namespace {
 
-UniqueFd ConnectUnix(const std::string& path) {
-  UniqueFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+UniqueFd ConnectUnix(const std::string& path, int type = SOCK_STREAM) {
+  UniqueFd client(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, path.data(), path.size());
@@ -296,6 +298,23 @@ TEST(ConnectionsTest, WhoComesByTcpLeavesRoomForOthers) {
   crowd.pop_back();
   const auto channel = daemon.ConnectTo(daemon.daemon().addresses()[1].ToString());
   EXPECT_TRUE(Eventually([&] { return RpcRank(channel).ListSessions().ok(); }));
+}
+
+// From Linux 6.16 on it cannot send them at all.
+TEST(ConnectionsTest, AClientThatSendsDescriptorsKeepsNobodyWaiting) {
+  auto daemon = std::make_unique<TestDaemon>();
+  const UniqueFd grpc = ConnectUnix(daemon->path());
+  const UniqueFd attach = ConnectUnix(daemon->attach_path(), SOCK_SEQPACKET);
+  std::vector<LingeringSocket> lingering(2);
+  EXPECT_TRUE(IsDoneThough(absl::MakeSpan(lingering), [&] {
+    EXPECT_TRUE(lingering[0].SendToReader(grpc.get()) == EPERM || AwaitHangup(grpc.get()));
+    EXPECT_TRUE(lingering[1].SendToReader(attach.get()) == EPERM || AwaitHangup(attach.get()));
+    EXPECT_TRUE(RpcRank(daemon->Connect()).ListSessions().ok());
+    const UniqueFd other = ConnectUnix(daemon->attach_path(), SOCK_SEQPACKET);
+    EXPECT_EQ(send(other.get(), "let me in", 9, 0), 9);
+    EXPECT_TRUE(AwaitHangup(other.get()));
+    daemon = nullptr;
+  }));
 }
 
 // Those who have gone already make room for the last one when it is let in, unless all of them are

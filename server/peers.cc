@@ -62,7 +62,7 @@ PeerTable::PeerTable(uid_t daemon_uid, int max_connections, MaxCalls max_calls,
       hangups_(epoll_create1(EPOLL_CLOEXEC)),
       next_(first_) {}
 
-absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
+absl::StatusOr<UniqueFd> PeerTable::Add(ClientSocket connection,
                                         const absl::optional<PeerCredentials>& peer) {
   const Owner owner = OwnerOf(peer);
   MutexLock lock(&mutex_);
@@ -80,6 +80,7 @@ absl::StatusOr<UniqueFd> PeerTable::Add(UniqueFd connection,
       Connection& added = peers_[numbered.get()];
       // gRPC has closed the last one of this number; its hangup was not looked at yet.
       EndedLocked(&added);
+      added.unread = ClientSocket();
       AddCallsLocked(&added, -added.calls);
       epoll_event event = {};
       event.events = EPOLLRDHUP;
@@ -115,7 +116,11 @@ void PeerTable::EndedLocked(Connection* connection) {
   // A client that only sends no more may still let a write of gRPC's wait, and gRPC closes nothing
   // while it writes: the connection would stay, counted by nobody, and no server shuts down.
   shutdown(connection->watch.get(), SHUT_RDWR);
-  connection->watch = UniqueFd();
+  // Whatever its client has sent: gRPC may read on, and must not be the last to close it.
+  if (MayBringDescriptors(connection->watch.get())) {
+    connection->unread = std::move(connection->watch);
+  }
+  connection->watch = ClientSocket();
   --open_;
   const auto count = per_owner_.find(OwnerOf(connection->peer));
   if (--count->second == 0) per_owner_.erase(count);
@@ -127,6 +132,7 @@ void PeerTable::DropGatesLocked() {
     // gRPC still has it, and may read on: what came before the end is counted like all else.
     if (fcntl(*number, F_GETFD) >= 0) continue;
     peers_[*number].gate = nullptr;
+    peers_[*number].unread = ClientSocket();
     ended_.erase(number);
   }
 }

@@ -31,6 +31,7 @@
 #include "absl/types/optional.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
+#include "server/client_socket.h"
 #include "server/http2_frames.h"
 #include "server/read_gate.h"
 #include "server/unix_listener.h"
@@ -77,7 +78,8 @@ class PeerTable {
 
   // Notes a connection's peer, nobody for one by TCP, and returns its descriptor under the number
   // that gRPC shall get. RESOURCE_EXHAUSTED: too many connections, or no descriptor is free.
-  absl::StatusOr<UniqueFd> Add(UniqueFd connection, const absl::optional<PeerCredentials>& peer);
+  absl::StatusOr<UniqueFd> Add(ClientSocket connection,
+                               const absl::optional<PeerCredentials>& peer);
 
   // `peer` as gRPC names it. PERMISSION_DENIED kNotAttached: it is not known.
   absl::StatusOr<Caller> Resolve(absl::string_view peer) const;
@@ -188,7 +190,8 @@ class PeerTable {
   };
   struct Connection {
     absl::optional<PeerCredentials> peer;  // stays when it has ended: see above. None: by TCP
-    UniqueFd watch;                        // a duplicate; not valid when the connection has ended
+    ClientSocket watch;                    // a duplicate; not valid when the connection has ended
+    ClientSocket unread;                   // then it, as long as the gate: see EndedLocked
     std::unique_ptr<ReadGate> gate;        // see DropGatesLocked
     Calls calls;
     int asked = 0;  // since its client was last seen to read

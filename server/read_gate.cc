@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "server/client_socket.h"
 
 namespace chorus::server {
 namespace {
@@ -41,10 +42,45 @@ struct ReadGates {
     sum.later = std::exchange(gate->later_, 0);
     return gate->may_ask_(sum);
   }
+
+  // What recvmsg gives. False: there are descriptors, which stay there.
+  static bool Receive(ReadGate* gate, int fd, msghdr* message, int flags, ssize_t* got) {
+    if (!gate->may_bring_descriptors_) {
+      *got = syscall(SYS_recvmsg, fd, message, flags);
+      return true;
+    }
+    msghdr seen = *message;
+    seen.msg_control = nullptr;
+    seen.msg_controllen = 0;
+    *got = syscall(SYS_recvmsg, fd, &seen, flags | MSG_PEEK);
+    if (*got <= 0) return true;
+    if ((seen.msg_flags & MSG_CTRUNC) != 0) {
+      Http2Frames::Counts sum;
+      sum.broken = "it sends descriptors";
+      gate->may_ask_(sum);
+      return false;
+    }
+    // No more than was seen: others may have come behind it.
+    auto left = static_cast<size_t>(*got);
+    size_t parts = 0;
+    while (left > message->msg_iov[parts].iov_len) left -= message->msg_iov[parts++].iov_len;
+    const size_t whole = std::exchange(message->msg_iov[parts].iov_len, left);
+    const size_t all = std::exchange(message->msg_iovlen, parts + 1);
+    *got = syscall(SYS_recvmsg, fd, message, flags);
+    message->msg_iovlen = all;
+    message->msg_iov[parts].iov_len = whole;
+    return true;
+  }
 };
 
 ReadGate::ReadGate(int fd, const Http2Frames::Limits& limits, MayAsk may_ask)
-    : fd_(fd), may_ask_(std::move(may_ask)), frames_(limits) {
+    : fd_(fd),
+      may_bring_descriptors_(MayBringDescriptors(fd)),
+      may_ask_(std::move(may_ask)),
+      frames_(limits) {
+  // A byte out of band would be dropped as others are read, with its descriptors: so it is not.
+  const int on = 1;
+  if (may_bring_descriptors_) setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof(on));
   ReadGates::Of(fd_).store(this, std::memory_order_release);
 }
 
@@ -58,12 +94,15 @@ ReadGate::~ReadGate() {
 
 // The C library's, for the whole process.
 extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
-  const ssize_t got = syscall(SYS_recvmsg, fd, message, flags);
-  if (got <= 0 || fd < 0 || fd > chorus::server::ReadGate::kMaxDescriptor) return got;
-  chorus::server::ReadGate* const gate =
-      chorus::server::ReadGates::Of(fd).load(std::memory_order_acquire);
-  if (gate == nullptr ||
-      chorus::server::ReadGates::MayTake(gate, *message, static_cast<size_t>(got))) {
+  using chorus::server::ReadGate;
+  using chorus::server::ReadGates;
+  ReadGate* const gate = fd < 0 || fd > ReadGate::kMaxDescriptor
+                             ? nullptr
+                             : ReadGates::Of(fd).load(std::memory_order_acquire);
+  if (gate == nullptr) return syscall(SYS_recvmsg, fd, message, flags);
+  ssize_t got = 0;
+  if (ReadGates::Receive(gate, fd, message, flags, &got) &&
+      (got <= 0 || ReadGates::MayTake(gate, *message, static_cast<size_t>(got)))) {
     return got;
   }
   shutdown(fd, SHUT_RDWR);

@@ -9,9 +9,13 @@
 // of its own, by which gRPC reads: it counts the frames of the descriptors that a gate has been set
 // on, and a connection that asks for more than it may is ended. All others are the system's affair.
 //
+// Where a client can send descriptors (client_socket.h) it looks before it reads, which copies the
+// bytes twice, and leaves them where they are: what the system drops as gRPC reads keeps its
+// threads, of which there are few, waiting for as long as the client likes.
+//
 // Threads: thread-safe; of one descriptor one thread reads at a time. Ownership: a gate is its
-// maker's, the descriptor gRPC's. Errors: a connection that asks for too much is shut down; its
-// reader gets ECONNRESET.
+// maker's, the descriptor gRPC's. Errors: a connection that asks for too much, or sends
+// descriptors, is shut down; its reader gets ECONNRESET.
 #ifndef CHORUS_SERVER_READ_GATE_H_
 #define CHORUS_SERVER_READ_GATE_H_
 
@@ -46,6 +50,7 @@ class ReadGate {
  private:
   friend struct ReadGates;
   const int fd_;
+  const bool may_bring_descriptors_;
   const MayAsk may_ask_;
   Http2Frames frames_;
   int later_ = 0;  // Counts::later that nobody has been asked for

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "core/base/error.h"
+#include "server/client_socket.h"
 
 namespace chorus::server {
 namespace {
@@ -83,6 +84,7 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const Soc
   CHORUS_RETURN_IF_ERROR(RemoveStale(path));
   UniqueFd listener(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.valid()) return Failed(path, "socket", errno);
+  RefuseDescriptors(listener.get());
   // A bound socket takes its mode from the descriptor's: nobody gets in before chmod below.
   if (fchmod(listener.get(), 0) != 0) return Failed(path, "fchmod", errno);
   if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {

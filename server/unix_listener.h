@@ -23,8 +23,9 @@ struct SocketAccess {
 
 // Listens on `path` (`type`: SOCK_STREAM or SOCK_SEQPACKET), in place of a socket that a dead
 // daemon left there; call it with the path's lock held. The socket never is more open than `access`
-// says, not even while it is made. FAILED_PRECONDITION (CANNOT_SERVE): the text has the path and
-// why. INVALID_ARGUMENT: there is no such group.
+// says, not even while it is made; and it takes no descriptors (client_socket.h).
+// FAILED_PRECONDITION (CANNOT_SERVE): the text has the path and why. INVALID_ARGUMENT: there is no
+// such group.
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const SocketAccess& access);
 
 // Whether a daemon of `uid` can have its sockets in `directory` without another user's taking their

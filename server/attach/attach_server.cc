@@ -207,10 +207,10 @@ void AttachServer::Loop() {
 
 void AttachServer::Accept(int listener) {
   server::Accept("attach", listener, stop_.get(),
-                 [this](UniqueFd socket) { Add(std::move(socket)); });
+                 [this](ClientSocket socket) { Add(std::move(socket)); });
 }
 
-void AttachServer::Add(UniqueFd socket) {
+void AttachServer::Add(ClientSocket socket) {
   const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(socket.get());
   if (!peer.ok() || peer->pid <= 0) {
     AnswerError(socket.get(), 0,

@@ -33,6 +33,7 @@
 #include "core/node/node_loop.h"
 #include "core/transport/attach/packet.h"
 #include "core/transport/attach/protocol.h"
+#include "server/client_socket.h"
 #include "server/own_memory.h"
 #include "server/tenant_log.h"
 
@@ -80,7 +81,7 @@ class AttachServer {
  private:
   struct Connection {
     uint64_t id = 0;
-    UniqueFd socket;
+    ClientSocket socket;
     pid_t pid = -1;
     uid_t uid = 0;
     UniqueFd pidfd;
@@ -110,7 +111,7 @@ class AttachServer {
   void Loop();
   // Takes those that are there, so many at a time.
   void Accept(int listener);
-  void Add(UniqueFd socket);
+  void Add(ClientSocket socket);
   // Reads what `connection` has sent. Closes it when it is at fault, or gone (`ended`: it sends no
   // more).
   void Receive(const ConnectionRef& connection, bool ended);

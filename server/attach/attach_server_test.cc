@@ -26,12 +26,14 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/attach/attach_client.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "core/node/node_loop.h"
 #include "core/runtime/devices.h"
+#include "core/transport/attach/lingering_socket.h"
 #include "core/transport/attach/packet.h"
 #include "core/transport/attach/protocol.h"
 #include "core/transport/doorbell.h"
@@ -338,6 +340,40 @@ TEST_F(AttachServerTest, ACrowdAtTheDoorDoesNotKeepItFromThoseWhoAreIn) {
   Serve(options);
   const absl::StatusOr<AttachReply> reply = last.Receive();
   EXPECT_TRUE(reply.ok() && reply->status.ok()) << reply.status();
+}
+
+// As before Linux 6.16: in the handshake, over the bound, before it is let in, as it ends.
+TEST_F(AttachServerTest, NobodyWaitsForADescriptorThatAClientHasSent) {
+  Listen();
+  const int passes = 1;
+  constexpr int kPassRights = 83;
+  setsockopt(listeners_.back().get(), SOL_SOCKET, kPassRights, &passes, sizeof(passes));
+  AttachOptions options;
+  options.max_connections = 8;
+  Serve(options);
+  std::vector<LingeringSocket> lingering(3);
+  std::vector<std::unique_ptr<RawClient>> crowd;
+  EXPECT_TRUE(IsDoneThough(absl::MakeSpan(lingering), [&] {
+    RawClient first(path_);
+    first.Send(Hello());
+    EXPECT_TRUE(first.Receive().ok());
+    EXPECT_EQ(lingering[0].SendToReader(first.fd()), 0);
+    first.ExpectRefused(absl::StatusCode::kInvalidArgument, "without descriptors");
+    std::promise<void> go = Occupy();
+    for (int i = 0; i < 7; ++i) {
+      crowd.push_back(std::make_unique<RawClient>(path_));
+      crowd.back()->Send(Hello());
+      EXPECT_TRUE(crowd.back()->Receive().ok());
+    }
+    RawClient eighth(path_);
+    EXPECT_EQ(lingering[1].SendToReader(eighth.fd()), 0);
+    EXPECT_TRUE(eighth.AwaitHangup());
+    crowd.pop_back();
+    AwaitTurns(1);
+    go.set_value();
+    EXPECT_EQ(lingering[2].SendToReader(crowd.front()->fd()), 0);
+    server_->Stop();
+  }));
 }
 
 TEST_F(AttachServerTest, WhenItHasStoppedTheNodeMayStillAsk) {

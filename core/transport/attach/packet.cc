@@ -61,7 +61,9 @@ absl::StatusOr<absl::optional<Packet>> ReceivePacket(int socket, size_t max_byte
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  // What does not fit here the kernel closes: a sender cannot fill our descriptor table.
+  // What does not fit here the kernel closes: a sender cannot fill our descriptor table. Closing
+  // may take as long as the sender likes, though: whoever wants none at all looks first.
+  const int look = max_fds == 0 ? MSG_PEEK : 0;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(ucred)) + CMSG_SPACE(sizeof(int) * kMaxFds)];
   message.msg_control = control;
   message.msg_controllen =
@@ -70,7 +72,7 @@ absl::StatusOr<absl::optional<Packet>> ReceivePacket(int socket, size_t max_byte
   // A peer that has closed without reading everything is told first, once, then what it had sent.
   bool reset = false;
   do {
-    size = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    size = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | look);
   } while (size < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::optional<Packet>();
   if (size < 0) return Gone("receive", errno);
@@ -88,6 +90,14 @@ absl::StatusOr<absl::optional<Packet>> ReceivePacket(int socket, size_t max_byte
       ucred credentials;
       memcpy(&credentials, CMSG_DATA(header), sizeof(credentials));
       packet.sender = credentials.pid;
+    }
+  }
+  if (max_fds == 0) {
+    if (!packet.fds.empty() || (message.msg_flags & MSG_CTRUNC) != 0) {
+      return Malformed("attach socket: expected a packet without descriptors");
+    }
+    // As above: the packet is there.
+    while (recv(socket, nullptr, 0, MSG_DONTWAIT) < 0 && (errno == EINTR || errno == ECONNRESET)) {
     }
   }
   // Without SO_PASSCRED the room for credentials holds descriptors as well: drop those.

@@ -33,8 +33,8 @@ struct Packet {
 absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const int> fds);
 
 // Never waits: absent when there is nothing. UNAVAILABLE: the peer has closed.
-// INVALID_ARGUMENT (MALFORMED): longer than `max_bytes`. Descriptors beyond `max_fds` never come in
-// (0: none does).
+// INVALID_ARGUMENT (MALFORMED): longer than `max_bytes`; or `max_fds` is 0 and it has descriptors:
+// then it stays there, and is what comes next. Descriptors beyond `max_fds` never come in.
 absl::StatusOr<absl::optional<Packet>> ReceivePacket(int socket, size_t max_bytes, int max_fds);
 
 }  // namespace chorus

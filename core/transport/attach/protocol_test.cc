@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
+#include "core/transport/attach/lingering_socket.h"
 #include "core/transport/attach/packet.h"
 #include "gtest/gtest.h"
 
@@ -122,16 +124,39 @@ TEST(PacketTest, KeepsUnwantedDescriptorsOut) {
   Sockets sockets;
   const int lowest = dup(0);  // the number that the next descriptor gets
   close(lowest);
-  for (const int wanted : {0, 1}) {
+  for (const int wanted : {1, 0}) {
     ASSERT_TRUE(SendPacket(sockets.a.get(), "x", {0, 0, 0, 0, 0, 0, 0, 0}).ok());
     {
       const auto packet = ReceivePacket(sockets.b.get(), 100, wanted);
-      ASSERT_TRUE(packet.ok());
-      EXPECT_EQ((*packet)->fds.size(), static_cast<size_t>(wanted));
+      EXPECT_EQ(packet.ok(), wanted > 0) << packet.status();
+      if (packet.ok()) {
+        EXPECT_EQ((*packet)->fds.size(), static_cast<size_t>(wanted));
+      }
     }
     const int next = dup(0);
     EXPECT_EQ(next, lowest);
     close(next);
+  }
+}
+
+// With room for the sender's credentials and without.
+TEST(PacketTest, WhoeverWantsNoDescriptorsWaitsForTheEndOfNone) {
+  for (const int passes_credentials : {0, 1}) {
+    const Sockets sockets;
+    EXPECT_EQ(setsockopt(sockets.b.get(), SOL_SOCKET, SO_PASSCRED, &passes_credentials,
+                         sizeof(passes_credentials)),
+              0);
+    LingeringSocket lingering;
+    ASSERT_TRUE(SendPacket(sockets.a.get(), "first", {}).ok());
+    ASSERT_EQ(lingering.SendOver(sockets.a.get()), 0);
+    EXPECT_TRUE(IsDoneThough(absl::MakeSpan(&lingering, 1), [&] {
+      const auto first = ReceivePacket(sockets.b.get(), 100, 0);
+      EXPECT_TRUE(first.ok() && (*first)->bytes == "first") << first.status();
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_EQ(ErrorOf(ReceivePacket(sockets.b.get(), 100, 0).status()).reason,
+                  Reason::kMalformed);
+      }
+    }));
   }
 }
 
