@@ -6,8 +6,9 @@
 // when it is its turn (request_call.h).
 //
 // Threads: made before the server starts; functions are called on gRPC's threads. They parse,
-// convert and post; nothing in them waits but for room (parsed.h). Ownership: `context` outlives
-// it. Errors: a request that does not parse ends its call; all else the functions reply.
+// convert and post; nothing in them waits but for room, that of parsing (parsed.h) last. Ownership:
+// `context` outlives it. Errors: a request that does not parse ends its call; all else the
+// functions reply.
 #ifndef CHORUS_SERVER_SERVICE_METHODS_H_
 #define CHORUS_SERVER_SERVICE_METHODS_H_
 
@@ -38,16 +39,22 @@ class Methods : public Rpcs::Service {
   template <typename Request, typename Response>
   Methods& Unary(const char* name, Handle<Request, Response> handle,
                  int64_t most = kMaxRequestBytes) {
-    const ServiceContext* const context = context_;
     typename Call<Response>::OnRequest on_request = [handle, most](const CallRef<Response>& call,
                                                                    grpc::ByteBuffer* bytes) {
       const Parsed<Request> request(call->service()->parsing, bytes, most);
       if (!request.ok()) return call->Reply(request.status());
       handle(call, *request);
     };
+    return Raw<Response>(name, std::move(on_request));
+  }
+  // One that parses its request itself.
+  template <typename Response>
+  Methods& Raw(const char* name, typename Call<Response>::OnRequest on_request) {
     return Stream(name,
-                  [context, on_request = std::move(on_request)](grpc::CallbackServerContext* call)
-                      -> ByteStream* { return Call<Response>::Start(context, call, &on_request); });
+                  [context = context_, on_request = std::move(on_request)](
+                      grpc::CallbackServerContext* call) -> ByteStream* {
+                    return Call<Response>::Start(context, call, &on_request);
+                  });
   }
 
   using StartStream = std::function<ByteStream*(grpc::CallbackServerContext* call)>;

@@ -78,15 +78,17 @@ void OnCreateStaging(const CallRef<v1::CreateStagingResponse>& call,
   });
 }
 
-void OnWriteStaging(const CallRef<v1::WriteStagingResponse>& call,
-                    const v1::WriteStagingRequest& request) {
+void OnWriteStaging(const CallRef<v1::WriteStagingResponse>& call, grpc::ByteBuffer* bytes) {
   const ServiceContext* const service = call->service();
-  const std::shared_ptr<const Upload> upload(
-      new Upload{service->uploads->Enter(static_cast<int64_t>(request.data().size())),
-                 {ArenaId(request.arena()), request.offset_bytes(), request.data()}});
+  // Who waits here has no room for parsing, for which everybody else would wait.
+  Room::Part room = service->uploads->Enter(static_cast<int64_t>(bytes->Length()));
+  const Parsed<v1::WriteStagingRequest> request(service->parsing, bytes, kMaxWriteMessageBytes);
+  if (!request.ok()) return call->Reply(request.status());
+  const std::shared_ptr<const Upload> upload(new Upload{
+      std::move(room), {ArenaId(request->arena()), request->offset_bytes(), request->data()}});
   const absl::Status checked = upload->write.Check();
   if (!checked.ok()) return call->Reply(checked);
-  call->ForSession(request.session(),
+  call->ForSession(request->session(),
                    [service, call, upload](node::LocalNode& node, absl::Time, SessionId session) {
                      WriteSlices(service, call, session, upload, 0, node);
                    });
@@ -109,7 +111,7 @@ std::unique_ptr<grpc::Service> MakeTensorsService(const ServiceContext* context)
       .Unary("MakeReadable", &OnMakeReadable, kMaxCommandMessageBytes)
       .Unary("Release", &OnRelease, kMaxCommandMessageBytes)
       .Unary("CreateStaging", &OnCreateStaging)
-      .Unary("WriteStaging", &OnWriteStaging, kMaxWriteMessageBytes)
+      .Raw<v1::WriteStagingResponse>("WriteStaging", &OnWriteStaging)
       .Unary("ReleaseStaging", &OnReleaseStaging)
       .Stream("Download", [context](grpc::CallbackServerContext* call) {
         return StartDownload(context, call);
