@@ -52,7 +52,9 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
         if (const auto stream = weak.lock()) stream->EndWhenTold(why);
       });
     });
-    StartRead(&request_);
+    // The farewell may have come meanwhile.
+    MutexLock lock(&mutex_);
+    ReadMore();
   }
 
  private:
