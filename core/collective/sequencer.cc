@@ -267,9 +267,8 @@ absl::Status Sequencer::CheckGang(const Vote& vote) const {
   // If all take part that may.
   int64_t seats = 0;
   for (const InstanceKey& key : keys_) seats += SeatCount(key);
-  int64_t size = std::max(SizeOf(vote), seats);
-  if (size > options_.max_gang_size) return ToStatus(GangTooLarge(size, kNone));
-  size = SizeOf(vote);
+  if (seats > options_.max_gang_size) return ToStatus(GangTooLarge(seats, kNone));
+  int64_t size = SizeOf(vote);
   if (pending_size_ + size <= options_.max_gang_size) return absl::OkStatus();
   CountWork(static_cast<int64_t>(keys_.size()));
   std::vector<int32_t> gangs;
@@ -1412,10 +1411,10 @@ void Sequencer::AbandonSome(Leaving* leaving) {
     const auto seats = static_cast<int32_t>(tape.entries.size());
     CountWork(seats / kSeatsOfWork);
     for (int32_t p = 0; p < seats; ++p) {
-      const bool holds = RankAt(tape.key, p) == leaving->rank &&
-                         tape.entries[p].state == TapeEntry::State::kLive &&
-                         !IsRefused({leaving->next_tape, p});
-      if (holds) MarkAbandoned(leaving->next_tape, p);
+      // Whether the entry itself has been let go of (ForgetSome) or not.
+      const bool gave_up = RankAt(tape.key, p) == leaving->rank &&
+                           StateOf({leaving->next_tape, p}) == TapeEntry::State::kAbandoned;
+      if (gave_up) MarkAbandoned(leaving->next_tape, p);
     }
   }
 }

@@ -85,9 +85,9 @@ class Sequencer {
   //   no tape entry for, unknown group; FAILED_PRECONDITION kTapeConsumed: it has consumed its own
   //   entry; RESOURCE_EXHAUSTED kQuota: it brings more instances than may be pending or may still
   //   be differentiated (one for what others have brought is never refused so), or a gang would
-  //   become larger than it may be. Others may wait for that
-  //   part: Refuse() tells them. Where nobody can, for what it is to be a gradient of has failed,
-  //   the error is `alone`, and Refuse() ends no epoch.
+  //   become larger than it may be. Others may wait for that part: Refuse() tells them. Where
+  //   nobody can, for what it is to be a gradient of has failed, the error is `alone`, and Refuse()
+  //   ends no epoch.
   // Otherwise OK, and the run's fate follows by actions, perhaps at once: a vote for an ended epoch
   // gets kFail with that epoch's cause (its calls count), one for a position that somebody has
   // passed kFail with MISMATCH; for an epoch that is not open yet, INVALID_ARGUMENT.
