@@ -175,24 +175,28 @@ Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, E
                                       const Error& why, absl::Time now) {
   Sequencer::Actions actions;
   constexpr int64_t kMostSeats = 65536;  // as the runs of one gang have
-  const size_t pairs = sequencer_.NewPairs(members);
-  absl::Status charged = pairs == 0 ? absl::OkStatus() : world_->ReserveCalls(pairs);
-  if (const int64_t seats = sequencer_.SeatsOf(members); seats > kMostSeats) {
-    charged = MakeError(Reason::kQuota,
+  const int64_t seats = sequencer_.SeatsOf(members);
+  const bool too_many_seats = seats > kMostSeats;
+  absl::Status counted;
+  if (too_many_seats) {
+    counted = MakeError(Reason::kQuota,
                         absl::StrCat("their groups have ", seats, " members together; at most ",
                                      kMostSeats, " may be looked at"));
+  } else if (const size_t pairs = sequencer_.NewPairs(members); pairs > 0) {
+    counted = world_->ReserveCalls(pairs);
   }
-  if (charged.ok()) {
+  if (counted.ok()) {
     sequencer_.Refuse(members, epoch, why, now, &actions);
   } else {
     // That takes no memory.
     std::vector<RefusedMember> out_of_line(members.begin(), members.end());
     for (RefusedMember& member : out_of_line) {
       member.calls.clear();
+      if (too_many_seats) member.gradients.clear();
       member.rest_of_step = true;
     }
     Error error = why;
-    error.message = absl::StrCat("its calls could not be counted (", ErrorOf(charged).message,
+    error.message = absl::StrCat("its calls could not be counted (", ErrorOf(counted).message,
                                  "): ", why.message);
     sequencer_.Refuse(out_of_line, epoch, error, now, &actions);
   }
