@@ -523,24 +523,25 @@ absl::Status DistributedDataParallel::Join::Finish(Optimizer* optimizer, CallSit
     values.push_back(named.variable().Detach());
   }
   std::vector<std::vector<Tensor>> state;
-  std::vector<int64_t> steps;
+  std::vector<int64_t> counts;  // of each parameter: steps, and those of them that were left out
   if (optimizer != nullptr) {
     CHORUS_ASSIGN_OR_RETURN(state, optimizer->State());
+    CHORUS_RETURN_IF_ERROR(optimizer->SettleSkips());
     for (size_t i = 0; i < state.size(); ++i) {
       values.insert(values.end(), state[i].begin(), state[i].end());
-      steps.push_back(optimizer->steps(i));
+      counts.insert(counts.end(), {optimizer->steps(i), optimizer->skipped(i)});
     }
-    values.push_back(FromHost(world.device(), steps, {static_cast<int64_t>(steps.size())}, site));
+    values.push_back(FromHost(world.device(), counts, {static_cast<int64_t>(counts.size())}, site));
   }
   const std::vector<Tensor> shared = BroadcastCoalesced(values, root, group, site);
   for (const Tensor& value : shared) CHORUS_RETURN_IF_ERROR(refuse(value.Wait()));
   size_t next = 0;
   for (const NamedVariable& named : model_->variables_) named.variable.Set(shared[next++]);
   if (optimizer == nullptr) return absl::OkStatus();
-  CHORUS_ASSIGN_OR_RETURN(steps, shared.back().Read<int64_t>());
+  CHORUS_ASSIGN_OR_RETURN(counts, shared.back().Read<int64_t>());
   for (size_t i = 0; i < state.size(); ++i) {
     for (Tensor& kept : state[i]) kept = shared[next++];
-    optimizer->SetState(i, std::move(state[i]), steps[i]);
+    optimizer->SetState(i, std::move(state[i]), counts[2 * i], counts[2 * i + 1]);
   }
   return absl::OkStatus();
 }

@@ -71,6 +71,35 @@ void HoldBack(Session* session) {
   if (session->failing++ == 0) session->log.Park();
 }
 
+// What an epoch's runs had in common goes in pieces, behind what fails by now.
+using SharedResults = decltype(World::shared);
+void LetGoOf(SharedResults shared, Runs* runs, Background* background) {
+  if (shared.empty()) return;
+  auto held = std::make_shared<SharedResults>(std::move(shared));
+  // Each piece begins where the last one ended.
+  auto next = std::make_shared<SharedResults::iterator>(held->begin());
+  for (size_t done = 0; done < held->size(); done += kLetGoAtOnce) {
+    runs->AfterFailing([held, next] {
+      for (size_t i = 0; i < kLetGoAtOnce && *next != held->end(); ++i) held->erase((*next)++);
+      CountWork(kLetGoAtOnce);
+    });
+  }
+  // Empty it still has many pages.
+  runs->AfterFailing([background, held = std::move(held)]() mutable {
+    background->Do(/*tenant=*/"", [held = std::move(held)] {}, [] {});
+  });
+}
+using EqualResults = decltype(World::equal_work);
+void LetGoOf(std::shared_ptr<EqualResults> results, Runs* runs) {
+  if (results->size() == 0) return;
+  runs->AfterFailing([runs, results = std::move(results)] {
+    const size_t had = results->size();
+    results->ForgetPart();
+    CountWork(static_cast<int64_t>(had - results->size()));
+    LetGoOf(results, runs);
+  });
+}
+
 }  // namespace
 
 bool Runs::Submit(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
@@ -399,8 +428,8 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
       });
   if (fails_later) {
     // Whoever goes on in the next epoch has the memory of this one, what ranks had in common too.
-    LetGoOfShared(std::exchange(world->shared, {}));
-    LetGoOfEqualWork(std::make_shared<EqualResults>(std::exchange(world->equal_work, {})));
+    LetGoOf(std::exchange(world->shared, {}), this, background_);
+    LetGoOf(std::make_shared<EqualResults>(std::exchange(world->equal_work, {})), this);
     AfterFailing(HoldBackAll(*world));
   }
   world->shared.clear();
@@ -739,33 +768,6 @@ bool Runs::Continue(absl::Time now) {
     }
   } while (!is_idle() && SliceWork() <= options_->fail_work);
   return true;
-}
-
-void Runs::LetGoOfShared(SharedResults shared) {
-  if (shared.empty()) return;
-  auto held = std::make_shared<SharedResults>(std::move(shared));
-  // Each piece begins where the last one ended.
-  auto next = std::make_shared<SharedResults::iterator>(held->begin());
-  for (size_t done = 0; done < held->size(); done += kLetGoAtOnce) {
-    AfterFailing([held, next] {
-      for (size_t i = 0; i < kLetGoAtOnce && *next != held->end(); ++i) held->erase((*next)++);
-      CountWork(kLetGoAtOnce);
-    });
-  }
-  // Empty it still has many pages.
-  AfterFailing([this, held = std::move(held)]() mutable {
-    background_->Do(/*tenant=*/"", [held = std::move(held)] {}, [] {});
-  });
-}
-
-void Runs::LetGoOfEqualWork(std::shared_ptr<EqualResults> results) {
-  if (results->size() == 0) return;
-  AfterFailing([this, results = std::move(results)] {
-    const size_t had = results->size();
-    results->ForgetPart();
-    CountWork(static_cast<int64_t>(had - results->size()));
-    LetGoOfEqualWork(results);
-  });
 }
 
 // Never at once: what it does may be the next frame, and the caller in the middle of something.

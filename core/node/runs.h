@@ -153,11 +153,6 @@ class Runs final : public AgreementListener {
   // Of runs that have ended with their epoch: as many as the slice has time for, and those that are
   // left, unless it is all, in the turns that come; `goes_on`: this is one of them.
   bool FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now);
-  using SharedResults = decltype(World::shared);
-  // In pieces, behind what fails by now.
-  void LetGoOfShared(SharedResults shared);
-  using EqualResults = decltype(World::equal_work);
-  void LetGoOfEqualWork(std::shared_ptr<EqualResults> results);
   // No member of the world goes on until what this returns is called.
   std::function<void()> HoldBackAll(const World& world);
   void LetGoOn(const std::shared_ptr<Session>& session);
