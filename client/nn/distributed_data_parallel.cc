@@ -16,6 +16,7 @@
 #include "client/internal/gate.h"
 #include "client/internal/local.h"
 #include "client/internal/tape.h"
+#include "client/nn/compute_type.h"
 #include "core/base/error.h"
 #include "core/base/mix_bits.h"
 
@@ -384,11 +385,16 @@ absl::StatusOr<std::vector<bool>> DistributedDataParallel::UsedAnywhere(
                      "; find_unused_parameters lets losses leave parameters out"));
   }
   if (internal::Tracing()) return std::vector<bool>(used_here.size(), true);
-  if (options_.static_graph && !used_here_.empty()) {
-    if (used_here == used_here_) return used_anywhere_;
+  if (options_.static_graph && !used_anywhere_.empty()) {
     std::vector<bool> changed;
     for (size_t t = 0; t < used_here.size(); ++t) {
-      changed.push_back(used_here[t] != used_here_[t]);
+      // The first loss of a rank that had no inputs when the others began may use what theirs do.
+      changed.push_back(used_here_.empty() ? used_here[t] && !used_anywhere_[t]
+                                           : used_here[t] != used_here_[t]);
+    }
+    if (std::find(changed.begin(), changed.end(), true) == changed.end()) {
+      used_here_ = used_here;
+      return used_anywhere_;
     }
     return MakeError(Reason::kWrongState,
                      absl::StrCat("DistributedDataParallel: static_graph was asked for, and on "
@@ -417,7 +423,8 @@ absl::StatusOr<std::vector<Tensor>> DistributedDataParallel::Reduce(
   if (options_.hook == nullptr) {
     reduced = AllReduceCoalesced(gradients, group_, Reduction::kAvg, site);
     for (Tensor& gradient : reduced) {
-      if (scale != 1) gradient = gradient * scale;
+      if (scale == 1) continue;
+      gradient = InComputeType(gradient, [scale](const Tensor& wide) { return wide * scale; });
     }
   } else {
     CHORUS_ASSIGN_OR_RETURN(reduced, options_.hook(gradients, group_));
@@ -553,6 +560,7 @@ absl::Status DistributedDataParallel::TakePart(CallSite site) {
   } else if (options_.static_graph || options_.find_unused_parameters) {
     const std::vector<bool> none(trained_.size(), false);
     CHORUS_ASSIGN_OR_RETURN(anywhere, UsedAnywhere(none, site));
+    used_here_.clear();  // it has had no loss
   }
   for (const Bucket& bucket : buckets_) {
     std::vector<Tensor> zeros;

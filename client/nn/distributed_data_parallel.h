@@ -137,7 +137,8 @@ class DistributedDataParallel : public Module {
     Join& operator=(const Join&) = delete;
 
     // Waits for the others' last steps. Then all ranks have the variables of one that has made the
-    // most, and the state of its optimizer, where one is given (on every rank).
+    // most, and the state of its optimizer, where one is given (on every rank). A LossScaler stays
+    // each rank's own, and has counted its own steps: give all the State of one.
     absl::Status Finish(Optimizer* optimizer = nullptr, CallSite site = CallSite::Here());
 
    private:

@@ -989,6 +989,33 @@ TEST_F(DistributedDataParallelTest, BuffersAndAStaticGraphAreThoseOfTheRanksThat
   });
 }
 
+// That it had no loss at first is not how its losses are.
+TEST_F(DistributedDataParallelTest, ARankMayBeginAStaticGraphWithoutInputs) {
+  OnRanks(2, [&](const World& world, int rank) {
+    Options options;
+    options.static_graph = true;
+    auto chain = std::make_shared<Chain>(2, 2);
+    chain->use = {0};
+    const auto model = Make(chain, world, options);
+    ASSERT_NE(model, nullptr);
+    for (const int inputs : {2 * rank, 1}) {
+      Ddp::Join join(model.get());
+      for (int i = 0; i < inputs; ++i) {
+        const absl::Status backward = Backward(LossOf(*model, Rows(world, i, 1, 2)));
+        ASSERT_TRUE(backward.ok()) << backward;
+        model->ClearGrads();
+      }
+      const absl::Status finished = join.Finish();
+      ASSERT_TRUE(finished.ok()) << finished;
+    }
+    if (rank != 0) return;
+    // Afterwards it is held to them.
+    chain->use = {0, 1};
+    const absl::Status other = Backward(LossOf(*model, Rows(world, 9, 1, 2)));
+    EXPECT_THAT(std::string(other.message()), HasSubstr("at one step and not at another"));
+  });
+}
+
 TEST_F(DistributedDataParallelTest, WhereAllAreToStopAtOnceTheRanksThatHaveFinishedAreNamed) {
   OnRanks(3, [&](const World& world, int rank) {
     const auto model = Make(std::make_shared<Chain>(1), world);

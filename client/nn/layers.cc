@@ -58,7 +58,7 @@ Tensor Gelu(const Tensor& x, GeluForm form, CallSite site) {
 
 Tensor Silu(const Tensor& x, CallSite site) {
   const CallSiteScope lines(site);
-  return x * Sigmoid(x);
+  return InComputeType(x, [](const Tensor& v) { return v * Sigmoid(v); });
 }
 
 Tensor LayerNormalize(const Tensor& x, int64_t dims, double epsilon, CallSite site) {
@@ -81,7 +81,9 @@ Tensor Attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const CallSiteScope lines(site);
   if (!IsUsable(query)) return MatMul(query, key);
   const double width = query.shape().empty() ? 1 : static_cast<double>(query.shape().back());
-  Tensor scores = TransposedMatMul(query * (1 / std::sqrt(width)), key);
+  const Tensor scaled =
+      InComputeType(query, [width](const Tensor& v) { return v * (1 / std::sqrt(width)); });
+  Tensor scores = TransposedMatMul(scaled, key);
   if (mask.defined()) {
     scores = mask.dtype() == DType::kBool
                  ? Where(mask, scores, -std::numeric_limits<double>::infinity())

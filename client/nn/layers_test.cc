@@ -191,10 +191,11 @@ TEST_F(LayersTest, ActivationsAreTheirFormulas) {
 
 // Values and gradients are those of f32, rounded: neither a number nor what comes between is.
 TEST_F(LayersTest, FunctionsRoundHalfTypesOnce) {
-  const Doubles values = {-300, -7, -3, -0.3, 0.7, 1.75, 5, 300};
+  const Doubles values = {-300, -17, -3, -0.3, 0.7, 1.75, 5, 300};
   const std::function<Tensor(const Tensor&)> functions[] = {
       [](const Tensor& x) { return Gelu(x); },
       [](const Tensor& x) { return Gelu(x, GeluForm::kTanh); },
+      [](const Tensor& x) { return Silu(x); },
       [](const Tensor& x) { return DropElements(x, 0.1, 3, 0); },
   };
   for (const auto& function : functions) {
@@ -292,6 +293,17 @@ TEST_F(LayersTest, AttentionWeighsValues) {
               ElementsAre(true, false, false, true, true, false, true, true, true));
   ExpectGradients([](const std::vector<Tensor>& in) { return Attention(in[0], in[1], in[2]); },
                   {q, k, v});
+}
+
+// 1 / sqrt(3) is not rounded to bf16 before it counts: that would be another temperature.
+TEST_F(LayersTest, AttentionOfHalfTypesHasTheirScaleInF32) {
+  const Tensor q = Cast(Numbers({4, 3}, 1) * 40, DType::kBF16);
+  const Tensor k = Cast(Numbers({5, 3}, 2), DType::kBF16);
+  const Tensor v = Cast(Numbers({5, 2}, 3), DType::kBF16);
+  const Tensor scaled = Cast(Cast(q, DType::kF32) * (1 / std::sqrt(3.0)), DType::kBF16);
+  const Tensor expected = MatMul(Softmax(MatMul(scaled, Transpose(k))), v);
+  EXPECT_EQ(Values<double>(Cast(Attention(q, k, v), DType::kF64)),
+            Values<double>(Cast(expected, DType::kF64)));
 }
 
 // Heads do not see each other, and a query does not see what is masked.

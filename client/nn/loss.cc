@@ -9,6 +9,7 @@
 #include "chorus/functional/shape.h"
 #include "chorus/math.h"
 #include "client/internal/local.h"
+#include "client/nn/compute_type.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -38,17 +39,18 @@ Tensor Reduced(const Tensor& losses, Reduce reduce) {
   return Sum(losses);
 }
 
-// The same of a function of x - y.
+// The same of a function of x - y, in the compute type.
 template <typename Function>
 Tensor OfDifference(const char* name, const Tensor& x, const Tensor& y, Reduce reduce,
                     CallSite site, Function function) {
   const CallSiteScope lines(site);
   const absl::Status fits = CheckOneShape(name, x, y);
   if (!fits.ok()) return Fail(x, fits, site);
-  return Reduced(function(x - y), reduce);
+  return InComputeType(x - y, [&](const Tensor& d) { return Reduced(function(d), reduce); });
 }
 
-// Of rows: their losses, and their weights in a mean.
+// Of rows: their losses, and their weights in a mean. Of the compute type: a half type has no room
+// for the sum of many, nor for how many they are.
 struct Rows {
   Tensor losses;
   Tensor weights;
@@ -60,11 +62,13 @@ Rows OfLabels(const Tensor& nll, const Tensor& labels, const Tensor& spread,
               const ClassOptions& options, double classes) {
   const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
   Rows rows;
-  const Tensor ones = Full(nll.device(), nll.dtype(), {}, 1);
+  const Tensor losses = AsComputeType(nll);
+  const Tensor ones = Full(nll.device(), losses.dtype(), {}, 1);
   rows.weights = Where(ignored, 0,
-                       options.weights.defined() ? Take(options.weights, Where(ignored, 0, labels))
+                       options.weights.defined() ? Take(AsType(options.weights, losses.dtype()),
+                                                        Where(ignored, 0, labels))
                                                  : Expand(ones, nll.shape()));
-  rows.losses = options.weights.defined() ? nll * rows.weights : nll;
+  rows.losses = options.weights.defined() ? losses * rows.weights : losses;
   if (spread.defined()) {
     rows.losses = rows.losses * (1 - options.label_smoothing) +
                   Where(ignored, 0, spread) * (options.label_smoothing / classes);
@@ -72,9 +76,9 @@ Rows OfLabels(const Tensor& nll, const Tensor& labels, const Tensor& spread,
   return rows;
 }
 
-Tensor Reduced(const Rows& rows, Reduce reduce) {
-  if (reduce != Reduce::kMean) return Reduced(rows.losses, reduce);
-  return Sum(rows.losses) / Sum(rows.weights);
+Tensor Reduced(const Rows& rows, Reduce reduce, DType dtype) {
+  if (reduce != Reduce::kMean) return AsType(Reduced(rows.losses, reduce), dtype);
+  return AsType(Sum(rows.losses) / Sum(rows.weights), dtype);
 }
 
 absl::Status CheckClasses(const char* name, const Tensor& x, const Tensor& labels,
@@ -111,18 +115,18 @@ Tensor CrossEntropyLoss(const Tensor& logits, const Tensor& labels, const ClassO
   const bool smooth = options.label_smoothing > 0;
   Tensor log_p;
   if (smooth || labels.dtype() == logits.dtype()) {
-    log_p = LogSoftmax(logits);
-    if (options.weights.defined()) log_p = log_p * options.weights;
+    log_p = LogSoftmax(AsComputeType(logits));
+    if (options.weights.defined()) log_p = log_p * AsType(options.weights, log_p.dtype());
   }
   if (labels.dtype() == logits.dtype()) {
+    const Tensor p = AsComputeType(labels);
     const Tensor target =
-        smooth ? labels * (1 - options.label_smoothing) + options.label_smoothing / classes
-               : labels;
-    return Reduced(-Sum(target * log_p, {-1}), options.reduce);
+        smooth ? p * (1 - options.label_smoothing) + options.label_smoothing / classes : p;
+    return AsType(Reduced(-Sum(target * log_p, {-1}), options.reduce), logits.dtype());
   }
   const Tensor spread = smooth ? -Sum(log_p, {-1}) : Tensor();
-  const Tensor nll = CrossEntropy(logits, labels, options.ignored);
-  return Reduced(OfLabels(nll, labels, spread, options, classes), options.reduce);
+  const Tensor nll = CrossEntropy(smooth ? AsComputeType(logits) : logits, labels, options.ignored);
+  return Reduced(OfLabels(nll, labels, spread, options, classes), options.reduce, logits.dtype());
 }
 
 Tensor NllLoss(const Tensor& log_probabilities, const Tensor& labels, const ClassOptions& options,
@@ -144,7 +148,7 @@ Tensor NllLoss(const Tensor& log_probabilities, const Tensor& labels, const Clas
   const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
   const Tensor safe = Unsqueeze(Where(ignored, 0, labels), -1);
   const Tensor nll = Where(ignored, 0, -Reshape(TakeAlong(x, safe, -1), labels.shape()));
-  return Reduced(OfLabels(nll, labels, Tensor(), options, 1), options.reduce);
+  return Reduced(OfLabels(nll, labels, Tensor(), options, 1), options.reduce, x.dtype());
 }
 
 Tensor MseLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
@@ -156,6 +160,11 @@ Tensor L1Loss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
 }
 
 Tensor HuberLoss(const Tensor& x, const Tensor& y, double delta, Reduce reduce, CallSite site) {
+  if (!(delta > 0 && delta <= std::numeric_limits<float>::max())) {
+    return Fail(
+        x, BadType(absl::StrCat("HuberLoss: expected a delta above 0 that f32 has, got ", delta)),
+        site);
+  }
   return OfDifference("HuberLoss", x, y, reduce, site, [delta](const Tensor& d) {
     const Tensor size = Abs(d);
     const Tensor is_small = size <= delta;
@@ -183,8 +192,9 @@ Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site)
   const absl::Status fits = CheckOneShape("KlDivLoss", x, y);
   if (!fits.ok()) return Fail(x, fits, site);
   const Tensor is_none = Equal(y, 0);
-  // Of a 0 that is not taken no gradient may be infinite.
-  return Reduced(Where(is_none, 0, y * (Log(Where(is_none, 1, y)) - x)), reduce);
+  // Where y is 0 neither its logarithm counts nor x, which may be -infinity there as well: nor may
+  // either make a gradient.
+  return Reduced(y * Where(is_none, 0, Log(Where(is_none, 1, y)) - x), reduce);
 }
 
 // The loss of label 0 of two classes, which is exact to any order at both ends; logits of infinity

@@ -128,6 +128,48 @@ TEST_F(LossTest, DifferencesElementByElement) {
               HasSubstr("MseLoss: expected two tensors of one shape, got f64[4] and f64[3,3]"));
 }
 
+// A sum of f16 ends at 65,504, and bf16 counts to 256 by ones.
+TEST_F(LossTest, MeansOfHalfTypesCountInF32) {
+  constexpr int64_t kRows = 8192;
+  const Tensor far =
+      Cast(Expand(FromHost<double>(session_, {0, 12}, {2}), {kRows, 2}), DType::kF16);
+  const Tensor labels = Zeros(session_, DType::kI32, {kRows});
+  EXPECT_THAT(Values<double>(Cast(CrossEntropyLoss(far, labels), DType::kF64)), Near({12}));
+  EXPECT_THAT(
+      Values<double>(Cast(NllLoss(-far, Full(session_, DType::kI32, {kRows}, 1)), DType::kF64)),
+      Near({12}));
+  constexpr int64_t kCount = 257;
+  const Tensor ones = Full(session_, DType::kBF16, {kCount, 1}, 1).RequireGrad();
+  ASSERT_TRUE(Backward(NllLoss(ones, Zeros(session_, DType::kI32, {kCount}))).ok());
+  const Tensor expected = Cast(Full(session_, DType::kF32, {}, -1.0 / kCount), DType::kBF16);
+  EXPECT_THAT(Values<double>(Cast(ones.grad(), DType::kF64)),
+              ::testing::Each(Values<double>(Cast(expected, DType::kF64))[0]));
+}
+
+// Neither 1 - smoothing nor what comes between is rounded.
+TEST_F(LossTest, LossesOfHalfTypesAreRoundedOnce) {
+  const auto rounded = [](const Tensor& x, DType half) {
+    return Values<double>(Cast(Cast(x, half), DType::kF64));
+  };
+  for (const DType half : {DType::kF16, DType::kBF16}) {
+    SCOPED_TRACE(DTypeName(half));
+    const Tensor x = Cast(x_, half);
+    ClassOptions options;
+    options.reduce = Reduce::kNone;
+    options.label_smoothing = 0.1;
+    const Tensor labels = I64({2, 0, 1});
+    EXPECT_EQ(rounded(CrossEntropyLoss(x, labels, options), half),
+              rounded(CrossEntropyLoss(Cast(x, DType::kF32), labels, options), half));
+    const Tensor p = Cast(F64({0.75, 0.25, 0, 0, 0.5, 0.5, 1, 0, 0}, {3, 3}), half);
+    EXPECT_EQ(rounded(CrossEntropyLoss(x, p, options), half),
+              rounded(CrossEntropyLoss(Cast(x, DType::kF32), Cast(p, DType::kF32), options), half));
+  }
+  // A square is not halved too late.
+  const Tensor x = Cast(F64({300}, {1}), DType::kF16);
+  const Tensor y = Cast(F64({0}, {1}), DType::kF16);
+  EXPECT_EQ(rounded(HuberLoss(x, y, 1000), DType::kF16), Doubles{44992});
+}
+
 TEST_F(LossTest, BceWithLogitsIsRightAtBothEndsAndInTheMiddle) {
   const Tensor x = F64({-800, -1, 0, 2, 800}, {5});
   const Tensor y = F64({0, 1, 0.25, 1, 0}, {5});
@@ -157,6 +199,21 @@ TEST_F(LossTest, KlDivergenceOfNothingIsNothing) {
               Near({std::log(0.25) + 1 + 1, 0, std::log(0.75) + 1 + 0.5}));
   ExpectGradients([](const Tensors& in) { return KlDivLoss(in[0], in[1]); },
                   {x, F64({0.25, 0.5, 0.75}, {3})});
+
+  // Of scores that are masked on both sides.
+  const double inf = std::numeric_limits<double>::infinity();
+  const Tensor scores = F64({1, -inf, 0.5}, {3}).RequireGrad();
+  const Tensor others = F64({0.25, -inf, 2}, {3}).RequireGrad();
+  const Tensor loss = KlDivLoss(LogSoftmax(others), Softmax(scores), Reduce::kSum);
+  ASSERT_TRUE(Backward(loss).ok());
+  const Tensor some = F64({1, 0.5}, {2}).RequireGrad();
+  const Tensor some_others = F64({0.25, 2}, {2}).RequireGrad();
+  const Tensor expected = KlDivLoss(LogSoftmax(some_others), Softmax(some), Reduce::kSum);
+  ASSERT_TRUE(Backward(expected).ok());
+  EXPECT_THAT(Values<double>(loss), Near(Values<double>(expected)));
+  const auto with_gap = [](const Doubles& two) { return Doubles{two[0], 0, two[1]}; };
+  EXPECT_THAT(Values<double>(scores.grad()), Near(with_gap(Values<double>(some.grad()))));
+  EXPECT_THAT(Values<double>(others.grad()), Near(with_gap(Values<double>(some_others.grad()))));
 }
 
 // What it means at the ends of the numbers, as PyTorch has it.
@@ -195,6 +252,10 @@ TEST_F(LossTest, InfinitiesAndNaNsAreNotHidden) {
 }
 
 TEST_F(LossTest, WhatDoesNotFitIsRefused) {
+  for (const double delta : {0.0, -1.0, 1e39, std::nan("")}) {
+    EXPECT_THAT(std::string(HuberLoss(x_, x_, delta).status().message()),
+                HasSubstr("HuberLoss: expected a delta above 0"));
+  }
   ClassOptions options;
   options.weights = F64({1, 2}, {2});
   EXPECT_THAT(std::string(CrossEntropyLoss(x_, I64({0, 1, 2}), options).status().message()),

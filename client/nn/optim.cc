@@ -187,6 +187,14 @@ Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& grad
   return AsType(next, dtype);
 }
 
+void Optimizer::LeaveOut(const std::vector<Tensor>& gradients) {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    ++entries_[i].steps;
+    ++entries_[i].skipped;
+  }
+}
+
 absl::Status Optimizer::Step(CallSite site) { return Step(gradients(), site); }
 
 absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site) {
@@ -328,7 +336,8 @@ const LossScaler::State& LossScaler::StateOn(const DeviceRef& device) {
 Tensor LossScaler::Scale(const Tensor& loss, CallSite site) {
   const CallSiteScope lines(site);
   if (!loss.defined() || !loss.status().ok()) return loss * 1;
-  return loss * Cast(StateOn(loss.device()).scale, loss.dtype());
+  scaled_by_ = StateOn(loss.device()).scale;
+  return loss * Cast(scaled_by_, loss.dtype());
 }
 
 Tensor LossScaler::Unscale(std::vector<Tensor>* gradients, const Tensor& scale) {
@@ -366,9 +375,13 @@ absl::StatusOr<bool> LossScaler::Step(Optimizer* optimizer, CallSite site) {
     return MakeError(Reason::kWrongState, "no parameter has a gradient: call Backward first");
   }
   const State before = StateOn(first->device());
-  const Tensor finite = Unscale(&gradients, before.scale);
+  const Tensor finite = Unscale(&gradients, scaled_by_.defined() ? scaled_by_ : before.scale);
   CHORUS_ASSIGN_OR_RETURN(const bool steps, finite.Item<bool>());
-  if (steps) CHORUS_RETURN_IF_ERROR(optimizer->Step(gradients, site));
+  if (steps) {
+    CHORUS_RETURN_IF_ERROR(optimizer->Step(gradients, site));
+  } else {
+    optimizer->LeaveOut(gradients);
+  }
   optimizer->ClearGrads();
   state_ = Next(before, finite);
   return steps;

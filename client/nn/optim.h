@@ -88,13 +88,15 @@ class Optimizer {
   // Settles skips first: those that are pending are of the steps before.
   void SetState(size_t parameter, std::vector<Tensor> state, int64_t steps, int64_t skipped = 0);
   int64_t steps(size_t parameter) const { return entries_[parameter].steps; }
-  // How many of its steps a LossScaler has left out in compiled ones: schedules count them, rules
-  // do not. Without those that are pending.
+  // How many of its steps a LossScaler has left out: schedules count them, rules do not. Without
+  // those that are pending.
   int64_t skipped(size_t parameter) const { return entries_[parameter].skipped; }
   // Both have had as many steps, and as many left out.
   bool HaveEqualSteps(size_t a, size_t b) const {
     return steps(a) == steps(b) && skipped(a) == skipped(b);
   }
+  // Counts a step with these gradients that is left out: nothing else changes.
+  void LeaveOut(const std::vector<Tensor>& gradients);
   // What compiled steps have left out since skips were settled, of each parameter: an i64 of no
   // dimensions, which only the device may know yet.
   Tensor PendingSkips(const DeviceRef& device) const;
@@ -252,6 +254,7 @@ class Adagrad : public Optimizer {
 // In a TrainStep all of it happens in the step's graph: nobody reads anything. Call by call:
 //   CHORUS_RETURN_IF_ERROR(Backward(scaler.Scale(loss)));
 //   CHORUS_ASSIGN_OR_RETURN(const bool stepped, scaler.Step(&optimizer));   // waits
+// Of several optimizers each takes its step behind one Scale, and each step counts for the scale.
 // Parameters are f32 or f64 (master weights: CastParameters); f16's own gradients would vanish when
 // they are divided. The loss too, or the scale makes it overflow.
 class LossScaler {
@@ -266,8 +269,9 @@ class LossScaler {
   explicit LossScaler(const Options& options) : options_(options) {}
 
   Tensor Scale(const Tensor& loss, CallSite site = CallSite::Here());
-  // Divides the optimizer's gradients and steps with them, if all are finite; else parameters and
-  // state stay, bit for bit. Whether it has stepped. Gradients are gone.
+  // Divides the optimizer's gradients by what the last Scale took, and steps with them, if all are
+  // finite; else parameters and state stay, bit for bit. Whether it has stepped. Gradients are
+  // gone.
   absl::StatusOr<bool> Step(Optimizer* optimizer, CallSite site = CallSite::Here());
 
   // What it goes on from, of no dimensions: the scale, f32; how many steps were finite since it
@@ -289,6 +293,7 @@ class LossScaler {
  private:
   const Options options_;
   State state_;
+  Tensor scaled_by_;  // the scale of the last Scale; undefined before
 };
 
 // A mean of weights that forgets: average <- decay average + (1 - decay) p, from the first p on.

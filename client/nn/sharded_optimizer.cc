@@ -77,7 +77,8 @@ void ShardedOptimizer::TakePiece(Flat* flat) const {
                                    flat->taken.end(), [](const Tensor& value, const auto& taken) {
                                      return internal::ImplOf(value) == taken.lock();
                                    });
-  if (is_taken) return;
+  // A piece that could not be made is made again.
+  if (is_taken && flat->own().status().ok()) return;
   flat->own.Set(Own(*flat, Join(*flat, values)));
   NoteTaken(flat);
 }
@@ -151,16 +152,25 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
     }
     gradients.push_back(ReduceScatterTensor(Join(flat, own), ranks_, Reduction::kAvg));
   }
+  // All of the step or nothing.
+  for (const Tensor& gradient : gradients) CHORUS_RETURN_IF_ERROR(gradient.status());
   CHORUS_RETURN_IF_ERROR(optimizer_->Step(gradients, site));
-  for (Flat& flat : flats_) {
-    const std::vector<Tensor> parts = Parts(flat, flat.own());
-    for (size_t i = 0; i < parts.size(); ++i) {
-      CHORUS_RETURN_IF_ERROR(parts[i].status());
-      flat.parameters[i].Set(parts[i]);
+  std::vector<std::vector<Tensor>> parts;
+  absl::Status gathered;
+  for (const Flat& flat : flats_) {
+    parts.push_back(Parts(flat, flat.own()));
+    for (const Tensor& part : parts.back()) gathered.Update(part.status());
+  }
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    Flat& flat = flats_[f];
+    if (!gathered.ok()) {
+      flat.taken.clear();  // its parameters have not moved: the next step begins with them
+      continue;
     }
+    for (size_t i = 0; i < parts[f].size(); ++i) flat.parameters[i].Set(parts[f][i]);
     NoteTaken(&flat);
   }
-  return absl::OkStatus();
+  return gathered;
 }
 
 void ShardedOptimizer::ClearGrads() const {

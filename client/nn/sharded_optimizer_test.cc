@@ -216,6 +216,30 @@ TEST(ShardedOptimizerTest, AParameterWithoutGradientCountsWithZerosAndOneThatIsN
   });
 }
 
+// What one group cannot do no group has done.
+TEST(ShardedOptimizerTest, AStepThatIsRefusedChangesNothing) {
+  OnRanks(1, [&](const World& world, int) {
+    std::vector<std::vector<Doubles>> results;
+    for (const bool fails_first : {false, true}) {
+      const auto module = Net();
+      ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+      ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
+      ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+      if (fails_first) {
+        const std::vector<Doubles> before = ValuesOf(*module);
+        std::vector<Tensor> held = chorus::testing::TakeAllNames(world);
+        EXPECT_FALSE(optimizer.Step().ok());
+        held.clear();
+        EXPECT_EQ(ValuesOf(*module), before);
+      }
+      const absl::Status stepped = optimizer.Step();
+      ASSERT_TRUE(stepped.ok()) << stepped;
+      results.push_back(ValuesOf(*module));
+    }
+    EXPECT_EQ(results[0], results[1]);
+  });
+}
+
 // Its piece would go on moving.
 TEST(ShardedOptimizerTest, AFrozenParameterIsRefused) {
   OnRanks(2, [&](const World& world, int) {

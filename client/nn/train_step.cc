@@ -204,7 +204,6 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
     return fail(BadType(
         absl::StrCat("a training step's loss: expected one number, got ", loss.num_elements())));
   }
-  if (options_.ranks.has_value()) loss = loss * (1.0 / options_.ranks->size());
   const Tensor scaled =
       options_.scaler == nullptr ? loss : loss * Cast(scaling.scale, loss.dtype());
   absl::StatusOr<std::vector<Tensor>> gradients = Grad({scaled}, leaves);
@@ -213,8 +212,10 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   const NoGrad no_grad;
   loss = loss.Detach();
   if (options_.ranks.has_value()) {
-    for (Tensor& gradient : *gradients) gradient = AllReduce(gradient, *options_.ranks);
-    loss = AllReduce(loss, *options_.ranks);
+    for (Tensor& gradient : *gradients) {
+      gradient = AllReduce(gradient, *options_.ranks, Reduction::kAvg);
+    }
+    loss = AllReduce(loss, *options_.ranks, Reduction::kAvg);
   }
   Tensor finite;
   if (options_.scaler != nullptr) {

@@ -342,6 +342,8 @@ TEST_F(TrainStepTest, LossScalingCallByCallIsThatOfTheStep) {
   Adagrad::Options adagrad;
   adagrad.learning_rate_decay = 0.5;
   Adagrad eager_optimizer(eager.parameters(), adagrad), optimizer(model.parameters(), adagrad);
+  // It counts what is left out, and the rule does not.
+  for (Optimizer* const each : {&eager_optimizer, &optimizer}) each->SetSchedule(WarmUp(10));
   LossScaler eager_scaler, scaler;
   TrainStep::Options options;
   options.scaler = &scaler;
@@ -359,7 +361,8 @@ TEST_F(TrainStepTest, LossScalingCallByCallIsThatOfTheStep) {
     EXPECT_EQ(Values<float>(scaler.StateOn(session).scale),
               Values<float>(eager_scaler.StateOn(session).scale));
   }
-  EXPECT_EQ(eager_optimizer.steps(0), 3);
+  EXPECT_EQ(eager_optimizer.steps(0), 4);
+  EXPECT_EQ(eager_optimizer.skipped(0), 1);
   EXPECT_EQ(eager_scaler.Step(&eager_optimizer).status().code(),
             absl::StatusCode::kFailedPrecondition);
   Times half;
@@ -370,6 +373,49 @@ TEST_F(TrainStepTest, LossScalingCallByCallIsThatOfTheStep) {
   EXPECT_THAT(
       std::string(refused({Cast(Scalar<float>(session, 1), DType::kF16)}).status().message()),
       HasSubstr("expected master weights of f32 or f64"));
+}
+
+// A third is not rounded to bf16 before gradients are added.
+TEST_F(TrainStepTest, TheMeanOfHalfTypesOverRanksIsExact) {
+  Ranks ranks(3, &daemon_);
+  ranks.Run([&](const World& world, int) {
+    Times model;
+    ASSERT_TRUE(model.Init(world, 1, DType::kBF16).ok());
+    Sgd::Options sgd_options;
+    sgd_options.learning_rate = 1;
+    Sgd sgd(model.parameters(), sgd_options);
+    TrainStep::Options options;
+    options.ranks = world.group();
+    TrainStep step(
+        &model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
+    const auto loss = step({Cast(Scalar<float>(world, 127), DType::kBF16)});
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    EXPECT_THAT(Values<float>(Cast(*loss, DType::kF32)), ElementsAre(127));
+    EXPECT_THAT(Values<float>(Cast(model.weight(), DType::kF32)), ElementsAre(1 - 127));
+  });
+}
+
+// The scale that the first one's step changes is not that of the second one's gradients.
+TEST_F(TrainStepTest, OptimizersBehindOneScaledLossDivideByItsScale) {
+  const Session session = daemon_.Open();
+  LossScaler::Options options;
+  options.interval = 1;  // each step changes it
+  for (const float first : {1.0f, INFINITY}) {
+    Times model, other;
+    ASSERT_TRUE(model.Init(session, 1, DType::kF32).ok());
+    ASSERT_TRUE(other.Init(session, 1, DType::kF32).ok());
+    Sgd sgd(model.parameters(), Sgd::Options()), other_sgd(other.parameters(), Sgd::Options());
+    LossScaler scaler(options);
+    const Tensor loss =
+        Sum(model(Scalar<float>(session, first))) + Sum(other(Scalar<float>(session, 3)));
+    ASSERT_TRUE(Backward(scaler.Scale(loss)).ok());
+    const auto stepped = scaler.Step(&sgd);
+    ASSERT_TRUE(stepped.ok()) << stepped.status();
+    EXPECT_EQ(*stepped, std::isfinite(first));
+    const auto other_stepped = scaler.Step(&other_sgd);
+    ASSERT_TRUE(other_stepped.ok() && *other_stepped) << other_stepped.status();
+    EXPECT_THAT(Values<float>(other.weight()), ElementsAre(::testing::FloatEq(1 - 0.1f * 3)));
+  }
 }
 
 // As those of two networks that train against each other: what one leaves out the other does not.
