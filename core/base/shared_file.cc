@@ -14,7 +14,7 @@ UniqueFd OpenAgain(int fd, int flags) {
 
 bool IsHeldByOthers(int fd) {
   // An opener that comes while we have the lease would break it, with a signal whose default is to
-  // end the process. SIGURG's is to be ignored.
+  // end the process. SIGURG's is to be ignored, and a handler of it ends a wait at most.
   fcntl(fd, F_SETSIG, SIGURG);
   if (fcntl(fd, F_SETLEASE, F_WRLCK) != 0) return true;
   fcntl(fd, F_SETLEASE, F_UNLCK);

@@ -22,8 +22,9 @@ UniqueFd OpenAgain(int fd, int flags);
 bool IsHeldByOthers(int fd);
 
 // Of a memfd that the caller has mapped for writing: from now on nobody can map it so, write to it
-// by a descriptor or take pages out of it (who touches one meanwhile waits until all are out), nor
-// add seals. False: errno says why not. Waits for whoever does something long with the file.
+// by a descriptor or take pages out of it (who touches one meanwhile waits until all are out, and
+// so does who unmaps it), nor add seals. False: errno says why not. Waits for whoever does
+// something long with the file.
 bool SealMapped(int fd);
 // Whether that has been done. Waits for nobody.
 bool IsSealedMapped(int fd);

@@ -2379,14 +2379,16 @@ void Sequencer::Withdraw(RunHandle run, const Error& why, absl::Time now, Action
 }
 
 int64_t Sequencer::SeatsOf(absl::Span<const RefusedMember> members) const {
-  const auto size = [this](GroupId group) -> int64_t {
+  const auto size = [this](GroupId group, bool is_pair) -> int64_t {
     if (group.value() < 0 || group.value() >= num_groups()) return 0;
-    return static_cast<int64_t>(groups_[group.value()].members.size());
+    return is_pair ? 2 : static_cast<int64_t>(groups_[group.value()].members.size());
   };
   int64_t seats = 0;
   for (const RefusedMember& refused : members) {
-    for (const RefusedCalls& calls : refused.calls) seats += size(calls.group);
-    for (const InstanceKey& key : refused.gradients) seats += size(key.group);
+    for (const RefusedCalls& calls : refused.calls) {
+      seats += size(calls.group, calls.source.value() >= 0);
+    }
+    for (const InstanceKey& key : refused.gradients) seats += size(key.group, key.is_pair());
   }
   return seats;
 }

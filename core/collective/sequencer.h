@@ -111,8 +111,10 @@ class Sequencer {
               absl::Time now, Actions* actions);
   // A pending run cannot take part, for a reason that ends no epoch: it fails alone.
   void Withdraw(RunHandle run, const Error& why, absl::Time now, Actions* actions);
-  // How many seats Refuse() of these looks at: the members of each call's group.
+  // How many seats Refuse() of these looks at: the members of each call's group, or a pair's ends.
   int64_t SeatsOf(absl::Span<const RefusedMember> members) const;
+  // As many as the runs of one gang may have.
+  int64_t max_seats() const { return options_.max_gang_size; }
   // How many counters of pairs Refuse() of these would add, at most.
   size_t NewPairs(absl::Span<const RefusedMember> members) const;
   // What a vote's calls are to Refuse(). A vote that says nothing sensible gives none.

@@ -512,6 +512,10 @@ TEST(SequencerGangSizeTest, AVoteForMoreSeatsThanAGangMayHaveIsRefused) {
   RefusedMember member = RefusedAt(0, 2, 3);
   member.calls.resize(5, member.calls[0]);
   EXPECT_EQ(sequencer.SeatsOf({member, member}), 40);
+  member.calls.resize(1);
+  member.calls[0].source = GroupRank(0);
+  member.calls[0].destination = GroupRank(1);
+  EXPECT_EQ(sequencer.SeatsOf({member}), 2) << "a pair's ends";
 }
 
 TEST(SequencerGangSizeTest, ACircleThatMakesAGangTooLargeEndsTheEpoch) {

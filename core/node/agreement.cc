@@ -174,14 +174,13 @@ std::vector<int32_t> Agreement::Shrink(absl::Time now) {
 Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
                                       const Error& why, absl::Time now) {
   Sequencer::Actions actions;
-  constexpr int64_t kMostSeats = 65536;  // as the runs of one gang have
   const int64_t seats = sequencer_.SeatsOf(members);
-  const bool too_many_seats = seats > kMostSeats;
+  const bool too_many_seats = seats > sequencer_.max_seats();
   absl::Status counted;
   if (too_many_seats) {
     counted = MakeError(Reason::kQuota,
                         absl::StrCat("their groups have ", seats, " members together; at most ",
-                                     kMostSeats, " may be looked at"));
+                                     sequencer_.max_seats(), " may be looked at"));
   } else if (const size_t pairs = sequencer_.NewPairs(members); pairs > 0) {
     counted = world_->ReserveCalls(pairs);
   }

@@ -26,6 +26,7 @@
 #include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
+#include "core/runtime/testing/process_resources.h"
 #include "core/transport/command.h"
 #include "core/transport/ring.h"
 #include "core/transport/session_memory.h"
@@ -109,7 +110,7 @@ class Client {
   uint64_t heavy_bytes_ = 1;
 };
 
-class NodePollTest : public testing::Test {
+class NodePollTest : public ::testing::Test {
  protected:
   static constexpr int kSessions = 100;
 
@@ -272,6 +273,26 @@ TEST_F(NodePollTest, MemoryOfASessionThatHasEndedIsChargedAsLongAsAClientHasIt) 
     EXPECT_EQ(used(), before);
     EXPECT_EQ(held(), 0);
   }
+}
+
+// Out of memory that its client never sealed it may take pages: unmapping would wait for that.
+TEST_F(NodePollTest, MemoryThatWasNeverSealedStaysMappedAsLongAsAClientHasIt) {
+  clients_.clear();
+  const auto used = [this] { return node_->Stats("").memory_used_bytes; };
+  const int64_t before = used();
+  const int mapped = testing::MappedArenas();
+  OpenSessionRequest open;
+  open.tenant = "uid:0";
+  open.attached = true;
+  open.devices = {DeviceIndex(0)};
+  const SessionId session = node_->OpenSession(open, now_)->id;
+  UniqueFd descriptor(fcntl(node_->AttachMemory(session)->memory_fd, F_DUPFD_CLOEXEC, 0));
+  ASSERT_TRUE(node_->CloseSession(session, now_).ok());
+  EXPECT_GT(used(), before);
+  EXPECT_EQ(testing::MappedArenas(), mapped + 1);
+  descriptor.Reset();
+  EXPECT_EQ(used(), before);
+  EXPECT_EQ(testing::MappedArenas(), mapped);
 }
 
 // Who opens sessions and keeps the memory of each gets to the end of its share, and no further.
@@ -561,7 +582,7 @@ TEST_F(NodePollTest, WhatIsHeldBehindTwoGapsIsRefusedWhenTheSecondIsNotFilled) {
   Poll();
   ASSERT_EQ(outcomes.count(4), 1u);
   EXPECT_EQ(ErrorOf(outcomes[4]).reason, Reason::kSequenceGap) << outcomes[4];
-  EXPECT_THAT(std::string(outcomes[4].message()), testing::HasSubstr("command 3 did not arrive"));
+  EXPECT_THAT(std::string(outcomes[4].message()), ::testing::HasSubstr("command 3 did not arrive"));
   submit(3);
   submit(4);
   Poll();

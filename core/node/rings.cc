@@ -54,10 +54,9 @@ absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>&
     CHORUS_ASSIGN_OR_RETURN(  // its file, the client's descriptor of it, its wake-up
         Charge descriptors, session->budget->Charge(Domain::kHost, Resource::kDescriptors, 3));
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory, CreateSessionMemory(layout));
-    const UniqueFd made = memory->TakeFd();
-    auto file = std::make_shared<const UniqueFd>(OpenAgain(made.get(), O_RDWR));
-    UniqueFd client = OpenAgain(made.get(), O_RDWR);
-    if (!file->valid() || !client.valid()) {
+    auto file = std::make_shared<const UniqueFd>(memory->TakeFd());
+    UniqueFd client = OpenAgain(file->get(), O_RDWR);
+    if (!client.valid()) {
       return MakeError(Reason::kQuota,
                        absl::StrCat("no descriptor for the session's memory: ", strerror(errno)));
     }
@@ -115,11 +114,14 @@ void Rings::Detach(Session* session) {
   quiet_.erase(session->id);
   epoll_ctl(wake_epoll_.get(), EPOLL_CTL_DEL, session->wake_fd.get(), nullptr);
   session->completions.Detach();
+  // Of memory that was never confirmed.
+  const bool changes = session->ring == nullptr;
   session->ring.reset();
-  session->memory.reset();
+  const std::shared_ptr<const SessionMemory> memory = std::move(session->memory);
   session->wake_fd = UniqueFd();
   session->client_fd = UniqueFd();
-  held_->Add(session->memory_file, &session->memory_bytes, &session->memory_descriptors);
+  held_->Add(session->memory_file, changes ? memory : nullptr, &session->memory_bytes,
+             &session->memory_descriptors);
   session->memory_file.reset();
   session->memory_bytes = Charge();
   session->memory_descriptors = Charge();

@@ -128,7 +128,7 @@ struct Session : std::enable_shared_from_this<Session> {
   // Shared memory of an attached session.
   Charge memory_bytes;
   Charge memory_descriptors;
-  std::unique_ptr<SessionMemory> memory;
+  std::shared_ptr<SessionMemory> memory;
   std::shared_ptr<const UniqueFd> memory_file;  // the daemon's own, to ask whether clients hold it
   UniqueFd client_fd;                           // what clients get
   std::unique_ptr<SubmissionRingReader> ring;

@@ -300,7 +300,7 @@ class Gate {
                                          });
     Charge bytes = *budget->Charge(Domain::kHost, Resource::kResultBytes, 1);
     Charge descriptors;
-    held->Add(file, &bytes, &descriptors);
+    held->Add(file, nullptr, &bytes, &descriptors);
     file.reset();
     client.Reset();
     held->Look(1);

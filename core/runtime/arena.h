@@ -98,7 +98,7 @@ class Arena {
   absl::Status ConfirmMapped();
   // A client has it (ClientFd).
   bool is_shared() const { return client_fd_.valid(); }
-  // Whether touching it may wait for a client.
+  // Whether touching or unmapping it may wait for a client.
   bool may_change() const { return kind_ == Kind::kStaging && is_shared() && !confirmed_; }
 
  private:

@@ -26,6 +26,7 @@
 namespace chorus {
 namespace {
 
+using testing::MappedArenas;
 using testing::OpenDescriptors;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -246,6 +247,31 @@ TEST(ArenaTest, AFullBudgetLooksAtSomeOfThoseThatAreHeldInTurns) {
   int asked = 0;
   while (!node->Charge(Domain::kHost, Resource::kResultBytes, free + 100 * 4096).ok()) {
     ASSERT_LE(++asked, 14);
+  }
+}
+
+// Unmapping it would wait for a client that takes pages out.
+TEST(ArenaTest, StagingThatWasNeverConfirmedStaysMappedWhileAClientHasIt) {
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  HeldFiles held;
+  ArenaHelpers helpers;
+  helpers.held = &held;
+  for (const bool confirmed : {false, true}) {
+    const int before = MappedArenas();
+    auto arena = Arena::CreateStaging(budget, 8192, helpers);
+    ASSERT_TRUE(arena.ok()) << arena.status();
+    UniqueFd client(dup(*(*arena)->ClientFd()));
+    if (confirmed) {
+      ASSERT_TRUE(SealMapped(client.get()));
+      ASSERT_TRUE((*arena)->ConfirmMapped().ok());
+    }
+    arena->reset();
+    held.Look(1);
+    EXPECT_EQ(MappedArenas(), confirmed ? before : before + 2);
+    client.Reset();
+    held.Look(1);
+    EXPECT_EQ(MappedArenas(), before);
+    EXPECT_EQ(budget->used(), 0);
   }
 }
 

@@ -8,11 +8,11 @@
 
 namespace chorus {
 
-void HeldFiles::Add(const std::shared_ptr<const UniqueFd>& file, Charge* bytes,
-                    Charge* descriptors) {
+void HeldFiles::Add(const std::shared_ptr<const UniqueFd>& file,
+                    std::shared_ptr<const void> mapping, Charge* bytes, Charge* descriptors) {
   if (!IsHeldByOthers(file->get())) return;
   bytes_ += bytes->amount();
-  held_.push_back({file, std::move(*bytes), std::move(*descriptors)});
+  held_.push_back({file, std::move(mapping), std::move(*bytes), std::move(*descriptors)});
   if (added_ != nullptr) added_();
 }
 
@@ -48,6 +48,9 @@ bool HeldFiles::IsHeld(Held* held) {
   if (IsHeldByOthers(held->file->get())) return true;
   bytes_ -= held->bytes.amount();
   if (thread_ != nullptr) {
+    if (held->mapping != nullptr) {
+      thread_->Dispose(held->bytes.budget(), std::move(held->mapping));
+    }
     thread_->Dispose(held->bytes.budget(), std::move(held->file));
     thread_->Leave(std::move(held->bytes));
     thread_->Leave(std::move(held->descriptors));
