@@ -36,7 +36,7 @@ struct PairEnd {
 
 // The end whose calls these are, of a kind that has a peer.
 inline PairEnd EndOf(const Collective& collective) {
-  return {collective.peer.value(), collective.kind == CollectiveKind::kSend, collective.tag};
+  return {collective.peer.value(), IsSender(collective.kind), collective.tag};
 }
 
 // The group's own calls have one count, each end of a pair has one.

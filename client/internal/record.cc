@@ -371,7 +371,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     if (type == nullptr && !parts[i].inputs.empty()) type = &parts[i].inputs[0]->info->type;
     recordings[i].part = &parts[i];
     recordings[i].record = GradEnabled() && call.call->record &&
-                           collective.kind != CollectiveKind::kBarrier && type != nullptr &&
+                           call.call->spec.op->gradient != nullptr && type != nullptr &&
                            IsFloating(type->dtype);
     Leads leads;
     if (ComputesGradients() && !GradEnabled()) {

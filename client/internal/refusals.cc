@@ -45,7 +45,7 @@ void AddRefused(absl::Span<const CallPart> parts, Refusals* refusals) {
     calls.destination = key.destination;
     calls.tag = key.tag;
     const Collective& collective = part.key.spec.collective;
-    calls.is_recv = collective.kind == CollectiveKind::kRecv;
+    calls.is_recv = IsReceiver(collective.kind);
     calls.first = key.at.call;
     calls.next = key.at.call + 1;
     // A peer that is no member waits for nothing.

@@ -89,7 +89,7 @@ absl::Status CheckOperands(const CollectiveCall& call, int size, int member) {
   return absl::OkStatus();
 }
 
-absl::Status CheckRuntime(const CollectiveCall& call, int size, int member) {
+absl::Status CheckRuntime(const CollectiveCall& call, int member) {
   const CollectiveCall::RuntimeCounts& runtime = *call.runtime;
   const auto refuse = [&](absl::string_view what) {
     return BadType(absl::StrCat(CollectiveKindName(call.kind), " with runtime counts: member ",
@@ -97,7 +97,7 @@ absl::Status CheckRuntime(const CollectiveCall& call, int size, int member) {
   };
   if (!MayBeUneven(call.kind)) return refuse("them to a kind that has no pieces");
   if (!call.input_counts.empty() || !call.output_counts.empty()) return refuse("others as well");
-  const bool sends = PiecesOn(FactsOf(call.kind).in, size, call.root == member) > 0;
+  const bool sends = AnyOn(FactsOf(call.kind).in, call.root == member);
   if (sends && runtime.sends == 0) return refuse("no rows to send");
   const int64_t row_bytes = DTypeBytes(call.dtype);
   const bool row_fits = runtime.row_elements >= 0 && runtime.row_elements <= kMaxPieceBytes &&
@@ -153,7 +153,7 @@ absl::Status CheckExtras(const CollectiveCall& call, int size, int member) {
   }
   if (!call.factors.empty()) {
     const bool has = reduces && call.reduction == Reduction::kProduct &&
-                     (call.kind != CollectiveKind::kReduce || call.root == member);
+                     AnyOn(FactsOf(call.kind).out, call.root == member);
     if (!has || call.factors.size() != static_cast<size_t>(size)) {
       return refuse(absl::StrCat(call.factors.size(), " factors, expected ", has ? size : 0));
     }
@@ -170,7 +170,7 @@ absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
     return Unsupported(
         absl::StrCat("collective kind ", static_cast<int>(kind), " is not run by this backend"));
   }
-  if (kind != CollectiveKind::kBarrier && DTypeBytes(call.dtype) == 0) {
+  if (!OnlyOrders(kind) && DTypeBytes(call.dtype) == 0) {
     return BadType(absl::StrCat(name(), ": unknown dtype ", static_cast<int>(call.dtype)));
   }
   if (IsReducing(kind)) CHORUS_RETURN_IF_ERROR(CheckReduction(call));
@@ -202,7 +202,7 @@ absl::Status CheckCall(const CollectiveCall& call, int size, int member) {
                                   " takes all ", size, " members, got ", call.present.size()));
     }
   }
-  if (call.runtime.has_value()) CHORUS_RETURN_IF_ERROR(CheckRuntime(call, size, member));
+  if (call.runtime.has_value()) CHORUS_RETURN_IF_ERROR(CheckRuntime(call, member));
   CHORUS_RETURN_IF_ERROR(CheckOperands(call, size, member));
   return CheckExtras(call, size, member);
 }
@@ -415,7 +415,8 @@ absl::Status CollectiveWork::PrepareReduction(absl::Span<const Member> members) 
     if (members[m].call != nullptr) ranks_.push_back(m);
   }
   tree_.Set(ranks_);
-  if (common_.kind == CollectiveKind::kReduceScatter) {
+  const CollectiveFacts& facts = FactsOf(common_.kind);
+  if (OfEach(facts.in)) {
     for (int to = 0; to < size; ++to) {
       if (members[to].call == nullptr) continue;
       BeginMove();
@@ -430,7 +431,7 @@ absl::Status CollectiveWork::PrepareReduction(absl::Span<const Member> members) 
   CHORUS_RETURN_IF_ERROR(AddReducedInputs(members, 0));
   for (int m = 0; m < size; ++m) {
     if (members[m].call == nullptr) continue;
-    if (common_.kind == CollectiveKind::kReduce && m != common_.root) continue;
+    if (!AnyOn(facts.out, m == common_.root)) continue;
     CHORUS_RETURN_IF_ERROR(AddOutput(members, m, 0));
     CHORUS_RETURN_IF_ERROR(AddFactors(members[m]));
   }

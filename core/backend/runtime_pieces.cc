@@ -63,14 +63,14 @@ absl::Status RuntimePieces::CheckAgreement(absl::Span<const Part> parts) const {
     if (!parts[m].present) continue;
     if (first < 0) first = m;
     for (int k = 0; k < size_; ++k) {
-      if (kind_ == CollectiveKind::kReduceScatter && parts[m].sends[k] != parts[first].sends[k]) {
+      if (IsReducing(kind_) && parts[m].sends[k] != parts[first].sends[k]) {
         return Wrong(
             Reason::kMismatch, kind_, parts, m,
             absl::StrCat(" has ", parts[m].sends[k], " rows for ", Name(parts, k), ", expected ",
                          parts[first].sends[k], " as ", Name(parts, first), " has"));
       }
       // All members get the same from members that are missing, too.
-      if (kind_ == CollectiveKind::kAllGather &&
+      if (GivesEqualResults(kind_) &&
           outputs_[m * size_ + k].count != outputs_[first * size_ + k].count) {
         return Wrong(
             Reason::kMismatch, kind_, parts, m,
@@ -84,14 +84,15 @@ absl::Status RuntimePieces::CheckAgreement(absl::Span<const Part> parts) const {
 }
 
 absl::Status RuntimePieces::PlaceOutputs(absl::Span<const Part> parts) {
+  const CollectiveFacts& facts = FactsOf(kind_);
   for (int m = 0; m < size_; ++m) {
     const Part& part = parts[m];
-    const int pieces = part.present ? PiecesOn(FactsOf(kind_).out, size_, m == root_) : 0;
+    const int pieces = part.present ? PiecesOn(facts.out, size_, m == root_) : 0;
     int64_t end = 0;
     for (int k = 0; k < pieces; ++k) {
       int from = k;
-      if (kind_ == CollectiveKind::kScatter) from = root_;
-      if (kind_ == CollectiveKind::kReduceScatter) from = m;  // all members have the same
+      if (AtRoot(facts.in)) from = root_;
+      if (IsReducing(kind_)) from = m;  // all members have the same
       int64_t rows = 0;
       if (!part.receives.empty()) {
         rows = part.receives[k];

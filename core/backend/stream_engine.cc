@@ -367,12 +367,11 @@ std::vector<int32_t> Participants(const CollectiveCall& call, int size, int memb
 
 // The same for all members of one meeting.
 CollectiveWork::Common CommonOf(const CollectiveCall& call, int member) {
-  if (call.kind == CollectiveKind::kBarrier) return {call.kind, Reduction::kNone, DType(), -1};
+  if (OnlyOrders(call.kind)) return {call.kind, Reduction::kNone, DType(), -1};
   if (!HasPeer(call.kind)) {
     return {call.kind, call.reduction, call.dtype, call.root, call.runtime.has_value()};
   }
-  return {MeetsAs(call.kind), call.reduction, call.dtype,
-          call.kind == CollectiveKind::kSend ? member : call.root};
+  return {MeetsAs(call.kind), call.reduction, call.dtype, IsSender(call.kind) ? member : call.root};
 }
 
 bool Same(const CollectiveWork::Common& a, const CollectiveWork::Common& b) {

@@ -1,8 +1,9 @@
 // The kinds of collective, and what is true of each: one row a kind, from which ops, plans,
 // agreement, backends, decoders and announcements derive what they ask.
 //
-// A new kind is a row here, its op's folder, its work in core/backend/collective_work.cc, and its
-// number in proto/chorus/v1/types.proto (docs/architecture.md has the whole recipe).
+// A new kind is a row here, its op's folder, where it moves pieces its work in
+// core/backend/collective_work.cc, and its number in proto/chorus/v1/types.proto
+// (docs/architecture.md has the whole recipe).
 //
 // Threads: constants and pure functions. Ownership: none. Errors: none; a number of no kind has the
 // facts of kUnspecified.
@@ -106,9 +107,13 @@ constexpr bool AtRoot(Pieces pieces) {
 constexpr bool OfEach(Pieces pieces) {
   return pieces == Pieces::kEach || pieces == Pieces::kEachAtRoot;
 }
+// Whether a member has any.
+constexpr bool AnyOn(Pieces pieces, bool is_root) {
+  return pieces != Pieces::kNone && (is_root || !AtRoot(pieces));
+}
 // How many they are on one of `group_size` members.
 constexpr int32_t PiecesOn(Pieces pieces, int32_t group_size, bool is_root) {
-  if (pieces == Pieces::kNone || (AtRoot(pieces) && !is_root)) return 0;
+  if (!AnyOn(pieces, is_root)) return 0;
   return OfEach(pieces) ? group_size : 1;
 }
 
@@ -118,8 +123,19 @@ constexpr bool HasRoot(CollectiveKind kind) {
 constexpr bool HasPeer(CollectiveKind kind) {
   return FactsOf(kind).does == CollectiveFacts::Does::kPairs;
 }
+// The ends of a pair.
+constexpr bool IsSender(CollectiveKind kind) {
+  return HasPeer(kind) && FactsOf(kind).in != Pieces::kNone;
+}
+constexpr bool IsReceiver(CollectiveKind kind) {
+  return HasPeer(kind) && FactsOf(kind).out != Pieces::kNone;
+}
 constexpr bool IsReducing(CollectiveKind kind) {
   return FactsOf(kind).does == CollectiveFacts::Does::kReduces;
+}
+// Whether nothing moves. Not of kUnspecified: that number from outside does not pass for a barrier.
+constexpr bool OnlyOrders(CollectiveKind kind) {
+  return IsCollectiveKind(kind) && FactsOf(kind).does == CollectiveFacts::Does::kOrders;
 }
 // Whether pieces of one member may have different sizes: there is a list of them, on one side.
 constexpr bool MayBeUneven(CollectiveKind kind) {

@@ -26,6 +26,9 @@ Names Kinds(const Fact& fact) {
 TEST(CollectiveKindTest, FactsThatAreDerived) {
   EXPECT_THAT(Kinds(HasRoot), ElementsAre("broadcast", "reduce", "gather", "scatter"));
   EXPECT_THAT(Kinds(HasPeer), ElementsAre("send", "recv"));
+  EXPECT_THAT(Kinds(IsSender), ElementsAre("send"));
+  EXPECT_THAT(Kinds(IsReceiver), ElementsAre("recv"));
+  EXPECT_THAT(Kinds(OnlyOrders), ElementsAre("barrier"));
   EXPECT_THAT(Kinds(IsReducing), ElementsAre("all_reduce", "reduce", "reduce_scatter"));
   EXPECT_THAT(Kinds(MayBeUneven),
               ElementsAre("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"));
@@ -37,6 +40,7 @@ TEST(CollectiveKindTest, NumbersThatAreNoKind) {
     const auto kind = static_cast<CollectiveKind>(number);
     EXPECT_FALSE(IsCollectiveKind(kind)) << number;
     EXPECT_FALSE(HasRoot(kind) || HasPeer(kind) || IsReducing(kind) || MayBeUneven(kind));
+    EXPECT_FALSE(IsSender(kind) || IsReceiver(kind) || OnlyOrders(kind));
     EXPECT_EQ(CollectiveKindName(kind), number == 0 ? "unspecified" : "unknown");
   }
 }
@@ -48,6 +52,11 @@ TEST(CollectiveKindTest, PiecesOfEachMember) {
   for (const bool root : {false, true}) {
     EXPECT_EQ(PiecesOn(Pieces::kOneAtRoot, 3, root), root ? 1 : 0);
     EXPECT_EQ(PiecesOn(Pieces::kEachAtRoot, 3, root), root ? 3 : 0);
+    EXPECT_FALSE(AnyOn(Pieces::kNone, root));
+    for (const Pieces pieces : {Pieces::kOne, Pieces::kEach}) EXPECT_TRUE(AnyOn(pieces, root));
+    for (const Pieces pieces : {Pieces::kOneAtRoot, Pieces::kEachAtRoot}) {
+      EXPECT_EQ(AnyOn(pieces, root), root);
+    }
   }
 }
 

@@ -63,7 +63,7 @@ inline Extras ExtrasOf(const Collective& c, DType dtype) {
 constexpr int NumVisibleOutputs(const Collective& c, int num_outputs) {
   if (!IsReducing(c.kind)) return num_outputs;
   if (HasRuntimeCounts(c)) return 2;
-  return c.kind == CollectiveKind::kReduce && c.rank != c.root ? 0 : 1;
+  return AnyOn(FactsOf(c.kind).out, c.rank == c.root) ? 1 : 0;
 }
 
 }  // namespace chorus

@@ -98,15 +98,14 @@ absl::Status CheckAttributes(const OpDef& def, const NodeView& node) {
 // Of one node; with kMaxValueBytes it keeps sums of sizes over inputs within 64 bits.
 constexpr size_t kMaxInputs = size_t{1} << 20;
 
-bool IsScatterOffRoot(const Collective& c) {
-  return c.kind == CollectiveKind::kScatter && c.rank != c.root;
-}
+// Where all pieces come from the root, members off it put nothing in.
+bool PutsNothingIn(const Collective& c) { return !AnyOn(FactsOf(c.kind).in, c.rank == c.root); }
 
 // x, `sends` and, as the caller likes, `receives`, as far as this member has them.
 absl::Status CheckRuntimeArity(const NodeView& node) {
   const Collective& c = *node.collective;
   const int factors = c.reduction == Reduction::kPremulSum ? 1 : 0;
-  const int least = (IsScatterOffRoot(c) ? 0 : 2) + factors;
+  const int least = (PutsNothingIn(c) ? 0 : 2) + factors;
   const int most = least + (NumRuntimeReceives(c, node.group_size) > 0 ? 1 : 0);
   if (node.num_inputs() >= least && node.num_inputs() <= most) return absl::OkStatus();
   return ShapeError(node,
@@ -187,7 +186,7 @@ absl::Status CheckRuntimeForm(const OpDef& def, const NodeView& node) {
     return ShapeError(node, "no counts at run time, which are for pieces in one tensor",
                       absl::StrCat("input ", c.runtime_counts_input));
   }
-  const int x = IsScatterOffRoot(c) ? 0 : 1;
+  const int x = PutsNothingIn(c) ? 0 : 1;
   if (c.runtime_counts_input != x) {
     return ShapeError(node, absl::StrCat("counts at run time from input ", x, " on"),
                       absl::StrCat("from input ", c.runtime_counts_input));
@@ -273,7 +272,7 @@ absl::StatusOr<std::vector<TensorType>> InferWithRuntimeCounts(NodeView* node) {
   const Collective& c = *node->collective;
   const int32_t receives = NumRuntimeReceives(c, node->group_size);
   for (int i = c.runtime_counts_input; i < node->num_inputs(); ++i) {
-    const bool sends = i == c.runtime_counts_input && !IsScatterOffRoot(c);
+    const bool sends = i == c.runtime_counts_input && !PutsNothingIn(c);
     const TensorType counts(DType::kI64, {sends ? NumRuntimeSends(c, node->group_size) : receives});
     if (node->input(i) != counts) {
       return ShapeError(*node,
@@ -283,7 +282,7 @@ absl::StatusOr<std::vector<TensorType>> InferWithRuntimeCounts(NodeView* node) {
     }
   }
   TensorType y;
-  if (IsScatterOffRoot(c)) {
+  if (PutsNothingIn(c)) {
     CHORUS_ASSIGN_OR_RETURN(y, TypeOfAttributes(*node));
   } else {
     if (!node->attributes.empty()) {
@@ -295,7 +294,7 @@ absl::StatusOr<std::vector<TensorType>> InferWithRuntimeCounts(NodeView* node) {
   if (y.dims.empty()) {
     return ShapeError(*node, "a tensor with rows, which has at least one dimension", y.ToString());
   }
-  if (IsScatterOffRoot(c) && y.dims[0].size != c.runtime_count_maximum) {
+  if (PutsNothingIn(c) && y.dims[0].size != c.runtime_count_maximum) {
     return ShapeError(*node,
                       absl::StrCat("dims with the maximum of ", c.runtime_count_maximum, " rows"),
                       y.ToString());

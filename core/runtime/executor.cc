@@ -735,7 +735,7 @@ class DeviceExecutor final : public Executor {
       }
       if (const OpenedCommunicator* const bound = bound_[collective.binding]; bound != nullptr) {
         failure->Add(Enqueue(*bound, call, stream), /*is_own=*/!bound->ok());
-      } else if (call.kind != CollectiveKind::kBarrier) {
+      } else if (!OnlyOrders(call.kind)) {
         failure->Add(Malformed("a launch binds no communicator to a collective"),
                      /*is_own=*/false);
       }

@@ -74,7 +74,7 @@ void PlaceOperandsInResults(PlanState* state) {
     const Node& node = state->node(n);
     const NodeState& node_state = state->nodes[n];
     if (!node_state.live || node_state.form != Form::kCollective || !node_state.def->one_output ||
-        node.collective->kind != CollectiveKind::kAllGather || HasRuntimeCounts(*node.collective)) {
+        !GivesEqualResults(node.collective->kind) || HasRuntimeCounts(*node.collective)) {
       continue;
     }
     const ValueIndex result = state->output(n, 0);

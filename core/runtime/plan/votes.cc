@@ -76,7 +76,7 @@ Participation ParticipationOf(const PlanState& state, NodeIndex n, const Depende
   }
   p.peer = c.peer;
   p.tag = c.tag;
-  p.is_recv = c.kind == CollectiveKind::kRecv;
+  p.is_recv = IsReceiver(c.kind);
   p.part = c.part;
   p.wants_grad = c.wants_grad;
   p.leads_to_collective = c.leads_to_collective;
