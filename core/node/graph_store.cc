@@ -207,7 +207,7 @@ absl::Status GraphStore::ResizeThere(Charge* charge, int64_t bytes) {
     });
   };
   if (ask() && (status.ok() || !background_->DoOwn() || ask())) return status;
-  return absl::CancelledError("the node ends");
+  return MakeError(Reason::kDraining, "the daemon is shutting down");
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded,
