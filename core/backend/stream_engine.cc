@@ -299,6 +299,15 @@ absl::Status StreamEngine::KernelFailure(const absl::Status& status, absl::strin
 
 // --- Communicators ---
 
+absl::Status CheckDevices(const Backend& backend, uint64_t id, absl::Span<const int> devices) {
+  for (const int device : devices) {
+    if (device >= 0 && device < backend.device_count()) continue;
+    return BadType(absl::StrCat("communicator ", id, ": no device ", backend.name(), ":", device,
+                                " among ", backend.device_count()));
+  }
+  return absl::OkStatus();
+}
+
 class StreamEngine::EngineCommunicator : public Communicator {
  public:
   EngineCommunicator(StreamEngine* engine, Group* group, int member)

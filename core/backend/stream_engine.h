@@ -227,6 +227,10 @@ class StreamEngine {
   std::vector<std::unique_ptr<Meeting>> free_meetings_ ABSL_GUARDED_BY(mutex_);
 };
 
+// INVALID_ARGUMENT: communicator `id` is to have a device that the backend does not have. Backends
+// ask before they open one: engines do not know how many devices there are.
+absl::Status CheckDevices(const Backend& backend, uint64_t id, absl::Span<const int> devices);
+
 }  // namespace chorus
 
 #endif  // CHORUS_CORE_BACKEND_STREAM_ENGINE_H_

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "core/backend/cuda/cuda_engine.h"
 #include "core/backend/cuda/gpu_memory.h"
 #include "core/base/error.h"
@@ -80,12 +79,7 @@ class CudaBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
                                                                  absl::Span<const int> devices,
                                                                  int member) override {
-    for (const int device : devices) {
-      if (device < 0 || device >= device_count()) {
-        return BadType(absl::StrCat("communicator ", id, ": no device cuda:", device, " among ",
-                                    device_count()));
-      }
-    }
+    CHORUS_RETURN_IF_ERROR(CheckDevices(*this, id, devices));
     return engine_->OpenCommunicator(id, devices, member);
   }
 

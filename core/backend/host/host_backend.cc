@@ -386,12 +386,7 @@ class HostBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
                                                                  absl::Span<const int> devices,
                                                                  int member) override {
-    for (const int device : devices) {
-      if (device < 0 || device >= device_count()) {
-        return BadType(absl::StrCat("communicator ", id, ": no device host:", device, " among ",
-                                    device_count()));
-      }
-    }
+    CHORUS_RETURN_IF_ERROR(CheckDevices(*this, id, devices));
     return engine_.OpenCommunicator(id, devices, member);
   }
 

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "core/backend/cpu_engine.h"
 #include "core/backend/sim/sim_memory.h"
 #include "core/base/clock.h"
@@ -209,12 +208,7 @@ class SimBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Communicator>> OpenCommunicator(uint64_t id,
                                                                  absl::Span<const int> devices,
                                                                  int member) override {
-    for (const int device : devices) {
-      if (device < 0 || device >= device_count()) {
-        return BadType(absl::StrCat("communicator ", id, ": no device sim:", device, " among ",
-                                    device_count()));
-      }
-    }
+    CHORUS_RETURN_IF_ERROR(CheckDevices(*this, id, devices));
     return engine_.OpenCommunicator(id, devices, member);
   }
 
