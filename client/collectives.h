@@ -59,7 +59,7 @@ namespace chorus {
 // Where gradients are on, PRODUCT, MIN and MAX keep in forward what theirs needs of other ranks.
 class ReduceOp {
  public:
-  ReduceOp(Reduction reduction = Reduction::kSum)  // NOLINT: implicit
+  ReduceOp(Reduction reduction = Reduction::kSum)  // implicit
       : reduction_(reduction) {}
   static ReduceOp PremulSum(double factor) {
     ReduceOp op(Reduction::kPremulSum);

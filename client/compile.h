@@ -38,7 +38,7 @@ struct CompileOptions {
   std::vector<int> donate;
   // A dimension of an input that may change from call to call, like the rows of a last short batch.
   struct Varying {
-    Varying(int i, int d = 0) : input(i), dim(d) {}  // NOLINT: an input, its first dimension
+    Varying(int i, int d = 0) : input(i), dim(d) {}  // an input, its first dimension
     int input = 0;
     int dim = 0;
   };

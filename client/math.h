@@ -40,11 +40,11 @@ class Axes {
  public:
   Axes() = default;
   template <typename T, typename = std::enable_if_t<std::is_integral_v<T>>>
-  Axes(T axis) : all_(false), axes_{static_cast<int64_t>(axis)} {}  // NOLINT: implicit
+  Axes(T axis) : all_(false), axes_{static_cast<int64_t>(axis)} {}  // implicit
   Axes(bool) = delete;                                              // keep_dims comes after them
-  Axes(std::vector<int64_t> axes)                                   // NOLINT: implicit
+  Axes(std::vector<int64_t> axes)                                   // implicit
       : all_(false), axes_(std::move(axes)) {}
-  Axes(std::initializer_list<int64_t> axes) : all_(false), axes_(axes) {}  // NOLINT: implicit
+  Axes(std::initializer_list<int64_t> axes) : all_(false), axes_(axes) {}  // implicit
 
   bool all() const { return all_; }
   const std::vector<int64_t>& list() const { return axes_; }
@@ -75,12 +75,12 @@ Tensor CopyTo(const Tensor& x, const DeviceRef& device, CallSite site = CallSite
 // For operators: a tensor, or a number that takes the other side's dtype.
 class Operand {
  public:
-  Operand(const Tensor& tensor, CallSite site = CallSite::Here())  // NOLINT: implicit
+  Operand(const Tensor& tensor, CallSite site = CallSite::Here())  // implicit
       : tensor_(tensor), site_(site) {}
   template <typename T>
-  Operand(const MappedTensor<T>& mapped, CallSite site = CallSite::Here())  // NOLINT: implicit
+  Operand(const MappedTensor<T>& mapped, CallSite site = CallSite::Here())  // implicit
       : tensor_(mapped.tensor()), site_(site) {}
-  Operand(double value, CallSite site = CallSite::Here())  // NOLINT: implicit
+  Operand(double value, CallSite site = CallSite::Here())  // implicit
       : value_(value), is_value_(true), site_(site) {}
 
   const Tensor& tensor() const { return tensor_; }

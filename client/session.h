@@ -101,8 +101,8 @@ struct DeviceInfo {
 class DeviceRef {
  public:
   DeviceRef() = default;
-  DeviceRef(const Session& session);  // NOLINT: stands for device 0
-  DeviceRef(const World& world);      // NOLINT: stands for its member's device
+  DeviceRef(const Session& session);  // stands for device 0
+  DeviceRef(const World& world);      // stands for its member's device
 
   int slot() const { return slot_; }  // index in the session's list
   DeviceInfo info() const;
@@ -158,7 +158,7 @@ class Session {
 class Group {
  public:
   Group() = default;
-  Group(const World& world);  // NOLINT: everybody
+  Group(const World& world);  // everybody
 
   int rank() const;  // this member's, in the group
   int size() const;

@@ -178,7 +178,7 @@ class MappedTensor {
   size_t size() const { return size_; }
   T& operator[](size_t i) const { return data_[i]; }
   const Tensor& tensor() const { return tensor_; }
-  operator const Tensor&() const { return tensor_; }  // NOLINT: an operand
+  operator const Tensor&() const { return tensor_; }  // an operand
 
   MappedTensor(Tensor tensor, T* data, size_t size)
       : tensor_(std::move(tensor)), data_(data), size_(size) {}

@@ -20,7 +20,7 @@ namespace chorus {
 
 // Two numbers, or one for both: {3, 5}, 3.
 struct HeightWidth {
-  HeightWidth(int64_t both) : h(both), w(both) {}  // NOLINT: implicit
+  HeightWidth(int64_t both) : h(both), w(both) {}  // implicit
   HeightWidth(int64_t height, int64_t width) : h(height), w(width) {}
   int64_t h;
   int64_t w;

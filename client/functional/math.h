@@ -120,8 +120,8 @@ Tensor CumSum(const Tensor& x, int64_t axis = -1, bool reverse = false,
 
 class RandomNumber {
  public:
-  RandomNumber(const Tensor& tensor) : tensor_(tensor) {}          // NOLINT: implicit
-  RandomNumber(int64_t value) : value_(value), is_value_(true) {}  // NOLINT: implicit
+  RandomNumber(const Tensor& tensor) : tensor_(tensor) {}          // implicit
+  RandomNumber(int64_t value) : value_(value), is_value_(true) {}  // implicit
   // Beside tensors of a device.
   Tensor On(const DeviceRef& device) const;
 

@@ -43,7 +43,7 @@ class TrainStep {
   using Loss = std::function<Tensor(const std::vector<Tensor>& inputs)>;
   struct Options {
     Options() = default;
-    Options(const Group& group) : ranks(group) {}  // NOLINT: implicit
+    Options(const Group& group) : ranks(group) {}  // implicit
 
     // The ranks that train together; none: this one alone. The first call gives all of them the
     // first one's variables, after which they are equal but for buffers, which stay each rank's

@@ -46,7 +46,7 @@ class HostTensor {
   }
   // Refers to memory that the daemon shares.
   template <typename T>
-  HostTensor(const MappedTensor<T>& mapped)  // NOLINT: its elements
+  HostTensor(const MappedTensor<T>& mapped)  // its elements
       : HostTensor(std::make_shared<Tensor>(mapped.tensor()), DTypeOf<T>(),
                    reinterpret_cast<const char*>(mapped.data()), mapped.size(),
                    mapped.tensor().shape()) {}

@@ -29,8 +29,8 @@ class Nest {
   using Fields = std::map<std::string, Nest>;
 
   Nest() = default;                                                          // nothing
-  Nest(Tensor tensor) : kind_(Kind::kTensor), tensor_(std::move(tensor)) {}  // NOLINT: implicit
-  Nest(HostTensor host) : kind_(Kind::kHost), host_(std::move(host)) {}      // NOLINT: implicit
+  Nest(Tensor tensor) : kind_(Kind::kTensor), tensor_(std::move(tensor)) {}  // implicit
+  Nest(HostTensor host) : kind_(Kind::kHost), host_(std::move(host)) {}      // implicit
   static Nest List(Items items) { return Nest(Kind::kList, std::move(items)); }
   static Nest Tuple(Items items) { return Nest(Kind::kTuple, std::move(items)); }
   static Nest Map(Fields fields) {

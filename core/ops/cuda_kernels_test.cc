@@ -48,7 +48,7 @@ constexpr uint64_t kSeed = 7;
 constexpr int64_t kMoreThanThreads = 200003;
 
 std::vector<cuda::FakeKernel> Kernels() {
-  using namespace cuda;  // NOLINT: the lists name their types without it
+  using namespace cuda;  // the lists name their types without it
   return {
 #define CHORUS_FAMILY(Name) CHORUS_KERNELS_OF_##Name(CHORUS_FAKE_KERNEL)
       CHORUS_CUDA_KERNEL_BODIES(CHORUS_FAMILY)

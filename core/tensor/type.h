@@ -61,7 +61,7 @@ struct Dim {
   int32_t symbol = -1;  // >= 0: the symbol's index in the graph
 
   Dim() = default;
-  Dim(int64_t n) : size(n) {}  // NOLINT: a number is a dimension
+  Dim(int64_t n) : size(n) {}  // a number is a dimension
   static Dim Symbol(int32_t symbol, int64_t maximum) {
     Dim dim(maximum);
     dim.symbol = symbol;

@@ -213,7 +213,7 @@ class Runner::Threads : public Runner::Deployment {
     if (!gathering->Wait(8 * absl::FromChrono(patience) + absl::Seconds(120))) {
       for (std::thread& thread : threads) thread.detach();
       // They use it for good.
-      cluster_.release();  // NOLINT
+      cluster_.release();  // NOLINT(bugprone-unused-return-value)
       for (auto& session : sessions_) new Session(session.second);
       return absl::DeadlineExceededError("a trainer hangs for good");
     }

@@ -96,8 +96,10 @@ absl::Status Runner::StartDaemon(TrainerOptions* trainers) {
 std::string Runner::RunPass(const Vector& v, const Tolerance& tolerance, Pass pass) {
   const absl::StatusOr<std::vector<RankResults>> got = trainers_->Run(v, pass);
   if (!got.ok()) {
-    // A rank that hangs uses it for good.
-    if (absl::IsDeadlineExceeded(got.status())) cluster_.release();  // NOLINT
+    if (absl::IsDeadlineExceeded(got.status())) {
+      // A rank that hangs uses it for good.
+      cluster_.release();  // NOLINT(bugprone-unused-return-value)
+    }
     return std::string(got.status().message());
   }
   const std::vector<std::string> failures = Check(v, tolerance, pass, *got);

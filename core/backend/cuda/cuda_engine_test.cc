@@ -29,7 +29,7 @@ constexpr char kImage[] = "of a stand-in";
 constexpr auto kCannotRun = static_cast<Result>(700);  // CUDA_ERROR_ILLEGAL_ADDRESS
 
 cuda::FakeDriverOptions FakeOptions() {
-  using namespace cuda;  // NOLINT: the lists name their types without it
+  using namespace cuda;  // the lists name their types without it
   FakeDriverOptions options;
   options.seed = 3;
   options.patience = absl::Milliseconds(5);  // longer than the host takes for a piece of a copy

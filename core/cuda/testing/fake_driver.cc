@@ -369,8 +369,8 @@ Result FakeDriver::Enqueue(Stream stream, const char* name, std::function<void()
 }  // namespace cuda
 }  // namespace chorus
 
-using namespace chorus;        // NOLINT: the driver's functions are in no namespace
-using namespace chorus::cuda;  // NOLINT: nor these
+using namespace chorus;        // the driver's functions are in no namespace
+using namespace chorus::cuda;  // nor these
 
 #define FAKE(name) \
   if (const Result begun = Begin("cu" #name); begun != Result::kSuccess) return begun

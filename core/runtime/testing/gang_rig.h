@@ -54,7 +54,7 @@ class GangRig {
 
   // Where an input comes from: a value, or an output of an earlier gang's session.
   struct Source {
-    Source(Value v) : value(std::move(v)) {}  // NOLINT: a value is a source
+    Source(Value v) : value(std::move(v)) {}  // a value is a source
     Source(const Result* r, int s, int o) : result(r), session(s), output(o) {}
     absl::optional<Value> value;
     const Result* result = nullptr;

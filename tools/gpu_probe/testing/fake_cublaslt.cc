@@ -20,7 +20,7 @@
 #include "core/cuda/cublaslt_api.h"
 #include "core/cuda/testing/fake_blas_structs.h"
 
-using namespace chorus::cuda;  // NOLINT: the library's functions are in no namespace
+using namespace chorus::cuda;  // the library's functions are in no namespace
 
 namespace {
 

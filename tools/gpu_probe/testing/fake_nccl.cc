@@ -45,7 +45,7 @@ NcclCommStruct* last = nullptr;
 }  // namespace cuda
 }  // namespace chorus
 
-using namespace chorus::cuda;  // NOLINT: the library's functions are in no namespace
+using namespace chorus::cuda;  // the library's functions are in no namespace
 
 extern "C" {
 

@@ -29,7 +29,7 @@ namespace {
 }
 
 std::vector<cuda::FakeKernel> Kernels() {
-  using namespace cuda;  // NOLINT: the lists name their types without it
+  using namespace cuda;  // the lists name their types without it
   return {CHORUS_MOVE_KERNELS(CHORUS_FAKE_KERNEL) CHORUS_TEST_KERNELS(CHORUS_FAKE_KERNEL)
 #define CHORUS_FAMILY(Name) CHORUS_KERNELS_OF_##Name(CHORUS_FAKE_KERNEL)
               CHORUS_CUDA_KERNEL_BODIES(CHORUS_FAMILY)
