@@ -151,10 +151,10 @@ int Main(int argc, char** argv) {
   int status = 0;
   for (const Suite& suite : *suites) {
     std::cout << "\n== " << suite.name << "\n" << std::flush;
-    const absl::Status done = suite.run(context);
+    const absl::Status suite_status = suite.run(context);
     context.Show();
-    if (!done.ok()) {
-      std::cerr << suite.name << ": " << done << "\n";
+    if (!suite_status.ok()) {
+      std::cerr << suite.name << ": " << suite_status << "\n";
       status = 1;
     }
   }

@@ -43,7 +43,7 @@ struct CollectiveCase {
   // DATA_LOSS unless the values are the rank's result, or a piece of it.
   absl::Status Check(int rank, const float* pieces) const;
   absl::Status CheckPiece(int rank, int piece, const float* values) const;
-  // Whom a rank sends to and hears from in send_recv; -1: nobody.
+  // The rank that a rank sends to and hears from in send_recv; -1: none.
   int Neighbour(int rank) const;
 
   std::string op;

@@ -31,10 +31,10 @@ Values ResultOf(const CollectiveCase& c, int rank) {
   const auto add = [&result](const Values& piece) {
     result.insert(result.end(), piece.begin(), piece.end());
   };
-  const auto add_sum = [&](int place) {
+  const auto add_sum = [&](int piece) {
     Values sum(c.count, 0);
     for (int r = 0; r < c.ranks; ++r) {
-      for (int64_t i = 0; i < c.count; ++i) sum[i] += sent[r][place][i];
+      for (int64_t i = 0; i < c.count; ++i) sum[i] += sent[r][piece][i];
     }
     add(sum);
   };

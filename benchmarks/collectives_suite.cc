@@ -151,11 +151,11 @@ absl::StatusOr<double> MeasureCase(const Context& context, const Contestants& wh
   CHORUS_ASSIGN_OR_RETURN(std::vector<Measured> measured,
                           MeasureInterleaved(contenders, OptionsFor(context, c.result_bytes())));
   DropHopeless(measured, who.mpi);
-  std::vector<Measured> read(measured.begin() + plain, measured.end());
+  std::vector<Measured> readings(measured.begin() + plain, measured.end());
   measured.resize(plain);
   if (who.mpi != nullptr && c.result_bytes() >= 64 * kKiB) {
     goals->to_mpi.Add(RatioToNamed(measured, who.mpi->version()), c);
-    goals->read_to_mpi.Add(RatioToNamed(read, who.mpi->version()), c);
+    goals->read_to_mpi.Add(RatioToNamed(readings, who.mpi->version()), c);
   }
   if (who.torch != nullptr) {
     goals->to_torch.Add(RatioToNamed(measured, who.torch->version()), c);
@@ -164,7 +164,7 @@ absl::StatusOr<double> MeasureCase(const Context& context, const Contestants& wh
                              Plots::Along::kBytes, Plots::Value::kTime};
   const auto size = static_cast<double>(c.result_bytes());
   context.plots->Add(plot, size, measured);
-  for (const Measured& one : read) {
+  for (const Measured& one : readings) {
     context.plots->AddPoint(plot, one.name + ", all then read it", size, one.summary.p50);
   }
   const double ours = measured.front().summary.p50;
@@ -173,7 +173,7 @@ absl::StatusOr<double> MeasureCase(const Context& context, const Contestants& wh
   row.what = c.op;
   row.ranks = c.ranks;
   row.bytes = c.result_bytes();
-  context.report->AddComparison(row, std::move(measured), std::move(read));
+  context.report->AddComparison(row, std::move(measured), std::move(readings));
   return ours;
 }
 

@@ -132,11 +132,11 @@ class Subject {
       if (pass == kForward) return {Conv2d(in[0], in[1], options)};
       Tensor x = in[0].Detach();
       Tensor weight = in[1].Detach();
-      const Tensor& wanted = (pass == kGradientOfX ? x : weight).RequireGrad();
+      const Tensor& leaf = (pass == kGradientOfX ? x : weight).RequireGrad();
       BackwardOptions seeds;
       seeds.seeds = {in[2]};
       absl::StatusOr<std::vector<Tensor>> gradients =
-          Grad({Conv2d(x, weight, options)}, {wanted}, seeds);
+          Grad({Conv2d(x, weight, options)}, {leaf}, seeds);
       if (!gradients.ok()) return {FromError(in[0].device(), gradients.status())};
       return *std::move(gradients);
     });

@@ -173,8 +173,8 @@ class RingServer {
   template <typename Work>
   absl::Status Answer(const Work& work) {
     ++turn_;
-    size_t asked = 0;
-    while (asked < ends_.size()) {
+    size_t frames = 0;
+    while (frames < ends_.size()) {
       AwaitWork();
       for (End& end : ends_) {
         absl::string_view frame;
@@ -184,7 +184,7 @@ class RingServer {
         CHORUS_ASSIGN_OR_RETURN(const Command command, DecodeFrame(frame));
         if (command.sequence != Sequence(turn_)) return WrongAnswer(turn_, 0);
         end.output = absl::get<chorus::Run>(command.body).outputs[0].id;
-        ++asked;
+        ++frames;
       }
     }
     work();

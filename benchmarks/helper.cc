@@ -41,11 +41,11 @@ absl::Status Transfer(int fd, char* data, size_t size, bool writing, int64_t dea
     const int ready = left <= 0 ? 0 : poll(&entry, 1, static_cast<int>(left / 1000000 + 1));
     if (ready == 0) return absl::DeadlineExceededError("no answer in time");
     if (ready < 0 && errno == EINTR) continue;
-    const ssize_t done = writing ? send(fd, data, size, MSG_NOSIGNAL) : recv(fd, data, size, 0);
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return absl::UnavailableError("the other end has gone");
-    data += done;
-    size -= static_cast<size_t>(done);
+    const ssize_t count = writing ? send(fd, data, size, MSG_NOSIGNAL) : recv(fd, data, size, 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return absl::UnavailableError("the other end has gone");
+    data += count;
+    size -= static_cast<size_t>(count);
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,6 @@
 // The numbers that the ranks reduce, and what must come out.
 //
-// They depend on rank and place, so a swapped chunk or a missing rank shows; they are small whole
+// They depend on rank and index, so a swapped chunk or a missing rank shows; they are small whole
 // numbers, so sums are exact; they repeat with a prime period, so checking 256 MiB takes no longer
 // than reading them.
 #ifndef CHORUS_BENCHMARKS_PATTERN_H_

@@ -136,7 +136,7 @@ void Report::Add(const Case& c, std::vector<Measured> measured) {
 }
 
 void Report::AddComparison(const Case& c, std::vector<Measured> measured,
-                           std::vector<Measured> read) {
+                           std::vector<Measured> readings) {
   std::vector<std::string> head = {"what", "ranks", "size"};
   std::vector<std::string> row = {c.what, absl::StrCat(c.ranks), BytesText(c.bytes)};
   const auto add = [&](const std::string& title, const std::string& text) {
@@ -145,14 +145,14 @@ void Report::AddComparison(const Case& c, std::vector<Measured> measured,
   };
   for (const Measured& one : measured) {
     add(one.name, TimeText(one.summary.p50));
-    const Measured* const then_read = Named(read, one.name);
-    if (then_read != nullptr) add("+ read", TimeText(then_read->summary.p50));
+    const Measured* const reading = Named(readings, one.name);
+    if (reading != nullptr) add("+ read", TimeText(reading->summary.p50));
   }
   for (const Measured& one : measured) {
     if (one.role != Role::kPeer) continue;
     add(absl::StrCat("to ", one.name), RatioText(RatioToNamed(measured, one.name)));
-    if (Named(read, one.name) == nullptr) continue;
-    add("+ read", RatioText(RatioToNamed(read, one.name)));
+    if (Named(readings, one.name) == nullptr) continue;
+    add("+ read", RatioText(RatioToNamed(readings, one.name)));
   }
   // Rows of one table have equal columns: where a peer begins or ends to take part, so does a
   // table.
@@ -160,10 +160,10 @@ void Report::AddComparison(const Case& c, std::vector<Measured> measured,
   last_head_ = std::move(head);
   comparisons_.push_back(std::move(row));
   entries_.push_back({c, std::move(measured), false});
-  if (read.empty()) return;
-  Case reading = c;
-  reading.what += ", all then read it";
-  entries_.push_back({reading, std::move(read), false});
+  if (readings.empty()) return;
+  Case reading_case = c;
+  reading_case.what += ", all then read it";
+  entries_.push_back({reading_case, std::move(readings), false});
 }
 
 void Report::AddNote(const std::string& note) {

@@ -44,9 +44,9 @@ class Report {
   // `ours` over the others of the same case: the floor with the least median, and each peer.
   void Add(const Case& c, std::vector<Measured> measured);
   // The same as one line of a table of its own: the first of `measured` is ours, peers follow; in
-  // `read` are those of them, by name, that were measured also with every rank reading its whole
-  // result.
-  void AddComparison(const Case& c, std::vector<Measured> measured, std::vector<Measured> read);
+  // `readings` are those of them, by name, that were measured also with every rank reading its
+  // whole result.
+  void AddComparison(const Case& c, std::vector<Measured> measured, std::vector<Measured> readings);
   void AddGoal(const Goal& goal) { goals_.push_back(goal); }
   // A line of text for readers of the table, such as a peer that is missing; said once.
   void AddNote(const std::string& note);

@@ -55,7 +55,7 @@ struct Rivals {
 };
 
 void AddGoals(const Context& context, int ranks, const Rivals& rivals,
-              const std::vector<Measured>& measured, const std::vector<Measured>& read) {
+              const std::vector<Measured>& measured, const std::vector<Measured>& readings) {
   Goal goal;
   goal.at_least = true;
   goal.unit = "x";
@@ -68,8 +68,8 @@ void AddGoals(const Context& context, int ranks, const Rivals& rivals,
   const double owned = MedianOf(measured, kOwned);
   if (!rivals.mpi.empty()) {
     add("owned, speed over Open MPI's", 1, MedianOf(measured, rivals.mpi), owned);
-    add("owned, all then read it, speed over Open MPI's", 1, MedianOf(read, rivals.mpi),
-        MedianOf(read, kOwned));
+    add("owned, all then read it, speed over Open MPI's", 1, MedianOf(readings, rivals.mpi),
+        MedianOf(readings, kOwned));
   }
   if (!rivals.ddp.empty()) {
     // What is left when the backward pass by itself is taken away.
@@ -125,10 +125,10 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, const Gr
     options.least_iterations = options.most_iterations = context.effort == Effort::kQuick ? 4 : 10;
   }
   CHORUS_ASSIGN_OR_RETURN(std::vector<Measured> measured, MeasureInterleaved(contenders, options));
-  std::vector<Measured> read(measured.begin() + plain, measured.end());
+  std::vector<Measured> readings(measured.begin() + plain, measured.end());
   measured.resize(plain);
   // Where there is one rank nothing has to be exchanged.
-  if (ranks > 1) AddGoals(context, ranks, rivals, measured, read);
+  if (ranks > 1) AddGoals(context, ranks, rivals, measured, readings);
   Case c;
   c.benchmark = "step";
   c.what = absl::StrCat(gradients.shapes.size(), " gradients");
@@ -140,7 +140,7 @@ absl::Status MeasureRanks(const Context& context, const Daemon& daemon, const Gr
   };
   add(std::move(measured));
   c.what += ", all then read them";
-  add(std::move(read));
+  add(std::move(readings));
   context.Show();
   return absl::OkStatus();
 }

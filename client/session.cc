@@ -106,10 +106,10 @@ absl::StatusOr<Session> Session::Open(const SessionOptions& options) {
       *std::move(link), absl::FromChrono(options.wait_timeout), std::move(reports)));
 }
 
-absl::StatusOr<World> Session::Join(const WorldOptions& given) const {
+absl::StatusOr<World> Session::Join(const WorldOptions& request) const {
   if (session_ == nullptr) return NoSession();
   if (session_->Forked()) return ForkedError();
-  WorldOptions options = given;
+  WorldOptions options = request;
   if (options.name.empty()) {
     options.name = FromEnvironment({"CHORUS_WORLD", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID",
                                     "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"});

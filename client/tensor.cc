@@ -113,10 +113,10 @@ absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)
   if (data.info == nullptr) {
     return MakeError(Reason::kWrongState, "read: this rank gets no result of that collective");
   }
-  const absl::string_view asked = DTypeName(dtype);
+  const absl::string_view expected = DTypeName(dtype);
   if (data.info->type.dtype != dtype) {
-    return BadType(
-        absl::StrCat("read: expected a tensor of ", asked, ", got ", data.info->type.ToString()));
+    return BadType(absl::StrCat("read: expected a tensor of ", expected, ", got ",
+                                data.info->type.ToString()));
   }
   return data.session->Read(impl_->data, on_device, allocate(data.info->elements));
 }
@@ -125,9 +125,9 @@ absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(
   CHORUS_ASSIGN_OR_RETURN(const bool on_device, Await(impl_));
   const TensorDataPtr& data = impl_->data;
   if (data->info == nullptr || data->info->type.dtype != dtype) {
-    const absl::string_view asked = DTypeName(dtype);
+    const absl::string_view expected = DTypeName(dtype);
     return BadType(
-        absl::StrCat("view: expected a tensor of ", asked, ", got ",
+        absl::StrCat("view: expected a tensor of ", expected, ", got ",
                      data->info == nullptr ? "an absent result" : data->info->type.ToString()));
   }
   std::pair<std::shared_ptr<const void>, const char*> mapped(data, nullptr);

@@ -252,15 +252,15 @@ absl::StatusOr<std::string> UserMemory::CountsOf(int64_t rank, const std::vector
                                                  size_t element_bytes, CallInRuns* call,
                                                  CallSite site) {
   constexpr size_t kNamed = 64;
-  std::vector<int64_t> numbers(1 + kNamed);
-  numbers[0] = static_cast<int64_t>(extents.size());
+  std::vector<int64_t> counts(1 + kNamed);
+  counts[0] = static_cast<int64_t>(extents.size());
   for (size_t i = 0; i < std::min(extents.size(), kNamed); ++i) {
-    numbers[1 + i] = static_cast<int64_t>(extents[i].bytes / element_bytes);
+    counts[1 + i] = static_cast<int64_t>(extents[i].bytes / element_bytes);
   }
-  const auto each = static_cast<int64_t>(numbers.size());
-  const Tensor own_numbers = FromHost<int64_t>(Device(), numbers, {each}, site);
+  const auto each = static_cast<int64_t>(counts.size());
+  const Tensor own_counts = FromHost<int64_t>(Device(), counts, {each}, site);
   CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                          AllGatherIntoTensorIn(call, own_numbers, group_, site).Read<int64_t>());
+                          AllGatherIntoTensorIn(call, own_counts, group_, site).Read<int64_t>());
   const auto expected = all.begin();
   const auto [differs, got] = std::mismatch(expected, expected + each, all.begin() + rank * each);
   const auto at = differs - expected;
@@ -271,13 +271,13 @@ absl::StatusOr<std::string> UserMemory::CountsOf(int64_t rank, const std::vector
 
 absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {
   const TensorDataPtr& data = ImplOf(chunk->result)->data;
-  const absl::StatusOr<bool> done = data->session->Wait(data, data->session->wait_timeout());
+  const absl::StatusOr<bool> on_device = data->session->Wait(data, data->session->wait_timeout());
   if (chunk->staging != nullptr) {
     chunk->staging->taken = false;
     // After a timeout the run may go on, and read it: nobody writes there again.
-    if (!done.ok()) *chunk->staging = Staging();
+    if (!on_device.ok()) *chunk->staging = Staging();
   }
-  CHORUS_RETURN_IF_ERROR(done.status());
+  CHORUS_RETURN_IF_ERROR(on_device.status());
   if (chunk->bytes == 0) return absl::OkStatus();
   const auto copy_out = [&](const char* from) {
     to->Pass(chunk->bytes, [&](const Extent& extent, size_t offset, size_t length) {
@@ -286,14 +286,14 @@ absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {
     });
   };
   if (!remote_) {
-    const absl::StatusOr<std::shared_ptr<const char>> mapped = data->session->Map(data, *done);
+    const absl::StatusOr<std::shared_ptr<const char>> mapped = data->session->Map(data, *on_device);
     if (mapped.ok()) copy_out(mapped->get());
     if (mapped.status().code() != absl::StatusCode::kUnimplemented) return mapped.status();
     remote_ = true;
   }
-  std::string read(chunk->bytes, '\0');
-  CHORUS_RETURN_IF_ERROR(data->session->Read(data, *done, &read[0]));
-  copy_out(read.data());
+  std::string copy(chunk->bytes, '\0');
+  CHORUS_RETURN_IF_ERROR(data->session->Read(data, *on_device, &copy[0]));
+  copy_out(copy.data());
   return absl::OkStatus();
 }
 

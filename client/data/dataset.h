@@ -30,7 +30,7 @@ class Dataset {
   // A sample, from 0 to size() - 1. Whatever is random in it is drawn from `seed`, and so is the
   // same whichever thread or rank asks (Sampler::SeedAt).
   virtual absl::StatusOr<HostTensors> Get(int64_t index, uint64_t seed) const = 0;
-  // Of the tensors of a sample; none: they have only places.
+  // Of the tensors of a sample; none: they have only indices.
   virtual std::vector<std::string> names() const { return {}; }
 
  protected:

@@ -48,9 +48,9 @@ class Inflater {
   }
   // Whether that was all, and it was sound: gzip has a checksum at its end.
   bool AtEnd() {
-    char more = 0;
+    char byte = 0;
     while (ok_ && !ended_) {
-      if (Read(&more, 1)) return false;
+      if (Read(&byte, 1)) return false;
     }
     return ok_ && rest_ == 0 && stream_.avail_in == 0;
   }
@@ -93,9 +93,9 @@ class Source {
   HeldBytes Take(size_t size) {
     if (inflater_ == nullptr) {
       if (size > rest_.size()) return {};
-      const HeldBytes taken{file_.keep, rest_.substr(0, size)};
+      const HeldBytes piece{file_.keep, rest_.substr(0, size)};
       rest_.remove_prefix(size);
-      return taken;
+      return piece;
     }
     std::string bytes(size, '\0');
     return inflater_->Read(&bytes[0], size) ? Hold(std::move(bytes)) : HeldBytes();

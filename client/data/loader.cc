@@ -240,12 +240,12 @@ absl::StatusOr<Batch> DataLoader::Make(int64_t number) const {
 
 absl::StatusOr<Batch> DataLoader::Next() {
   if (received_ == batches_) return Batch();
-  const absl::Time asked = SteadyNow();
+  const absl::Time begin = SteadyNow();
   if (options_.threads > 0) {
     const int64_t limit = std::min(received_ + 1 + options_.prefetch, batches_);
-    const bool made = workers_->Await(received_, limit, asked + options_.timeout);
-    waited_ += SteadyNow() - asked;
-    if (!made) {
+    const bool ready = workers_->Await(received_, limit, begin + options_.timeout);
+    waited_ += SteadyNow() - begin;
+    if (!ready) {
       return MakeError(Reason::kTransportTimeout,
                        absl::StrCat("DataLoader: batch ", received_, " was not made within ",
                                     absl::FormatDuration(options_.timeout)));
@@ -253,7 +253,7 @@ absl::StatusOr<Batch> DataLoader::Next() {
     return workers_->Take(received_++);
   }
   absl::StatusOr<Batch> batch = Make(received_++);
-  waited_ += SteadyNow() - asked;
+  waited_ += SteadyNow() - begin;
   return batch;
 }
 

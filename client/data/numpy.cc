@@ -241,14 +241,14 @@ absl::StatusOr<HeldBytes> ReadMember(zip_t* archive, zip_uint64_t index, const s
   std::string bytes(info.size, '\0');
   zip_uint64_t at = 0;
   while (at < info.size) {
-    const zip_int64_t read = zip_fread(member.get(), &bytes[at], info.size - at);
-    if (read < 0) return Refuse(path, zip_file_strerror(member.get()));
-    if (read == 0) return Refuse(path, "cut off");
-    at += static_cast<zip_uint64_t>(read);
+    const zip_int64_t count = zip_fread(member.get(), &bytes[at], info.size - at);
+    if (count < 0) return Refuse(path, zip_file_strerror(member.get()));
+    if (count == 0) return Refuse(path, "cut off");
+    at += static_cast<zip_uint64_t>(count);
   }
   // The checksum is looked at where the end is met.
-  char more = 0;
-  const zip_int64_t rest = zip_fread(member.get(), &more, 1);
+  char byte = 0;
+  const zip_int64_t rest = zip_fread(member.get(), &byte, 1);
   if (rest < 0) return Refuse(path, zip_file_strerror(member.get()));
   if (rest > 0) return Refuse(path, absl::StrCat("more than the ", info.size, " bytes it says"));
   return Hold(std::move(bytes));

@@ -283,9 +283,9 @@ class Drawing {
 
   // Attributes of the lines of that name's curves.
   std::string PenOf(const std::string& name) {
-    const auto found = std::find(names_.begin(), names_.end(), name);
-    const auto k = static_cast<size_t>(found - names_.begin());
-    if (found == names_.end()) names_.push_back(name);
+    const auto row = std::find(names_.begin(), names_.end(), name);
+    const auto k = static_cast<size_t>(row - names_.begin());
+    if (row == names_.end()) names_.push_back(name);
     const char* const dashes = kDashes[k / std::size(kColours) % std::size(kDashes)];
     return absl::StrCat(" fill=\"none\" stroke=\"", kColours[k % std::size(kColours)],
                         "\" stroke-width=\"1.5\"",

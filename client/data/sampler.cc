@@ -79,8 +79,8 @@ void DistributedSampler::Begin(int64_t epoch, int64_t received) {
 
 int64_t DistributedSampler::At(int64_t i) const {
   // Behind its end the order begins again, more than once where there are more ranks than samples.
-  const int64_t place = (received_ + i * options_.replicas + options_.rank) % size_;
-  return options_.shuffle ? order_[static_cast<size_t>(place)] : place;
+  const int64_t index = (received_ + i * options_.replicas + options_.rank) % size_;
+  return options_.shuffle ? order_[static_cast<size_t>(index)] : index;
 }
 
 uint64_t DistributedSampler::SeedAt(int64_t i) const {

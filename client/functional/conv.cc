@@ -122,15 +122,15 @@ Tensor ConvTranspose2d(const Tensor& x, const Tensor& weight, const ConvTranspos
                                TypeText(x), " and ", TypeText(weight))),
           site);
     }
-    const auto grown = [&](size_t d, int64_t stride, int64_t padding, int64_t more,
-                           int64_t dilation) {
+    const auto result_size = [&](size_t d, int64_t stride, int64_t padding, int64_t output_padding,
+                                 int64_t dilation) {
       return (x.shape()[2 + d] - 1) * stride - 2 * padding +
-             dilation * (weight.shape()[2 + d] - 1) + 1 + more;
+             dilation * (weight.shape()[2 + d] - 1) + 1 + output_padding;
     };
-    size = {
-        grown(0, options.stride.h, options.padding.h, options.output_padding.h, options.dilation.h),
-        grown(1, options.stride.w, options.padding.w, options.output_padding.w,
-              options.dilation.w)};
+    size = {result_size(0, options.stride.h, options.padding.h, options.output_padding.h,
+                        options.dilation.h),
+            result_size(1, options.stride.w, options.padding.w, options.output_padding.w,
+                        options.dilation.w)};
   }
   return Convolve("convolution_data_grad", x, weight,
                   {{"dilation", Pair(options.dilation)},

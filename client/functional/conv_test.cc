@@ -105,13 +105,13 @@ TEST_F(ConvTest, ConvTranspose2dIsItsDefinition) {
   same.padding = options.padding;
   same.dilation = options.dilation;
   same.groups = options.groups;
-  for (const int64_t more : {0, 1}) {
-    options.output_padding = {more, 2 * more};
+  for (const int64_t extra : {0, 1}) {
+    options.output_padding = {extra, 2 * extra};
     const Tensor x = Numbers({2, 6, 3, 2}, 1);
     const Tensor w = Numbers({6, 2, 3, 2}, 2);
     const Tensor y = ConvTranspose2d(x, w, options);
     ASSERT_TRUE(y.status().ok()) << y.status();
-    EXPECT_EQ(y.shape(), Shape({2, 4, 5 + more, 6 + 2 * more}));
+    EXPECT_EQ(y.shape(), Shape({2, 4, 5 + extra, 6 + 2 * extra}));
     EXPECT_THAT(Values<double>(y),
                 Near(Convolved(Values<double>(x), x.shape(), Values<double>(w), w.shape(), same,
                                y.shape(), /*transposed=*/true)));

@@ -265,8 +265,8 @@ Tensor Counted(const DeviceRef& device, int64_t n, CallSite site) {
   Tensor x = Zeros(device, DType::kI64, {std::min<int64_t>(n, 1)}, site);
   for (int64_t size = 1; size < n; size *= 2) {
     const Operand next(static_cast<double>(size), site);
-    const int64_t more = std::min(size, n - size);
-    const Tensor low = more < size ? Slice(x, 0, 0, more, site) : x;
+    const int64_t count = std::min(size, n - size);
+    const Tensor low = count < size ? Slice(x, 0, 0, count, site) : x;
     x = Concat({x, Operand(low, site) + next}, 0, site);
   }
   return x;
@@ -328,11 +328,11 @@ bool Has(const Labels& labels, char label) { return labels.find(label) != Labels
 
 // Those of `labels` that are in `others`, or are not.
 Labels Those(const Labels& labels, const Labels& others, bool in = true) {
-  Labels kept;
+  Labels result;
   for (const char label : labels) {
-    if (Has(others, label) == in) kept += label;
+    if (Has(others, label) == in) result += label;
   }
-  return kept;
+  return result;
 }
 
 // Axes in the order of `labels`, which are those of `term`.
@@ -490,8 +490,8 @@ class Equation {
     const Shape common = sizes(a, 0, batch.size());
     const Shape rows = sizes(a, batch.size(), of_a.size());
     const Shape columns = sizes(b, batch.size() + summed.size(), of_b.size());
-    const auto join = [](Shape shape, const Shape& more) {
-      shape.insert(shape.end(), more.begin(), more.end());
+    const auto join = [](Shape shape, const Shape& tail) {
+      shape.insert(shape.end(), tail.begin(), tail.end());
       return shape;
     };
     const Shape shape = join(join(common, rows), columns);

@@ -1,7 +1,7 @@
 // Gates: tensors that pass as they are, and whose gradients pass through a rule on their way back.
 // DistributedDataParallel is made of them: its rules take the mean over ranks.
 //
-// A rule may call collectives. So all gates of a call stand or fall together: whoever asks for the
+// A rule may call collectives. So all gates of a call stand or fall together: a call for the
 // gradients of anything that any of their tensors has come to calls the rule of each of them,
 // whatever there is for its own tensors. The first gate's comes first, each as soon as all that has
 // used its tensors and those of the gates before it has been differentiated; so ranks call the

@@ -331,8 +331,8 @@ class Tape {
   // other bytes at each of its uses.
   absl::InlinedVector<ValueIndex, 1> FindAll(const Tensor& tensor) const {
     absl::InlinedVector<ValueIndex, 1> values;
-    const ValueIndex own = Find(tensor);
-    if (own >= 0) values.push_back(own);
+    const ValueIndex value = Find(tensor);
+    if (value >= 0) values.push_back(value);
     if (of_bytes_.empty()) return values;
     const auto row = of_bytes_.find(EdgeTo(tensor, trace_, false).leaf.get());
     if (row != of_bytes_.end()) values.insert(values.end(), row->second.begin(), row->second.end());
@@ -388,22 +388,22 @@ class Tape {
       for (const Edge& edge : node->inputs) use(edge);
       for (const Edge& edge : node->behind) use(edge);
     }
-    absl::flat_hash_map<const GradNode*, uint64_t> places;
-    uint64_t place = kUnused;
+    absl::flat_hash_map<const GradNode*, uint64_t> first_uses;
+    uint64_t first_use = kUnused;
     for (size_t g = gates.size(); g-- > 0;) {
       for (const uint64_t use :
            gate_uses_[gates[g]->gates.get()][static_cast<size_t>(gates[g]->gate)]) {
-        place = std::min(place, use);
+        first_use = std::min(first_use, use);
       }
-      places[gates[g]] = place;
+      first_uses[gates[g]] = first_use;
     }
-    const auto place_of = [&](const GradNodePtr& node) {
-      const auto it = places.find(node.get());
-      return it == places.end() ? std::make_pair(node->order, true)
-                                : std::make_pair(it->second, false);
+    const auto order_of = [&](const GradNodePtr& node) {
+      const auto it = first_uses.find(node.get());
+      return it == first_uses.end() ? std::make_pair(node->order, true)
+                                    : std::make_pair(it->second, false);
     };
     std::stable_sort(nodes_.begin(), nodes_.end(), [&](const GradNodePtr& a, const GradNodePtr& b) {
-      return place_of(a) < place_of(b);
+      return order_of(a) < order_of(b);
     });
   }
   // A use of a leaf whose bytes were copied when it was recorded: it may hold others by now.
@@ -467,8 +467,8 @@ bool HasHistoryIn(TraceId trace, const Tensor& root) {
 // caller to go on from, and has to be asked for.
 absl::Status CheckNothingIsCutOff(absl::Span<const Tensor> roots, absl::Span<const Tensor> wanted,
                                   TraceId trace) {
-  absl::flat_hash_set<const TensorImpl*> asked;
-  for (const Tensor& tensor : wanted) asked.insert(EdgeTo(tensor, trace, false).leaf.get());
+  absl::flat_hash_set<const TensorImpl*> wanted_leaves;
+  for (const Tensor& tensor : wanted) wanted_leaves.insert(EdgeTo(tensor, trace, false).leaf.get());
   absl::flat_hash_set<const GradNode*> seen;
   std::vector<const GradNode*> stack;
   // `reader`: null for a root.
@@ -476,7 +476,7 @@ absl::Status CheckNothingIsCutOff(absl::Span<const Tensor> roots, absl::Span<con
     if (edge.node != nullptr && seen.insert(edge.node.get()).second) {
       stack.push_back(edge.node.get());
     }
-    if (edge.leaf == nullptr || asked.contains(edge.leaf.get()) ||
+    if (edge.leaf == nullptr || wanted_leaves.contains(edge.leaf.get()) ||
         !LeadsOf({TensorFrom(edge.leaf)}).to_collective) {
       return absl::OkStatus();
     }
@@ -565,8 +565,8 @@ absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status
   for (const Tensor& root : roots) {
     if (root.defined()) defined.push_back(root);
   }
-  const auto asked = MembersAsked(defined, IdOf(trace));
-  if (session == nullptr || (!failed && asked.empty())) return why;
+  const auto members = MembersAsked(defined, IdOf(trace));
+  if (session == nullptr || (!failed && members.empty())) return why;
   if (trace != nullptr) {
     trace->Fail(why);
     return why;
@@ -584,9 +584,9 @@ absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status
         if (!member->in_device_group.load(std::memory_order_relaxed)) lose(member.get());
       }
     } else {
-      for (const auto& member : asked) lose(member.get());
+      for (const auto& member : members) lose(member.get());
     }
-    if (!untold && asked.empty()) {
+    if (!untold && members.empty()) {
       // Others have been told of the cause already, and the epoch before the member's own is over.
       for (Refuse& refuse : refusals) refuse.epoch = Epoch(refuse.epoch.value() - 1);
     }

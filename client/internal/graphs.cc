@@ -106,9 +106,9 @@ void Graphs::ForgetCalls(GroupCore* group) {
 }
 
 void Graphs::ReleaseLeft() {
-  const Releases::Graphs left = releases_->TakeGraphs();
-  of_calls_ -= left.of_calls;
-  Release(left.ids);
+  const Releases::Graphs graphs = releases_->TakeGraphs();
+  of_calls_ -= graphs.of_calls;
+  Release(graphs.ids);
 }
 
 void Graphs::Release(absl::Span<const GraphId> graphs) {

@@ -20,9 +20,9 @@ constexpr absl::Duration kAnswer = absl::Seconds(30);
 absl::optional<bool> WentWell(Link* link, Sequence command) {
   const auto outcome = link->Peek(command);
   if (!outcome.ok()) {
-    const absl::Status told = link->WaitCommand(command, kAnswer);
-    if (IsNoOutcome(told)) return absl::nullopt;
-    return told.ok();
+    const absl::Status status = link->WaitCommand(command, kAnswer);
+    if (IsNoOutcome(status)) return absl::nullopt;
+    return status.ok();
   }
   if (!outcome->has_value()) return absl::nullopt;
   return (*outcome)->code == absl::StatusCode::kOk;
@@ -73,14 +73,14 @@ absl::optional<Sequence> Log::AwaitsRoom(const MemberCore* member) {
   if (under_way_.size() < kMaxUnderWay) return absl::nullopt;
   absl::flat_hash_set<const MemberCore*> members = {member};
   const UnderWay* oldest = nullptr;
-  size_t own = 0;
+  size_t own_runs = 0;
   for (const UnderWay& one : under_way_) {
     members.insert(one.member);
     if (one.member != member) continue;
     if (oldest == nullptr) oldest = &one;
-    ++own;
+    ++own_runs;
   }
-  if (own * members.size() < kMaxUnderWay) return absl::nullopt;
+  if (own_runs * members.size() < kMaxUnderWay) return absl::nullopt;
   return oldest->run;
 }
 

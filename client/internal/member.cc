@@ -22,10 +22,10 @@ OwnWorld::~OwnWorld() {
   releases_->DrainIfUrgent();
 }
 
-void OwnWorld::Add(const MemberCore& gone) {
+void OwnWorld::Add(const MemberCore& member) {
   MutexLock lock(&mutex_);
-  gone_.world = gone.world;
-  gone_.ranks.push_back(Rank(gone.rank.load(std::memory_order_relaxed)));
+  gone_.world = member.world;
+  gone_.ranks.push_back(Rank(member.rank.load(std::memory_order_relaxed)));
 }
 
 MemberCore::~MemberCore() {

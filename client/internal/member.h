@@ -62,7 +62,7 @@ class OwnWorld {
   OwnWorld(const OwnWorld&) = delete;
   OwnWorld& operator=(const OwnWorld&) = delete;
 
-  void Add(const MemberCore& gone);
+  void Add(const MemberCore& member);
 
  private:
   Releases* const releases_;

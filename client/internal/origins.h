@@ -32,14 +32,14 @@ class MemberCore;
 using EarlierRuns = std::bitset<512>;
 
 struct Origin {
-  int64_t number = 0;  // counts the session's runs with collectives
+  int64_t index = 0;  // among the session's runs with collectives, from 1
   Sequence run;
   const MemberCore* member = nullptr;  // one that calls there; to be compared only: it may be gone
   EarlierRuns waits_for;               // itself, directly or not
 };
 using OriginPtr = std::shared_ptr<const Origin>;
 
-// By number, and none that another one of them waits for: so what comes of a chain of collectives
+// By index, and none that another one of them waits for: so what comes of a chain of collectives
 // waits for the last. Empty: nothing.
 using Origins = absl::InlinedVector<OriginPtr, 1>;
 
@@ -64,7 +64,7 @@ class OriginTable {
 
   static void Unite(Origins* both, const Origins& other, absl::FunctionRef<Sequence()> oldest_run);
 
-  int64_t last_number_ = 0;
+  int64_t last_index_ = 0;
 };
 
 }  // namespace internal

@@ -17,9 +17,9 @@ using ::testing::ElementsAre;
 class OriginsTest : public ::testing::Test {
  protected:
   OriginPtr Add(const Origins& operands = {}) {
-    return table_.Add(Sequence(10 * ++added_), nullptr, operands);
+    return table_.Add(Sequence(10 * ++num_runs_), nullptr, operands);
   }
-  // The numbers of both, in whatever order they are joined.
+  // The indices of both, in whatever order they are joined.
   std::vector<int64_t> Joined(const Origins& a, const Origins& b) const {
     const auto oldest_run = [this] { return oldest_run_; };
     Origins both = a;
@@ -27,13 +27,13 @@ class OriginsTest : public ::testing::Test {
     Origins reverse = b;
     OriginTable::Join(&reverse, a, oldest_run);
     EXPECT_EQ(both, reverse);
-    std::vector<int64_t> numbers;
-    for (const OriginPtr& origin : both) numbers.push_back(origin->number);
-    return numbers;
+    std::vector<int64_t> indices;
+    for (const OriginPtr& origin : both) indices.push_back(origin->index);
+    return indices;
   }
 
   OriginTable table_;
-  int64_t added_ = 0;
+  int64_t num_runs_ = 0;
   Sequence oldest_run_;
 };
 
@@ -67,17 +67,17 @@ TEST_F(OriginsTest, WhatIsFarBackMayBeWaitedForTwice) {
     for (int64_t i = 1; i < distance; ++i) Add();
     const OriginPtr late = Add({early});
     const OriginPtr later = Add({late});
-    const int64_t n = late->number;
-    ASSERT_EQ(n, early->number + distance);
+    const int64_t n = late->index;
+    ASSERT_EQ(n, early->index + distance);
     if (distance <= size) {
       EXPECT_THAT(Joined({early}, {late}), ElementsAre(n)) << distance;
     } else {
-      EXPECT_THAT(Joined({early}, {late}), ElementsAre(early->number, n)) << distance;
+      EXPECT_THAT(Joined({early}, {late}), ElementsAre(early->index, n)) << distance;
     }
     if (distance < size) {
       EXPECT_THAT(Joined({early}, {later}), ElementsAre(n + 1)) << distance;
     } else {
-      EXPECT_THAT(Joined({early}, {later}), ElementsAre(early->number, n + 1)) << distance;
+      EXPECT_THAT(Joined({early}, {later}), ElementsAre(early->index, n + 1)) << distance;
     }
     EXPECT_THAT(Joined({late}, {later}), ElementsAre(n + 1)) << distance;
   }

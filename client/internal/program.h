@@ -34,7 +34,7 @@ struct InputKey {
   TensorInfoPtr info;
   int32_t device_slot = 0;
   bool requires_grad = false;
-  // What the function makes of it has no history outside: who asks for the gradient of a collective
+  // What the function makes of it has no history outside: a call for the gradient of a collective
   // in it, which no call of the function differentiates, must hear that this part of it is lost.
   bool from_collective = false;
   friend bool operator==(const InputKey& a, const InputKey& b) {

@@ -311,13 +311,13 @@ absl::Status AddToTrace(Recording* r, Trace* trace) {
   NodeSpec spec = NodeSpecOf(call, *r->call.group, r->part->instance.at.part);
   TensorDatas operands;
   for (const Tensor& input : r->call.inputs) operands.push_back(ImplOf(input)->data);
-  auto kept = std::make_shared<NodeSpec>(spec);
+  auto spec_copy = std::make_shared<NodeSpec>(spec);
   CHORUS_ASSIGN_OR_RETURN(TensorDatas added,
                           trace->Add(std::move(spec), operands, r->call.group, &r->trace_node));
-  r->visible = NumVisibleOutputs(*kept->collective, static_cast<int>(added.size()));
-  r->saved =
-      SavedBy(*call.op, *kept, static_cast<int>(operands.size()), static_cast<int>(added.size()));
-  r->spec = std::move(kept);
+  r->visible = NumVisibleOutputs(*spec_copy->collective, static_cast<int>(added.size()));
+  r->saved = SavedBy(*call.op, *spec_copy, static_cast<int>(operands.size()),
+                     static_cast<int>(added.size()));
+  r->spec = std::move(spec_copy);
   r->outputs = std::move(added);
   return absl::OkStatus();
 }

@@ -382,14 +382,14 @@ absl::StatusOr<bool> SessionCore::Wait(const TensorDataPtr& data, absl::Duration
 
 absl::Status SessionCore::MakeReadableIf(bool on_device, TensorId id) {
   if (!on_device) return absl::OkStatus();
-  Sequence asked;
+  Sequence command;
   {
     SessionLock lock(this);
     CHORUS_RETURN_IF_ERROR(lock.status());
-    CHORUS_ASSIGN_OR_RETURN(asked, log_.Submit(MakeReadable{{id}}));
+    CHORUS_ASSIGN_OR_RETURN(command, log_.Submit(MakeReadable{{id}}));
   }
   // The tensor says that it can be read, and not why it cannot: there is no memory for its copy.
-  const absl::Status readable = link_->WaitCommand(asked, wait_timeout_);
+  const absl::Status readable = link_->WaitCommand(command, wait_timeout_);
   return ErrorOf(readable).reason == Reason::kOutcomeForgotten ? absl::OkStatus() : readable;
 }
 
@@ -412,14 +412,14 @@ absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* 
 
 absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr& data,
                                                              bool on_device) {
-  struct Kept {
+  struct Holder {
     TensorDataPtr tensor;
     std::shared_ptr<const char> bytes;
   };
-  auto kept = std::make_shared<Kept>();
-  kept->tensor = data;
+  auto holder = std::make_shared<Holder>();
+  holder->tensor = data;
   const bool host = data->state.load(std::memory_order_acquire) == TensorData::State::kHost;
-  Sequence given;
+  Sequence taker;
   {
     // A run counts the handles and says what it was given under one lock: it has counted this one,
     // or is seen here.
@@ -427,22 +427,22 @@ absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr
     CHORUS_RETURN_IF_ERROR(lock.status());
     // Like any tensor: what works does not depend on how large it is.
     CHORUS_RETURN_IF_ERROR(Name(data.get()));
-    given = data->given_to;
+    taker = data->given_to;
   }
   if (host) {
     CHORUS_ASSIGN_OR_RETURN(on_device, Wait(data, wait_timeout_));
   }
   // A trainer that looks there would see what that run writes: whether the run has the memory must
   // be known.
-  if (given != Sequence()) {
-    const absl::Status over = link_->WaitCommand(given, wait_timeout_);
+  if (taker != Sequence()) {
+    const absl::Status over = link_->WaitCommand(taker, wait_timeout_);
     if (IsNoOutcome(over)) return over;
   }
   CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
   CHORUS_ASSIGN_OR_RETURN(
-      kept->bytes, link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_));
-  const char* const bytes = kept->bytes.get();
-  return std::shared_ptr<const char>(kept, bytes);
+      holder->bytes, link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_));
+  const char* const bytes = holder->bytes.get();
+  return std::shared_ptr<const char>(holder, bytes);
 }
 
 // --- Ends ---------------------------------------------------------------------------------------
@@ -524,14 +524,14 @@ void SessionCore::Leave() {
     if (world.runs_before == Sequence()) world.runs_before = log_.next();
   }
   const Sequence oldest = log_.OldestUnderWay();
-  const auto gone = std::stable_partition(
+  const auto first_over = std::stable_partition(
       leaving_.begin(), leaving_.end(),
       [oldest](const GoneWorld& world) { return oldest < world.runs_before; });
-  std::vector<GoneWorld> left(std::make_move_iterator(gone),
-                              std::make_move_iterator(leaving_.end()));
-  leaving_.erase(gone, leaving_.end());
+  std::vector<GoneWorld> worlds(std::make_move_iterator(first_over),
+                                std::make_move_iterator(leaving_.end()));
+  leaving_.erase(first_over, leaving_.end());
   leaving_count_.store(leaving_.size(), std::memory_order_relaxed);
-  for (const GoneWorld& world : left) {
+  for (const GoneWorld& world : worlds) {
     for (const Rank rank : world.ranks) link_->Leave(world.world, rank).IgnoreError();
   }
 }

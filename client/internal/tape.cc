@@ -44,15 +44,15 @@ GradNode::~GradNode() {
     graveyard->Take(this);
     return;
   }
-  Graveyard own;
-  graveyard = &own;
-  own.Take(this);
-  while (!own.edges.empty()) {
-    const absl::InlinedVector<Edge, 2> edges = std::move(own.edges.back());
-    own.edges.pop_back();
+  Graveyard local_graveyard;
+  graveyard = &local_graveyard;
+  local_graveyard.Take(this);
+  while (!local_graveyard.edges.empty()) {
+    const absl::InlinedVector<Edge, 2> edges = std::move(local_graveyard.edges.back());
+    local_graveyard.edges.pop_back();
   }
   graveyard = nullptr;
-  for (const auto& s : own.sessions) s->releases().DrainIfUrgent();
+  for (const auto& s : local_graveyard.sessions) s->releases().DrainIfUrgent();
 }
 
 void GradNode::Consume() {

@@ -25,12 +25,12 @@ void DropExtras(Graph* graph, const std::vector<bool>& recorded) {
     Node& node = graph->nodes[n];
     for (ValueIndex& input : node.inputs) input = new_index[input];
     const int outputs = static_cast<int>(node.outputs.size());
-    int kept = outputs;
+    int count = outputs;
     if (recorded[n] && !node.collective->wants_grad) {
-      kept = NumVisibleOutputs(*node.collective, outputs);
+      count = NumVisibleOutputs(*node.collective, outputs);
     }
-    for (int o = 0; o < outputs; ++o) new_index[before++] = o < kept ? after++ : ValueIndex();
-    node.outputs.resize(static_cast<size_t>(kept));
+    for (int o = 0; o < outputs; ++o) new_index[before++] = o < count ? after++ : ValueIndex();
+    node.outputs.resize(static_cast<size_t>(count));
   }
   for (GraphOutput& output : graph->outputs) output.value = new_index[output.value];
 }

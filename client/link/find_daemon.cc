@@ -76,9 +76,8 @@ bool IsLost(const absl::Status& status) { return ErrorOf(status).reason == Reaso
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> AddressesFor(const std::string& asked) {
+absl::StatusOr<std::vector<std::string>> AddressesFor(std::string address) {
   const char* const environment = std::getenv("CHORUS_ADDRESS");
-  std::string address = asked;
   if (address.empty() && environment != nullptr) address = environment;
   if (!address.empty()) {
     CHORUS_RETURN_IF_ERROR(CheckAddress(address));

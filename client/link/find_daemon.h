@@ -28,10 +28,10 @@ namespace chorus {
 inline constexpr absl::Duration kFirstLook = absl::Milliseconds(10);
 inline constexpr absl::Duration kLastLook = absl::Milliseconds(200);
 
-// Where to look, the first one first: what the caller `asked` for, else $CHORUS_ADDRESS, else where
+// Where to look, the first one first: `address`, or where that is empty $CHORUS_ADDRESS, else where
 // this user's own daemon listens unless told otherwise, then kSystemSocketPath.
 // INVALID_ARGUMENT (MALFORMED): neither unix:PATH nor HOST:PORT.
-absl::StatusOr<std::vector<std::string>> AddressesFor(const std::string& asked);
+absl::StatusOr<std::vector<std::string>> AddressesFor(std::string address);
 
 struct FoundDaemon {
   std::string path;

@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
                             ConnectToDaemon(path, SOCK_STREAM, options.daemon_uids, deadline));
     return grpc::CreateCustomInsecureChannelFromFd("chorusd", connection.Release(), arguments);
   };
-  const auto asked = WhenItServes(deadline, [&]() -> absl::StatusOr<v1::GetCapabilitiesResponse> {
+  const auto answer = WhenItServes(deadline, [&]() -> absl::StatusOr<v1::GetCapabilitiesResponse> {
     if (local || opened.channel == nullptr) {
       CHORUS_ASSIGN_OR_RETURN(opened.channel, connect());
     }
@@ -105,8 +105,8 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
     if (ErrorOf(why).reason == Reason::kDraining) return AtAddress(opened.address, why);
     return NoAnswer(opened.address, why, patience);
   };
-  if (!asked.ok()) return no_session(asked.status());
-  const v1::GetCapabilitiesResponse& capabilities = *asked;
+  if (!answer.ok()) return no_session(answer.status());
+  const v1::GetCapabilitiesResponse& capabilities = *answer;
   if (kApiVersion < capabilities.oldest_api_version() ||
       kApiVersion > capabilities.newest_api_version()) {
     return MakeError(
@@ -138,9 +138,9 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   for (const int32_t device : response.devices()) {
     opened.devices.push_back(DeviceIndex(device));
     opened.device_infos.emplace_back();
-    for (const auto& known : capabilities.devices()) {
-      if (known.device() != device) continue;
-      opened.device_infos.back() = {known.name(), known.memory_bytes(), known.core_count()};
+    for (const auto& info : capabilities.devices()) {
+      if (info.device() != device) continue;
+      opened.device_infos.back() = {info.name(), info.memory_bytes(), info.core_count()};
     }
   }
   opened.request_timeout = std::min(opened.request_timeout, absl::FromChrono(options.wait_timeout));

@@ -30,7 +30,7 @@ class Outcomes {
   // All waits, now and later, give `why`.
   void Lose(const absl::Status& why);
 
-  // NOT_FOUND kOutcomeForgotten: it has come, and a later one has its place.
+  // NOT_FOUND kOutcomeForgotten: it has come, and a later one has its slot.
   absl::StatusOr<absl::optional<absl::Status>> Peek(Sequence sequence) const;
   // The outcome. DEADLINE_EXCEEDED kTransportTimeout; `why` of Lose; kOutcomeForgotten.
   absl::Status Wait(Sequence sequence, absl::Duration timeout);
@@ -46,7 +46,7 @@ class Outcomes {
   mutable Mutex mutex_;
   CondVar changed_;
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // by sequence % kKept
-  // Those that have not come though a later one has their place.
+  // Those that have not come though a later one has their slot.
   absl::flat_hash_set<int64_t> late_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
 };

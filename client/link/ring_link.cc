@@ -181,13 +181,13 @@ class RingLink : public RpcLink {
     const char* const data = arena->data() + record.offset;
     return std::shared_ptr<const char>(arena, data);
   }
-  // Where the daemon has asked: arenas that it has no more keep their memory as long as they are
-  // mapped here, and their names may come to stand for others. What a caller still holds stays
+  // Where the daemon has asked for it: arenas that it has no more keep their memory as long as they
+  // are mapped here, and their names may come to stand for others. What a caller still holds stays
   // mapped for that one alone; the next reader maps it again.
   void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const uint32_t asked = doorbell_->let_go();
-    if (asked == let_go_) return;
-    let_go_ = asked;
+    const uint32_t requests = doorbell_->let_go();
+    if (requests == let_go_) return;
+    let_go_ = requests;
     results_.clear();
   }
   absl::StatusOr<std::shared_ptr<const Mapping>> MapResults(ArenaId arena)

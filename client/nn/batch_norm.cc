@@ -38,12 +38,12 @@ void BatchNorm::Track(const Tensor& mean, const Tensor& unbiased_variance) {
   num_batches_tracked_.Set(num_batches_tracked_() + 1);
   const auto replace = [this](const Variable& running, const Tensor& batch) {
     running.Set(InComputeType(running(), [&](const Tensor& before) {
-      const Tensor seen = AsType(batch, before.dtype());
+      const Tensor value = AsType(batch, before.dtype());
       if (options_.momentum.has_value()) {
-        return before * (1 - *options_.momentum) + seen * *options_.momentum;
+        return before * (1 - *options_.momentum) + value * *options_.momentum;
       }
       const Tensor count = Cast(num_batches_tracked_(), before.dtype());
-      return before * ((count - 1) / count) + seen / count;
+      return before * ((count - 1) / count) + value / count;
     }));
   };
   replace(running_mean_, mean);
@@ -63,14 +63,14 @@ Tensor BatchNorm::GatherRows(const Tensor& row) const {
   if (index < 0) return Refuse(row, "its input is on none of the devices of the DataParallel");
   scope->NoteCall();
   // The last replica calls for the devices that have none, and keeps nothing of what they get: but
-  // it is there, so that whoever differentiates the result takes part for them.
+  // it is there, so that a call that differentiates the result takes part for them.
   const int first = index + 1 == scope->count() ? index + 1 : devices.size();
-  const auto call = [&](const Tensor& own, const auto& collective) {
-    std::vector<Tensor> parts = {collective(own, devices.world(index))};
+  const auto call = [&](const Tensor& operand, const auto& collective) {
+    std::vector<Tensor> parts = {collective(operand, devices.world(index))};
     for (int d = first; d < devices.size(); ++d) {
       const Tensor theirs =
-          collective(Zeros(devices.device(d), own.dtype(), own.shape()), devices.world(d));
-      parts.push_back(CopyTo(Slice(theirs, 0, 0, 0), own.device()));
+          collective(Zeros(devices.device(d), operand.dtype(), operand.shape()), devices.world(d));
+      parts.push_back(CopyTo(Slice(theirs, 0, 0, 0), operand.device()));
     }
     return parts.size() == 1 ? parts[0] : Concat(parts, 0);
   };
@@ -99,10 +99,10 @@ BatchNorm::Statistics BatchNorm::OfAll(const Tensor& x) const {
     count = count * Sum(Full(x.device(), DType::kI64, {x.shape()[axis]}, 1));
   }
   count = Cast(count, x.dtype());
-  const Tensor own = Sum(x, others, /*keep_dims=*/true) / ClampMin(count, 1);
-  const Tensor centered = x - own;
+  const Tensor own_mean = Sum(x, others, /*keep_dims=*/true) / ClampMin(count, 1);
+  const Tensor centered = x - own_mean;
   const Tensor row =
-      Concat({Reshape(own, {1, channels_}),
+      Concat({Reshape(own_mean, {1, channels_}),
               Reshape(Sum(centered * centered, others), {1, channels_}), Reshape(count, {1, 1})},
              1);
   const Tensor all = GatherRows(row);

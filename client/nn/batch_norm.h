@@ -64,7 +64,7 @@ class BatchNorm : public Module {
   // Of a batch, a number for each channel.
   void Track(const Tensor& mean, const Tensor& unbiased_variance);
   bool shares() const;
-  // Rows of all who share a batch, of this one's.
+  // The rows of all ranks and replicas that share a batch, from this one's.
   Tensor GatherRows(const Tensor& row) const;
   // The mean, the variance and the unbiased variance of their values.
   struct Statistics {
@@ -73,7 +73,7 @@ class BatchNorm : public Module {
     Tensor unbiased;
   };
   Statistics OfAll(const Tensor& x) const;
-  // `refused`, of which those who wait have been told.
+  // `refused`, of which the ranks that wait have been told.
   Tensor Tell(const Tensor& refused) const;
 
   const int64_t channels_;

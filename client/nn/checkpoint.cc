@@ -101,7 +101,8 @@ absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const P
   return saved;
 }
 
-// The tensors that one of `shards` ranks writes: each goes to whoever has fewest bytes by then.
+// The tensors that one of `shards` ranks writes: each goes to the rank that has fewest bytes by
+// then.
 std::vector<TensorPiece> ShareOf(const std::vector<NamedTensor>& tensors, int shard, int shards) {
   std::vector<int64_t> bytes(static_cast<size_t>(shards));
   std::vector<TensorPiece> share;
@@ -190,7 +191,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
     }
   }
   for (const TensorFile::Entry& entry : file.entries()) {
-    // Who wants the model alone needs no optimizer.
+    // A caller that wants the model alone needs no optimizer.
     const bool is_state = optimizer == nullptr && absl::StartsWith(entry.name, kOptimizer);
     if (!is_state && expected.count(entry.name) == 0) {
       return BadType(absl::StrCat(path, ": \"", entry.name, "\" is none of this model's"));

@@ -2,7 +2,7 @@
 // safetensors (safetensors.h). A resumed training is bitwise the one that was never interrupted.
 //
 // In one file (SaveCheckpoint), or shared out among the ranks that have the same, a file each
-// (SaveShardedCheckpoint, shards.h); who loads it may be any number of ranks, whatever saved it.
+// (SaveShardedCheckpoint, shards.h); any number of ranks may load it, however many saved it.
 // A ShardedOptimizer goes by way of one of all parameters (Gather, Scatter). Ranks that each hold a
 // part of their own (layers in shards) write it by SaveShard and read the rows that they need by
 // TensorFiles.
@@ -13,8 +13,8 @@
 //
 // Threads: any; the module and the optimizer do not change meanwhile. Ownership: nothing is kept.
 // Errors: returned; a load that fails has changed nothing. INVALID_ARGUMENT kBadType: the file is
-// of
-//   another model, naming what is missing, not expected, or of another type; and as safetensors.h.
+//   of another model, naming what is missing, not expected, or of another type; and as
+//   safetensors.h.
 #ifndef CHORUS_CLIENT_NN_CHECKPOINT_H_
 #define CHORUS_CLIENT_NN_CHECKPOINT_H_
 
@@ -31,7 +31,7 @@
 namespace chorus {
 namespace nn {
 
-// What the caller goes on from: "step", "epoch", "seed", the sampler's place, ...
+// What the caller goes on from: "step", "epoch", "seed", the sampler's state, ...
 using Progress = std::map<std::string, std::string>;
 
 // Waits for all of it, and writes it in one piece (SaveTensors). One rank's is enough where ranks

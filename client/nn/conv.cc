@@ -29,14 +29,14 @@ constexpr char kExpected[] =
     "expected groups that divide in and out, kernel, stride and dilation from 1, and padding from "
     "0, got ";
 
-// How large x must be along one dimension, for one place of the kernel.
+// How large x must be along one dimension, for the kernel to fit once.
 int64_t LeastSize(int64_t kernel, int64_t padding, int64_t dilation) {
   return std::max<int64_t>(dilation * (kernel - 1) + 1 - 2 * padding, 0);
 }
 // How large, for one element of a transposed convolution's result.
-int64_t LeastTransposed(int64_t kernel, int64_t stride, int64_t padding, int64_t more,
+int64_t LeastTransposed(int64_t kernel, int64_t stride, int64_t padding, int64_t output_padding,
                         int64_t dilation) {
-  const int64_t lacks = 2 * padding - dilation * (kernel - 1) - more;
+  const int64_t lacks = 2 * padding - dilation * (kernel - 1) - output_padding;
   return 1 + (lacks > 0 ? (lacks + stride - 1) / stride : 0);
 }
 

@@ -78,7 +78,7 @@ absl::Status FirstError(const Nest& nest) {
 }
 
 // That every variable is there, on the first device.
-absl::Status CheckPlace(const Module& module, const DeviceGroup& devices) {
+absl::Status CheckDevice(const Module& module, const DeviceGroup& devices) {
   if (devices.size() == 0) {
     return BadType("replicate: expected a group of devices, got an empty one");
   }
@@ -144,22 +144,22 @@ std::vector<std::string> Imbalance(const DeviceGroup& devices) {
 
 absl::StatusOr<Modules> Replicate(Module& module, const DeviceGroup& devices, bool detach,
                                   CallSite site) {
-  const absl::Status placed = CheckPlace(module, devices);
-  if (!placed.ok()) return WithSource(placed, SourceOf(site));
+  const absl::Status status = CheckDevice(module, devices);
+  if (!status.ok()) return WithSource(status, SourceOf(site));
   const std::vector<Variable> variables = module.variables();
-  std::vector<Tensor> own;
+  std::vector<Tensor> values;
   for (const Variable& variable : variables) {
-    own.push_back(detach ? variable().Detach() : variable());
+    values.push_back(detach ? variable().Detach() : variable());
   }
   std::vector<std::vector<Tensor>> copies =
-      BroadcastCoalesced(own, devices, parallel::kBufferSize, site);
+      BroadcastCoalesced(values, devices, parallel::kBufferSize, site);
   Modules replicas;
   for (size_t d = 0; d < copies.size(); ++d) {
     for (size_t i = 0; i < variables.size(); ++i) {
       CHORUS_RETURN_IF_ERROR(copies[d][i].status());
-      // Undefined: the module's own. One with a history of its own is not for who wants none.
+      // Undefined: the module's own. One with a history is not for a caller that wants none.
       const bool keeps = d == 0 && !variables[i].is_parameter() &&
-                         variables[i]().requires_grad() == own[i].requires_grad();
+                         variables[i]().requires_grad() == values[i].requires_grad();
       if (keeps) copies[d][i] = Tensor();
     }
     replicas.push_back(module.WithTensors(copies[d]));
@@ -247,7 +247,7 @@ absl::StatusOr<Nest> DataParallel::Call(const Nest::Items& inputs, const Nest::F
 
 absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fields& keywords) {
   if (module_ == nullptr) return BadType("DataParallel: expected a module, got none");
-  CHORUS_RETURN_IF_ERROR(CheckPlace(*module_, devices_));
+  CHORUS_RETURN_IF_ERROR(CheckDevice(*module_, devices_));
   WarnOnce(imbalance_);
   CHORUS_ASSIGN_OR_RETURN(ScatteredInputs arguments, Scatter(inputs, keywords));
   if (arguments.inputs.empty()) {

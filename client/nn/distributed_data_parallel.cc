@@ -52,11 +52,11 @@ std::string TextOf(const NamedVariable& named) {
 
 // Every rank's numbers, by rank.
 template <typename T>
-absl::StatusOr<std::vector<T>> GatherNumbers(const std::vector<T>& own, const Group& group,
+absl::StatusOr<std::vector<T>> GatherNumbers(const std::vector<T>& values, const Group& group,
                                              const DeviceRef& device, CallSite site) {
   const NoGrad no_grad;
-  return AllGatherIntoTensor(FromHost(device, own, {static_cast<int64_t>(own.size())}, site), group,
-                             {}, 0, site)
+  return AllGatherIntoTensor(FromHost(device, values, {static_cast<int64_t>(values.size())}, site),
+                             group, {}, 0, site)
       .template Read<T>();
 }
 
@@ -113,7 +113,7 @@ class DistributedDataParallel::Pass {
   absl::StatusOr<std::vector<Tensor>> Rule(size_t b, const GateRequest& request) {
     if (b == 0) CHORUS_RETURN_IF_ERROR(Begin(request));
     const std::vector<size_t>& trained = buckets_[b].trained;
-    std::vector<Tensor> own;
+    std::vector<Tensor> local_gradients;
     for (size_t i = 0; i < trained.size(); ++i) {
       if (!used_anywhere_[trained[i]]) continue;
       Tensor gradient = request.gradients[i];
@@ -122,13 +122,14 @@ class DistributedDataParallel::Pass {
         gradient = gradient.defined() ? leaf.grad() + gradient : leaf.grad();
         request.leaves->replaced.insert(ImplOf(leaf).get());
       }
-      own.push_back(gradient.defined() ? gradient
-                                       : Zeros(leaf.device(), leaf.dtype(), leaf.shape(), site_));
+      local_gradients.push_back(
+          gradient.defined() ? gradient : Zeros(leaf.device(), leaf.dtype(), leaf.shape(), site_));
     }
     if (b + 1 == buckets_.size() && request.leaves != nullptr) {
       request.leaves->on_success.emplace_back([model = model_] { model->has_local_ = false; });
     }
-    CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> reduced, model_->Reduce(own, scale_, site_));
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> reduced,
+                            model_->Reduce(local_gradients, scale_, site_));
     std::vector<Tensor> gradients(trained.size());
     for (size_t i = 0, next = 0; i < trained.size(); ++i) {
       if (used_anywhere_[trained[i]]) gradients[i] = reduced[next++];
@@ -242,9 +243,10 @@ absl::Status DistributedDataParallel::CompareModules(CallSite site) const {
   std::vector<std::string> lines;
   for (const NamedVariable& named : variables_) lines.push_back(TextOf(named));
   const std::string text = absl::StrJoin(lines, "\n");
-  const std::vector<int64_t> own = {static_cast<int64_t>(text.size()),
-                                    static_cast<int64_t>(HashOf(text))};
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all, GatherNumbers(own, group_, device, site));
+  const std::vector<int64_t> size_and_hash = {static_cast<int64_t>(text.size()),
+                                              static_cast<int64_t>(HashOf(text))};
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
+                          GatherNumbers(size_and_hash, group_, device, site));
   bool equal = true;
   std::vector<int64_t> sizes;
   for (int r = 0; r < group_.size(); ++r) {
@@ -254,8 +256,8 @@ absl::Status DistributedDataParallel::CompareModules(CallSite site) const {
   }
   if (equal) return absl::OkStatus();
 
-  const Tensor bytes =
-      FromHost(device, reinterpret_cast<const uint8_t*>(text.data()), text.size(), {own[0]}, site);
+  const Tensor bytes = FromHost(device, reinterpret_cast<const uint8_t*>(text.data()), text.size(),
+                                {size_and_hash[0]}, site);
   CHORUS_ASSIGN_OR_RETURN(const std::vector<uint8_t> texts,
                           AllGatherIntoTensor(bytes, group_, sizes, 0, site).Read<uint8_t>());
   std::vector<std::string> first;
@@ -547,7 +549,7 @@ absl::Status DistributedDataParallel::Join::Finish(Optimizer* optimizer, CallSit
   if (optimizer == nullptr) return absl::OkStatus();
   CHORUS_ASSIGN_OR_RETURN(counts, shared.back().Read<int64_t>());
   for (size_t i = 0; i < state.size(); ++i) {
-    for (Tensor& kept : state[i]) kept = shared[next++];
+    for (Tensor& tensor : state[i]) tensor = shared[next++];
     optimizer->SetState(i, std::move(state[i]), counts[2 * i], counts[2 * i + 1]);
   }
   return absl::OkStatus();

@@ -71,9 +71,9 @@ Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const R
                     CallSite site) {
   const CallSiteScope lines(site);
   if (!IsUsable(x)) return x * 1;
-  const Tensor kept = RandomUniform(x.device(), DType::kF32, x.shape(), seed, offset) >= p;
+  const Tensor mask = RandomUniform(x.device(), DType::kF32, x.shape(), seed, offset) >= p;
   const double scale = p < 1 ? 1 / (1 - p) : 0;
-  return Where(kept, InComputeType(x, [scale](const Tensor& wide) { return wide * scale; }), 0);
+  return Where(mask, InComputeType(x, [scale](const Tensor& wide) { return wide * scale; }), 0);
 }
 
 Tensor Attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,

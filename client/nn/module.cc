@@ -130,7 +130,7 @@ class Module::Mirror final : public Module {
   };
 
   static std::shared_ptr<Module> Of(Module* original, const std::shared_ptr<Maps>& maps) {
-    if (std::shared_ptr<Module> known = maps->modules[original].lock()) return known;
+    if (std::shared_ptr<Module> mirror = maps->modules[original].lock()) return mirror;
     auto mirror = std::make_shared<Mirror>(original, maps);
     maps->modules[original] = mirror;
     return mirror;
@@ -349,19 +349,19 @@ std::vector<Variable> Module::variables() const {
 }
 
 std::vector<Variable> Module::parameters() const {
-  std::vector<Variable> some;
+  std::vector<Variable> parameters;
   for (const Variable& variable : variables()) {
-    if (variable.is_parameter()) some.push_back(variable);
+    if (variable.is_parameter()) parameters.push_back(variable);
   }
-  return some;
+  return parameters;
 }
 
 std::vector<Variable> Module::buffers() const {
-  std::vector<Variable> some;
+  std::vector<Variable> buffers;
   for (const Variable& variable : variables()) {
-    if (!variable.is_parameter()) some.push_back(variable);
+    if (!variable.is_parameter()) buffers.push_back(variable);
   }
-  return some;
+  return buffers;
 }
 
 void Module::ClearGrads() const {
@@ -400,15 +400,15 @@ absl::StatusOr<DeviceRef> Module::device() const {
 // --- The tree -----------------------------------------------------------------------------------
 
 std::string Module::PathOf(absl::string_view name) const {
-  const std::string own = path();
-  return own.empty() ? std::string(name) : absl::StrCat(own, ".", name);
+  const std::string own_path = path();
+  return own_path.empty() ? std::string(name) : absl::StrCat(own_path, ".", name);
 }
 
 std::string Module::path() const { return parent_ == nullptr ? "" : parent_->PathOf(name_); }
 
 std::string Module::label() const {
-  const std::string own = path();
-  return own.empty() ? kind_ : absl::StrCat(own, " (", kind_, ")");
+  const std::string own_path = path();
+  return own_path.empty() ? kind_ : absl::StrCat(own_path, " (", kind_, ")");
 }
 
 void Module::CheckName(const std::string& name) {

@@ -186,7 +186,7 @@ class Module : public std::enable_shared_from_this<Module> {
 
   // --- The tree -------------------------------------------------------------------------------
   const std::string& kind() const { return kind_; }  // "Linear"
-  // Its place in the tree: "encoder.2.attention"; "" of the root.
+  // Its path in the tree: "encoder.2.attention"; "" of the root.
   std::string path() const;
   // "encoder.2.attention (Linear)", for texts.
   std::string label() const;

@@ -18,9 +18,9 @@ std::vector<OpAttribute> MomentsAttributes(const Norm& norm) {
   return {{"center", int64_t{norm.center}}, {"rows", norm.rows}};
 }
 
-// Numbers of each index of the dimensions that have weights; `given` where it is defined.
-Tensor WeightsOf(const Tensor& x, const Norm& norm, const Tensor& given, double otherwise) {
-  if (given.defined()) return given;
+// Numbers of each index of the dimensions that have weights; `weight` where it is defined.
+Tensor WeightsOf(const Tensor& x, const Norm& norm, const Tensor& weight, double otherwise) {
+  if (weight.defined()) return weight;
   const auto first = x.shape().begin();
   return Full(x.device(), x.dtype(), Shape(first + norm.weights[0], first + norm.weights[1]),
               otherwise);

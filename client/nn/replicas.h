@@ -13,7 +13,7 @@ namespace chorus {
 namespace nn {
 
 // While one lives the first `count` devices' replicas are called on this thread, in that order.
-// There is nobody else who would call for the other devices.
+// Nobody else calls for the other devices.
 class ReplicaScope {
  public:
   ReplicaScope(const parallel::DeviceGroup& devices, int count)

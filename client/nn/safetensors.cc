@@ -124,13 +124,13 @@ absl::Status TensorFile::Content::ParseEntry(const std::string& name, const Json
   Entry entry;
   entry.name = name;
   const std::string type = value["dtype"].get<std::string>();
-  for (const TypeName& known : kTypes) {
-    if (type == known.name) entry.dtype = known.dtype;
+  for (const TypeName& row : kTypes) {
+    if (type == row.name) entry.dtype = row.dtype;
   }
   if (entry.dtype == DType::kUnspecified) {
     return refuse(absl::StrCat("dtype \"", type, "\" is none that is known here"));
   }
-  const auto number = [](const Json& json, int64_t* out) {
+  const auto get_integer = [](const Json& json, int64_t* out) {
     if (!json.is_number_unsigned() || json.get<uint64_t>() > uint64_t{1} << 62) return false;
     *out = json.get<int64_t>();
     return true;
@@ -138,11 +138,11 @@ absl::Status TensorFile::Content::ParseEntry(const std::string& name, const Json
   int64_t expected = DTypeBytes(entry.dtype);
   for (const Json& dim : value["shape"]) {
     int64_t dims = 0;
-    if (!number(dim, &dims)) return refuse("expected sizes from 0 in its shape");
+    if (!get_integer(dim, &dims)) return refuse("expected sizes from 0 in its shape");
     entry.shape.push_back(dims);
   }
   const bool empty = std::find(entry.shape.begin(), entry.shape.end(), 0) != entry.shape.end();
-  // Whoever multiplies its sizes may not look for a zero first.
+  // A caller that multiplies its sizes may not look for a zero first.
   const int64_t most = empty ? std::numeric_limits<int64_t>::max() : size - data;
   for (const int64_t dims : entry.shape) {
     if (dims == 0) continue;
@@ -154,8 +154,8 @@ absl::Status TensorFile::Content::ParseEntry(const std::string& name, const Json
   }
   if (empty) expected = 0;
   Range range;
-  if (!number(value["data_offsets"][0], &range.begin) ||
-      !number(value["data_offsets"][1], &range.end) || range.begin > range.end ||
+  if (!get_integer(value["data_offsets"][0], &range.begin) ||
+      !get_integer(value["data_offsets"][1], &range.end) || range.begin > range.end ||
       range.end > size - data) {
     return refuse(absl::StrCat("its data_offsets are not within the ", size - data,
                                " bytes behind the header"));

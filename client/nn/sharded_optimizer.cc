@@ -23,11 +23,11 @@ struct ShardedOptimizer::Flat {
   std::vector<Variable> parameters;
   std::vector<size_t> indices;  // of each among all parameters, groups in order
   int64_t elements = 0;
-  int64_t piece = 0;  // elements of each rank's
-  Variable own;       // this rank's
-  // By parameter: the tensor whose elements are in `own`. Who Sets the parameter need not wait for
-  // a step to have its memory back.
-  std::vector<std::weak_ptr<internal::TensorImpl>> taken;
+  int64_t piece = 0;   // elements of each rank's
+  Variable own_piece;  // this rank's
+  // By parameter: the tensor whose elements are in `own_piece`. A caller that Sets the parameter
+  // need not wait for a step to have its memory back.
+  std::vector<std::weak_ptr<internal::TensorImpl>> sources;
 };
 
 class ShardedOptimizer::Pieces : public Module {
@@ -52,7 +52,7 @@ Tensor ShardedOptimizer::Join(const Flat& flat, const std::vector<Tensor>& tenso
   return Concat(rows, 0);
 }
 
-Tensor ShardedOptimizer::Own(const Flat& flat, const Tensor& joined) const {
+Tensor ShardedOptimizer::OwnPiece(const Flat& flat, const Tensor& joined) const {
   const int64_t begin = flat.piece * ranks_.rank();
   return Slice(joined, 0, begin, begin + flat.piece);
 }
@@ -73,20 +73,21 @@ std::vector<Tensor> ShardedOptimizer::Parts(const Flat& flat, const Tensor& piec
 void ShardedOptimizer::TakePiece(Flat* flat) const {
   std::vector<Tensor> values;
   for (const Variable& parameter : flat->parameters) values.push_back(parameter());
-  const bool is_taken = std::equal(values.begin(), values.end(), flat->taken.begin(),
-                                   flat->taken.end(), [](const Tensor& value, const auto& taken) {
-                                     return internal::ImplOf(value) == taken.lock();
-                                   });
+  const bool is_current =
+      std::equal(values.begin(), values.end(), flat->sources.begin(), flat->sources.end(),
+                 [](const Tensor& value, const auto& source) {
+                   return internal::ImplOf(value) == source.lock();
+                 });
   // A piece that could not be made is made again.
-  if (is_taken && flat->own().status().ok()) return;
-  flat->own.Set(Own(*flat, Join(*flat, values)));
-  NoteTaken(flat);
+  if (is_current && flat->own_piece().status().ok()) return;
+  flat->own_piece.Set(OwnPiece(*flat, Join(*flat, values)));
+  NoteSources(flat);
 }
 
-void ShardedOptimizer::NoteTaken(Flat* flat) const {
-  flat->taken.clear();
+void ShardedOptimizer::NoteSources(Flat* flat) const {
+  flat->sources.clear();
   for (const Variable& parameter : flat->parameters) {
-    flat->taken.push_back(internal::ImplOf(parameter()));
+    flat->sources.push_back(internal::ImplOf(parameter()));
   }
 }
 
@@ -120,10 +121,10 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
   std::vector<ParameterGroup> groups;
   for (Flat& flat : flats) {
     flat.piece = (flat.elements + ranks_.size() - 1) / ranks_.size();
-    flat.own = pieces->AddPiece(flat.piece);
+    flat.own_piece = pieces->AddPiece(flat.piece);
     TakePiece(&flat);
     groups.push_back(groups_[flat.group]);
-    groups.back().parameters = {flat.own};
+    groups.back().parameters = {flat.own_piece};
   }
   flats_ = std::move(flats);
   pieces_ = std::move(pieces);
@@ -143,14 +144,14 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
   std::vector<Tensor> gradients;
   for (Flat& flat : flats_) {
     TakePiece(&flat);
-    std::vector<Tensor> own;
+    std::vector<Tensor> local_gradients;
     for (const Variable& parameter : flat.parameters) {
       const Tensor value = parameter();
       const Tensor gradient = parameter.grad();
-      own.push_back(gradient.defined() ? gradient
-                                       : Zeros(value.device(), value.dtype(), value.shape()));
+      local_gradients.push_back(
+          gradient.defined() ? gradient : Zeros(value.device(), value.dtype(), value.shape()));
     }
-    gradients.push_back(ReduceScatterTensor(Join(flat, own), ranks_, Reduction::kAvg));
+    gradients.push_back(ReduceScatterTensor(Join(flat, local_gradients), ranks_, Reduction::kAvg));
   }
   // All of the step or nothing.
   for (const Tensor& gradient : gradients) CHORUS_RETURN_IF_ERROR(gradient.status());
@@ -158,17 +159,17 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
   std::vector<std::vector<Tensor>> parts;
   absl::Status gathered;
   for (const Flat& flat : flats_) {
-    parts.push_back(Parts(flat, flat.own()));
+    parts.push_back(Parts(flat, flat.own_piece()));
     for (const Tensor& part : parts.back()) gathered.Update(part.status());
   }
   for (size_t f = 0; f < flats_.size(); ++f) {
     Flat& flat = flats_[f];
     if (!gathered.ok()) {
-      flat.taken.clear();  // its parameters have not moved: the next step begins with them
+      flat.sources.clear();  // its parameters have not moved: the next step begins with them
       continue;
     }
     for (size_t i = 0; i < parts[f].size(); ++i) flat.parameters[i].Set(parts[f][i]);
-    NoteTaken(&flat);
+    NoteSources(&flat);
   }
   return gathered;
 }
@@ -238,7 +239,7 @@ absl::Status ShardedOptimizer::Scatter(Optimizer* whole, CallSite site) {
     for (int s = 0; s < optimizer_->slots(); ++s) {
       std::vector<Tensor> parts;
       for (const size_t i : flat.indices) parts.push_back(state[i][static_cast<size_t>(s)]);
-      pieces.push_back(Own(flat, Join(flat, parts)));
+      pieces.push_back(OwnPiece(flat, Join(flat, parts)));
     }
     optimizer_->SetState(f, std::move(pieces), whole->steps(flat.indices[0]),
                          whole->skipped(flat.indices[0]));

@@ -65,14 +65,14 @@ class ShardedOptimizer {
   // Takes this rank's piece anew where a parameter has been Set since.
   void TakePiece(Flat* flat) const;
   // The piece has the elements that the parameters have now.
-  void NoteTaken(Flat* flat) const;
+  void NoteSources(Flat* flat) const;
   // Makes the pieces, once parameters are there.
   absl::Status Start(CallSite site);
   absl::Status CheckKind(const Optimizer* whole) const;
   // All elements of `tensors`, one for each of the flat's parameters, one after the other.
   Tensor Join(const Flat& flat, const std::vector<Tensor>& tensors) const;
   // This rank's piece of that.
-  Tensor Own(const Flat& flat, const Tensor& joined) const;
+  Tensor OwnPiece(const Flat& flat, const Tensor& joined) const;
   // The tensors of all ranks' pieces.
   std::vector<Tensor> Parts(const Flat& flat, const Tensor& piece) const;
 

@@ -56,10 +56,10 @@ TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Opti
   }
 
   const int state = static_cast<int>(variables_.size());
-  const int kept = static_cast<int>(parameters.size()) * optimizer->slots();
+  const int num_states = static_cast<int>(parameters.size()) * optimizer->slots();
   for (const size_t variable : trained_) compile_.donate.push_back(static_cast<int>(variable));
-  for (int i = 0; i < kept; ++i) compile_.donate.push_back(state + i);
-  const int first = state + kept + static_cast<int>(first_of_.size() * numbers_) + 1 +
+  for (int i = 0; i < num_states; ++i) compile_.donate.push_back(state + i);
+  const int first = state + num_states + static_cast<int>(first_of_.size() * numbers_) + 1 +
                     (options.scaler != nullptr ? kScalerState : 0);
   for (const CompileOptions::Varying& varying : options.varying) {
     compile_.varying.emplace_back(first + varying.input, varying.dim);
@@ -180,7 +180,7 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
     const auto begin = in.begin() + static_cast<ptrdiff_t>(next);
     state.emplace_back(begin, begin + static_cast<ptrdiff_t>(slots));
   }
-  const size_t numbers = next;
+  const size_t first_number = next;
   next += first_of_.size() * numbers_;
   const Tensor& step = in[next++];
   LossScaler::State scaling;
@@ -231,7 +231,7 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   if (options_.on_gradients != nullptr) options_.on_gradients(&*gradients);
   std::vector<std::vector<Tensor>> by_rate;
   for (size_t rate = 0; rate < first_of_.size(); ++rate) {
-    const auto begin = in.begin() + static_cast<ptrdiff_t>(numbers + rate * numbers_);
+    const auto begin = in.begin() + static_cast<ptrdiff_t>(first_number + rate * numbers_);
     by_rate.emplace_back(begin, begin + static_cast<ptrdiff_t>(numbers_));
     if (options_.scaler == nullptr) continue;
     std::vector<Tensor>& of_rate = by_rate.back();
@@ -254,7 +254,7 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   for (size_t i = 0; i < variables_.size(); ++i) {
     if (changes_[i]) out.push_back(changed[i]);
   }
-  for (const std::vector<Tensor>& kept : state) out.insert(out.end(), kept.begin(), kept.end());
+  for (const std::vector<Tensor>& row : state) out.insert(out.end(), row.begin(), row.end());
   if (options_.scaler != nullptr) {
     const LossScaler::State then = options_.scaler->Next(scaling, finite);
     out.insert(out.end(), {then.scale, then.streak, then.skipped,

@@ -142,10 +142,10 @@ TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
     TrainStep step(
         &model, &adam, [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); }, options);
     for (size_t i = 0; i < 4; ++i) {
-      const Doubles some(rows.begin() + 6 * r, rows.begin() + 6 * r + 6);
+      const Doubles inputs(rows.begin() + 6 * r, rows.begin() + 6 * r + 6);
       const Doubles theirs(labels.begin() + 4 * r, labels.begin() + 4 * r + 4);
       const auto loss =
-          step({FromHost<double>(world, some, {2, 3}), FromHost<double>(world, theirs, {2, 2})});
+          step({FromHost<double>(world, inputs, {2, 3}), FromHost<double>(world, theirs, {2, 2})});
       ASSERT_TRUE(loss.ok()) << loss.status();
       EXPECT_THAT(Values<double>(*loss), Pointwise(DoubleNear(1e-12), Doubles{alone_loss[i]}));
     }

@@ -170,7 +170,7 @@ absl::Status HostTensor::ReadInto(DType dtype,
                             data->session->Wait(data, data->session->wait_timeout()));
     const size_t block = static_cast<size_t>(data->info->bytes / before);
     if (block == 0) continue;
-    // Several blocks come by way of a place of their own.
+    // Several blocks come by way of a buffer.
     std::string bytes(before == 1 ? 0 : static_cast<size_t>(data->info->bytes), '\0');
     char* const into = before == 1 ? out + offset : &bytes[0];
     CHORUS_RETURN_IF_ERROR(data->session->Read(data, on_device, into));

@@ -15,7 +15,7 @@ namespace testing {
 // `function` of f64 tensors; each of its results is weighted by numbers of its own and added up,
 // and the gradients for all inputs, and those of these again, are compared with central
 // differences. A compiled function gives what the eager one does, bit for bit. Where there is no
-// derivative there is none to compare: inputs are not near such places.
+// derivative there is none to compare: inputs are not near such points.
 using TensorFunction = std::function<Tensor(const std::vector<Tensor>&)>;
 void ExpectGradients(const TensorFunction& function, const std::vector<Tensor>& inputs);
 

@@ -19,7 +19,7 @@
 namespace chorus {
 namespace testing {
 
-// All ranks of world `name` as members of one session, each on the device of its number.
+// All ranks of world `name` as members of one session, each on the device whose index is its rank.
 inline std::vector<World> JoinAll(const Session& session, const std::string& name, int size) {
   std::vector<World> worlds;
   for (int r = 0; r < size; ++r) {

@@ -79,9 +79,9 @@ int main() {
     const int64_t elements = world.rank() == 0 ? 3 : 2;
     const Tensor wrong =
         chorus::AllReduce(chorus::Zeros(world, chorus::DType::kF64, {elements}), world);
-    const absl::Status told = wrong.Wait();
-    const chorus::Error error = chorus::ErrorOf(told);
-    if (error.reason != chorus::Reason::kMismatch) return Fail("expected a mismatch", told);
+    const absl::Status status = wrong.Wait();
+    const chorus::Error error = chorus::ErrorOf(status);
+    if (error.reason != chorus::Reason::kMismatch) return Fail("expected a mismatch", status);
     std::printf("rank %d: mismatch=reported %s\n", world.rank(), error.message.c_str());
 
     // And goes on: the next epoch is open.

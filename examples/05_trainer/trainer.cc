@@ -121,7 +121,7 @@ absl::Status Train() {
   chorus::plot::Curve accuracies{"accuracy", {}, {}};
   double accuracy = 0;
   double speed = 0;
-  int64_t asked = 0;
+  int64_t steps_begun = 0;
   {
     chorus::data::ProgressBar progress(speaks ? stdout : stderr, steps);
     // Losses of steps under way; waiting for the oldest keeps this rank at most so far ahead.
@@ -129,10 +129,10 @@ absl::Status Train() {
     const auto take_loss = [&]() -> absl::Status {
       CHORUS_ASSIGN_OR_RETURN(const float loss, pending.front().Item<float>());
       pending.pop_front();
-      const auto done = asked - static_cast<int64_t>(pending.size());
-      losses.x.push_back(static_cast<double>(done));
+      const auto steps_ended = steps_begun - static_cast<int64_t>(pending.size());
+      losses.x.push_back(static_cast<double>(steps_ended));
       losses.y.push_back(loss);
-      if (speaks) progress.Show(done, loss);
+      if (speaks) progress.Show(steps_ended, loss);
       return absl::OkStatus();
     };
     absl::Duration evaluating;
@@ -143,14 +143,14 @@ absl::Status Train() {
         const int64_t size = std::min(global_batch, data.count - begin);
         const auto part = PartOf(begin, size, world.rank(), world.size());
         // A rank that leaves a step by an error is in line with the others again in the next one.
-        CHORUS_RETURN_IF_ERROR(world.Step(asked + 1));
-        const double done = static_cast<double>(asked) / static_cast<double>(steps);
-        const double rate = absl::GetFlag(FLAGS_learning_rate) * (1 - 0.9 * done);
+        CHORUS_RETURN_IF_ERROR(world.Step(steps_begun + 1));
+        const double share = static_cast<double>(steps_begun) / static_cast<double>(steps);
+        const double rate = absl::GetFlag(FLAGS_learning_rate) * (1 - 0.9 * share);
         CHORUS_ASSIGN_OR_RETURN(
             Tensor loss, trainer.Step(TakeBatch(data, order, part.first, part.second - part.first),
                                       size, static_cast<float>(rate), &state));
         pending.push_back(std::move(loss));
-        ++asked;
+        ++steps_begun;
         while (pending.size() > under_way) CHORUS_RETURN_IF_ERROR(take_loss());
       }
       while (!pending.empty()) CHORUS_RETURN_IF_ERROR(take_loss());
@@ -163,7 +163,7 @@ absl::Status Train() {
         progress.Say(absl::StrFormat("epoch %d/%d accuracy %.4f", epoch + 1, epochs, accuracy));
       }
     }
-    speed = static_cast<double>(asked) /
+    speed = static_cast<double>(steps_begun) /
             absl::ToDoubleSeconds(chorus::SteadyNow() - start - evaluating);
   }
 

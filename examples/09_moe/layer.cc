@@ -47,11 +47,11 @@ Tensor Moe::Balance(const Tensor& x) {
 }
 
 std::function<void(std::vector<Tensor>*)> AddShared(const std::vector<nn::Variable>& parameters,
-                                                    const std::vector<nn::Variable>& own,
+                                                    const std::vector<nn::Variable>& expert,
                                                     const chorus::Group& group) {
   return [=](std::vector<Tensor>* gradients) {
     for (size_t i = 0; i < parameters.size(); ++i) {
-      if (std::find(own.begin(), own.end(), parameters[i]) != own.end()) continue;
+      if (std::find(expert.begin(), expert.end(), parameters[i]) != expert.end()) continue;
       (*gradients)[i] = AllReduce((*gradients)[i], group);
     }
   };

@@ -35,7 +35,7 @@ class Moe : public chorus::nn::Module {
   // alike, and the more the fewer get them. Without it a gate soon has favourites.
   chorus::Tensor Balance(const chorus::Tensor& x);
   // What this rank alone has: what is left is equal on all ranks.
-  std::vector<chorus::nn::Variable> own() const { return expert_.parameters(); }
+  std::vector<chorus::nn::Variable> expert_parameters() const { return expert_.parameters(); }
 
  private:
   const chorus::Group group_;
@@ -45,11 +45,11 @@ class Moe : public chorus::nn::Module {
 };
 
 // Adds up over `group` the gradients of the `parameters` that are equal on all ranks, all but
-// `own`: an expert's has come from all ranks already, by the way back of its rows. For TrainStep's
-// on_gradients.
+// `expert`, this rank's: those have come from all ranks already, by the way back of its rows. For
+// TrainStep's on_gradients.
 std::function<void(std::vector<chorus::Tensor>*)> AddShared(
     const std::vector<chorus::nn::Variable>& parameters,
-    const std::vector<chorus::nn::Variable>& own, const chorus::Group& group);
+    const std::vector<chorus::nn::Variable>& expert, const chorus::Group& group);
 
 }  // namespace moe
 

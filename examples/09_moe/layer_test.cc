@@ -152,7 +152,7 @@ std::vector<Trained> TrainOnRanks(int ranks, int64_t rows, const Gate& gate) {
     const int64_t end = begin + rows / ranks;
     Moe model(kWidth, kHidden, world);
     nn::TrainStep::Options options;
-    options.on_gradients = AddShared(model.parameters(), model.own(), world);
+    options.on_gradients = AddShared(model.parameters(), model.expert_parameters(), world);
     Train(
         &model, world, {Rows(world, data.x, begin, end), Rows(world, data.y, begin, end)},
         1.0 / ranks, options, gate, [&](const Tensor& loss) { return AllReduce(loss, world); },

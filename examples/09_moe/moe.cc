@@ -48,7 +48,8 @@ absl::Status Run() {
   CHORUS_RETURN_IF_ERROR(model.Init(world, /*seed=*/1));
   nn::AdamW optimizer(model.parameters(), {});
   nn::TrainStep::Options options;
-  options.on_gradients = moe::AddShared(model.parameters(), model.experts.own(), world);
+  options.on_gradients =
+      moe::AddShared(model.parameters(), model.experts.expert_parameters(), world);
   const auto loss_of = [&](const auto& in) {
     const Tensor loss = nn::CrossEntropyLoss(model(in[0]), in[1]);
     return (loss + model.experts.Balance(model.Embed(in[0])) * 0.05) * (1.0 / world.size());
@@ -65,7 +66,7 @@ absl::Status Run() {
   }
   const std::string plot = absl::GetFlag(FLAGS_plot);
   if (world.rank() == 0 && !plot.empty()) CHORUS_RETURN_IF_ERROR(progress.WritePlot(plot));
-  // Who has learned what: of the last batch, by class, the images that go to each expert.
+  // Which expert has learned what: of the last batch, by class, the images that go to each.
   const chorus::NoGrad no_grad;
   const Tensor expert = OneHot(model.experts.ExpertOf(model.Embed(batch[0])), world.size());
   const Tensor table = AllReduce(MatMul(Transpose(OneHot(batch[1], 10)), expert), world);

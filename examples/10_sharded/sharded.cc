@@ -88,12 +88,12 @@ absl::Status Run() {
                   static_cast<double>(in_pieces), static_cast<double>(at_whole));
     }
   }
-  int64_t kept = 0;
-  for (const nn::Variable& piece : sharded->parameters()) kept += piece().num_elements();
+  int64_t elements = 0;
+  for (const nn::Variable& piece : sharded->parameters()) elements += piece().num_elements();
   int64_t all = 0;
   for (const nn::Variable& parameter : whole->parameters()) all += parameter().num_elements();
   if (world.rank() == 0) {
-    std::printf("each rank keeps %d of %d parameters\n", static_cast<int>(kept),
+    std::printf("each rank keeps %d of %d parameters\n", static_cast<int>(elements),
                 static_cast<int>(all));
   }
   return chorus::Barrier(world).Wait();

@@ -104,11 +104,11 @@ void CheckReductions(int rank, const World& world) {
     SCOPED_TRACE(absl::StrCat(ReductionName(reduction), " of ", DTypeName(DTypeOf<T>())));
     const ReduceOp op = reduction == Reduction::kPremulSum ? ReduceOp::PremulSum(FactorOf(rank))
                                                            : ReduceOp(reduction);
-    const size_t place = static_cast<size_t>(rank);
+    const size_t index = static_cast<size_t>(rank);
     std::vector<T> all;
     for (int64_t i = 0; i < kElements; ++i) all.push_back(Expected<T>(reduction, i));
-    const std::vector<T> part(all.begin() + begins[place],
-                              all.begin() + begins[place] + rows[place]);
+    const std::vector<T> part(all.begin() + begins[index],
+                              all.begin() + begins[index] + rows[index]);
     const auto check = [&] {
       EXPECT_EQ(Values<T>(AllReduce(x, world, op)), all);
       const Tensor reduced = Reduce(x, 2, world, op);

@@ -146,12 +146,12 @@ class DeviceProgram {
         return AddAll(parallel::Scatter(x, devices_, sizes));
       }
       case 6: {
-        Tensors some;
+        Tensors pieces;
         for (const Tensor& x : OnEach(Any())) {
-          if (some.empty() || Draw(3) > 0) some.push_back(x);
+          if (pieces.empty() || Draw(3) > 0) pieces.push_back(x);
         }
-        std::shuffle(some.begin(), some.end(), random_);
-        return Add(parallel::Gather(some, devices_, Draw(devices_.size())));
+        std::shuffle(pieces.begin(), pieces.end(), random_);
+        return Add(parallel::Gather(pieces, devices_, Draw(devices_.size())));
       }
       case 7:
         return Add(parallel::ReduceAdd(OnEach(Any()), devices_, Draw(devices_.size())));
@@ -170,19 +170,19 @@ class DeviceProgram {
     std::shuffle(order.begin(), order.end(), random_);
     const bool scatter = Draw(2) == 0;
     const bool in_pair = pair_ != nullptr && Draw(2) == 0;
-    Tensors made;
+    Tensors results;
     for (const int d : order) {
       const Tensor& x = each[static_cast<size_t>(d)];
       if (in_pair) {
-        if (d < 2) made.push_back(AllReduce(x, pair_[d]));
+        if (d < 2) results.push_back(AllReduce(x, pair_[d]));
       } else if (scatter) {
-        made.push_back(Broadcast(x, 0, devices_.world(d)));
+        results.push_back(Broadcast(x, 0, devices_.world(d)));
       } else {
-        made.push_back(AllReduce(x, devices_.world(d)));
+        results.push_back(AllReduce(x, devices_.world(d)));
       }
       if (Draw(2) == 0) Add(CopyTo(Any(), AnyDevice()));
     }
-    AddAll(made);
+    AddAll(results);
   }
 
   const uint64_t seed_;

@@ -24,15 +24,15 @@ class RandomStep {
  public:
   explicit RandomStep(uint64_t seed) : seed_(seed) {
     std::mt19937_64 random(seed);
-    places_ = 1 + static_cast<int>(random() % 4);
+    num_states_ = 1 + static_cast<int>(random() % 4);
     // Ranks share the work of large ones.
     size_ = random() % 2 == 0 ? 6 : 20000;
-    for (int i = 0; i < places_; ++i) {
+    for (int i = 0; i < num_states_; ++i) {
       if (random() % 4 > 0) donate_.push_back(i);
     }
   }
 
-  int places() const { return places_; }
+  int num_states() const { return num_states_; }
   int64_t size() const { return size_; }
   const std::vector<int>& donate() const { return donate_; }
 
@@ -71,12 +71,12 @@ class RandomStep {
       }
     }
     Tensors results;
-    for (int i = 0; i < places_; ++i) {
+    for (int i = 0; i < num_states_; ++i) {
       // What stood there, or there beside it, more often than chance would have it.
       const size_t kind = draw(4);
-      const auto place = static_cast<size_t>(i);
-      if (kind == 0) results.push_back(in[place]);
-      if (kind == 1) results.push_back((in[place] + any()) * 0.5);
+      const auto index = static_cast<size_t>(i);
+      if (kind == 0) results.push_back(in[index]);
+      if (kind == 1) results.push_back((in[index] + any()) * 0.5);
       if (kind >= 2) results.push_back(any());
     }
     for (size_t extra = draw(3); extra > 0; --extra) {
@@ -88,7 +88,7 @@ class RandomStep {
 
  private:
   const uint64_t seed_;
-  int places_;
+  int num_states_;
   int64_t size_;
   std::vector<int> donate_;
 };
@@ -105,22 +105,22 @@ void RunDonating(const RandomStep& step, uint64_t seed, int rank, World& world) 
   std::mt19937_64 random(seed + 2);
   const auto tensor = [&](uint64_t salt) {
     std::mt19937_64 values(seed + salt);
-    std::vector<float> made(static_cast<size_t>(step.size()));
-    for (float& v : made) v = static_cast<float>(values() % 2000) / 1000 - 1;
-    return Upload(world, made);
+    std::vector<float> elements(static_cast<size_t>(step.size()));
+    for (float& v : elements) v = static_cast<float>(values() % 2000) / 1000 - 1;
+    return Upload(world, elements);
   };
-  const auto own = static_cast<uint64_t>(rank);
-  const Tensor captured = tensor(100 + (random() % 2 == 0 ? own : 0));
-  const Tensor data = tensor(200 + own);
+  const auto rank_salt = static_cast<uint64_t>(rank);
+  const Tensor captured = tensor(100 + (random() % 2 == 0 ? rank_salt : 0));
+  const Tensor data = tensor(200 + rank_salt);
   const bool common = random() % 2 == 0;
   Tensors plain;
   Tensors given;
-  for (int i = 0; i < step.places(); ++i) {
-    const uint64_t salt = 300 + static_cast<uint64_t>(i) + (common ? 0 : 10 * own);
+  for (int i = 0; i < step.num_states(); ++i) {
+    const uint64_t salt = 300 + static_cast<uint64_t>(i) + (common ? 0 : 10 * rank_salt);
     for (Tensors* state : {&plain, &given}) {
       const NoGrad no_grad;
-      const Tensor made = tensor(salt);
-      state->push_back(common ? Broadcast(made, 0, world) : made);
+      const Tensor x = tensor(salt);
+      state->push_back(common ? Broadcast(x, 0, world) : x);
     }
   }
   const auto function = [&](const Tensors& in) { return step.Call(in, captured, world); };
@@ -133,8 +133,8 @@ void RunDonating(const RandomStep& step, uint64_t seed, int rank, World& world) 
   for (int i = 0; i < 8; ++i) {
     SCOPED_TRACE(testing::Message() << "step " << i);
     if (random() % 4 == 0) {
-      const size_t place = random() % given.size();
-      kept.emplace_back(plain[place], given[place].Detach());
+      const size_t index = random() % given.size();
+      kept.emplace_back(plain[index], given[index].Detach());
     }
     plain.push_back(data);
     given.push_back(data);
@@ -150,8 +150,8 @@ void RunDonating(const RandomStep& step, uint64_t seed, int rank, World& world) 
         ExpectSameBits(plain[r], given[r]);
       }
     }
-    plain.resize(static_cast<size_t>(step.places()));
-    given.resize(static_cast<size_t>(step.places()));
+    plain.resize(static_cast<size_t>(step.num_states()));
+    given.resize(static_cast<size_t>(step.num_states()));
   }
   for (const auto& pair : kept) ExpectSameBits(pair.first, pair.second);
 }

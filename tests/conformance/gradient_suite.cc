@@ -363,12 +363,12 @@ std::vector<Tensor> Leaves(const Composition& c, const World& world, const Numbe
   return leaves;
 }
 
-// Weights of the outputs in the loss: other ones everywhere.
-Tensor Weighted(const World& world, const Tensor& y, size_t place) {
+// Weights of output `index` in the loss: other ones for each rank and element.
+Tensor Weighted(const World& world, const Tensor& y, size_t index) {
   std::vector<double> weights;
   for (int64_t i = 0; i < y.num_elements(); ++i) {
     weights.push_back(1 + 0.5 * world.rank() - 0.25 * static_cast<double>(i) +
-                      0.125 * static_cast<double>(place));
+                      0.125 * static_cast<double>(index));
   }
   return Sum(y * FromHost<double>(world, weights, y.shape()));
 }
@@ -566,7 +566,8 @@ TEST_P(Conformance, ARankWithoutATapeCountsAsZerosInTheGradient) {
   });
 }
 
-// The gradients of an all_reduce are summed in the tree over all places, whoever is absent.
+// The gradients of an all_reduce are summed in the tree over all ranks of the group, whichever is
+// absent.
 TEST_P(Conformance, GradientsAreOneTreeOverAllPlacesWhoeverIsAbsent) {
   const auto weight = [](int rank, int64_t i) {
     return 1.0f / static_cast<float>(3 + 7 * rank + i) * (i % 2 == 0 ? 1e3f : 1.0f);

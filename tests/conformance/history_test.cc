@@ -104,7 +104,7 @@ class Polynomial {
 // A value of one rank: an input or the result of a step before.
 struct Step {
   enum class Kind { kAdd, kMul, kScale, kAllReduce } kind = Kind::kAdd;
-  std::vector<int> a;  // by rank: operands, places in the rank's list of values
+  std::vector<int> a;  // by rank: operands, indices in the rank's list of values
   std::vector<int> b;
   std::vector<double> factor;
 };
@@ -124,7 +124,7 @@ struct Program {
   std::vector<Step> steps;
   std::vector<Loss> first;  // by rank, of its values
   // Of the gradient that the order before gave for the second input (value 0), and of what the rank
-  // computed (1 + its place).
+  // computed (1 + its index).
   std::vector<Loss> second;
   std::vector<Loss> third;
   bool dropped = false;   // handles of what is not needed any more go before gradients are read
@@ -205,7 +205,7 @@ std::string Text(const Program& p) {
   std::string text = absl::StrCat(p.ranks, " ranks", p.dropped ? ", dropped" : ", held",
                                   p.complete ? ", complete" : "", p.compiled ? ", compiled" : "",
                                   "\n  x: ", absl::StrJoin(p.inputs, " "));
-  const auto list = [](const std::vector<int>& places) { return absl::StrJoin(places, "/"); };
+  const auto list = [](const std::vector<int>& indices) { return absl::StrJoin(indices, "/"); };
   for (size_t i = 0; i < p.steps.size(); ++i) {
     const Step& s = p.steps[i];
     absl::StrAppend(&text, "\n  v", i + 2, " = ");
@@ -306,7 +306,7 @@ Right Evaluate(const Program& p) {
 
 // --- What the system says -----------------------------------------------------------------------
 
-// An all_reduce's line is its place among the steps.
+// An all_reduce's line is its index among the steps, from 1.
 constexpr char kFile[] = "chain.cc";
 CallSite Site(int64_t step) { return CallSite{kFile, static_cast<int>(step) + 1}; }
 

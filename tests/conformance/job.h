@@ -66,7 +66,7 @@ std::vector<T> Values(const Tensor& tensor) {
   return values.ok() ? *std::move(values) : std::vector<T>();
 }
 
-// What rank `rank` has in place `i` of its `salt`-th tensor: small whole numbers that differ by all
+// What rank `rank` has at index `i` of its `salt`-th tensor: small whole numbers that differ by all
 // three, so that a swapped chunk or a missing rank shows.
 template <typename T>
 T Element(int rank, int64_t i, int64_t salt = 0) {

@@ -48,8 +48,8 @@ TEST_P(Conformance, PlacesInAnUnsortedGroupAreThoseOfItsList) {
     const NoGrad no_grad;
     const absl::StatusOr<Group> group = world.NewGroup(members);
     ASSERT_TRUE(group.ok()) << group.status();
-    const int place = rank == 3 ? 0 : rank == 0 ? 1 : 2;
-    EXPECT_EQ(group->rank(), place);
+    const int rank_in_group = rank == 3 ? 0 : rank == 0 ? 1 : 2;
+    EXPECT_EQ(group->rank(), rank_in_group);
     EXPECT_EQ(group->GroupRankOf(2), 2);
     const Tensor x = Upload<double>(world, {10.0 * rank, 1});
     EXPECT_THAT(Values<double>(AllReduce(x, *group)), ElementsAre(50, 3));
@@ -60,16 +60,17 @@ TEST_P(Conformance, PlacesInAnUnsortedGroupAreThoseOfItsList) {
       EXPECT_THAT(Values<double>(all[p]), ElementsAre(10 * members[p], 1));
     }
     const Tensor chunk = ReduceScatter({x, x * 2, x * 3}, *group);
-    EXPECT_THAT(Values<double>(chunk), ElementsAre(50 * (place + 1), 3 * (place + 1)));
+    EXPECT_THAT(Values<double>(chunk),
+                ElementsAre(50 * (rank_in_group + 1), 3 * (rank_in_group + 1)));
     const Tensor reduced = Reduce(x, 2, *group);
     EXPECT_EQ(reduced.absent(), rank != 2);
     if (rank == 2) {
       EXPECT_THAT(Values<double>(reduced), ElementsAre(50, 3));
     }
-    const Tensor sent = Send(x, (place + 1) % 3, *group);
-    const Tensor got = Recv(DType::kF64, {2}, (place + 2) % 3, *group);
+    const Tensor sent = Send(x, (rank_in_group + 1) % 3, *group);
+    const Tensor got = Recv(DType::kF64, {2}, (rank_in_group + 2) % 3, *group);
     EXPECT_THAT(Values<double>(got),
-                ElementsAre(10 * members[static_cast<size_t>(place + 2) % 3], 1));
+                ElementsAre(10 * members[static_cast<size_t>(rank_in_group + 2) % 3], 1));
     EXPECT_TRUE(sent.Wait().ok());
   });
 }

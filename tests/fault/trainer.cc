@@ -70,7 +70,7 @@ const std::string& Text(const Words& words, size_t i) {
   return i < words.size() ? words[i] : *none;
 }
 
-// What `rank` gives to `step`: whole numbers, so that sums are exact, other ones at each place.
+// What `rank` gives to `step`: whole numbers, so that sums are exact, other ones at each index.
 float Part(int64_t step, int rank, int64_t i) {
   return static_cast<float>((step * 31 + rank * 7 + i * 3) % 101);
 }

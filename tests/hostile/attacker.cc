@@ -67,9 +67,9 @@ struct Attacker::Impl : RawSession {
   absl::StatusOr<Sequence> Submit(CommandBody body) {
     return SubmitAs(++sequence, std::move(body));
   }
-  absl::StatusOr<Sequence> SubmitAs(int64_t number, CommandBody body) {
+  absl::StatusOr<Sequence> SubmitAs(int64_t id, CommandBody body) {
     Command command;
-    command.sequence = Sequence(number);
+    command.sequence = Sequence(id);
     command.body = std::move(body);
     ByteWriter frame;
     EncodeFrame(command, &frame);
@@ -78,8 +78,8 @@ struct Attacker::Impl : RawSession {
   }
   // OK, or the code with which it ended.
   absl::StatusOr<absl::Status> Do(CommandBody body) {
-    CHORUS_ASSIGN_OR_RETURN(const Sequence number, Submit(std::move(body)));
-    CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, waiter->WaitForRun(number, Deadline()));
+    CHORUS_ASSIGN_OR_RETURN(const Sequence command, Submit(std::move(body)));
+    CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, waiter->WaitForRun(command, Deadline()));
     return absl::Status(outcome.code, "");
   }
 
@@ -207,8 +207,8 @@ absl::StatusOr<Report> Gaps(Attacker* attacker) {
   Report report;
   RegisterGraph command;
   command.encoded = std::string(60 << 10, 'x');
-  for (int64_t number = 2; number < 2000; ++number) {
-    CHORUS_RETURN_IF_ERROR(attacker->impl().SubmitAs(number, command).status());
+  for (int64_t sequence = 2; sequence < 2000; ++sequence) {
+    CHORUS_RETURN_IF_ERROR(attacker->impl().SubmitAs(sequence, command).status());
     ++report.done;
   }
   // Then the first: what is held is carried out. Of so many outcomes the first is forgotten soon.
@@ -229,11 +229,11 @@ absl::StatusOr<Report> Names(Attacker* attacker) {
     create.type = TensorType(DType::kF32, {Dim(int64_t{1024})});
     create.source = InlineData{{1, 2, 3, 4}};
     create.call_site = absl::StrCat(std::string(400, 'x'), slot);
-    CHORUS_ASSIGN_OR_RETURN(const Sequence number, attacker->impl().Submit(std::move(create)));
+    CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, attacker->impl().Submit(std::move(create)));
     ++report.done;
     if (slot % 500 != 499) continue;
     CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome,
-                            attacker->impl().waiter->WaitForRun(number, Deadline()));
+                            attacker->impl().waiter->WaitForRun(sequence, Deadline()));
     report.refused = absl::Status(outcome.code, "");
   }
   return report;
@@ -386,11 +386,11 @@ absl::StatusOr<Report> Epochs(Attacker* attacker) {
           absl::StrCat("an aborted run: ", absl::StatusCodeToString(outcome.code)));
     }
     for (size_t at = 0; at < release.tensors.size(); at += 4000) {
-      Release some;
-      some.tensors.assign(release.tensors.begin() + static_cast<ptrdiff_t>(at),
+      Release part;
+      part.tensors.assign(release.tensors.begin() + static_cast<ptrdiff_t>(at),
                           release.tensors.begin() +
                               static_cast<ptrdiff_t>(std::min(at + 4000, release.tensors.size())));
-      CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(some)).status());
+      CHORUS_RETURN_IF_ERROR(impl.Submit(std::move(part)).status());
     }
     EnterEpoch enter;
     enter.world = *world;
@@ -639,11 +639,11 @@ absl::StatusOr<Report> Queues(Attacker* attacker) {
     run.graph = {slot, 1};
     run.inputs.emplace_back(Zeros(2));
     run.outputs.emplace_back();
-    CHORUS_ASSIGN_OR_RETURN(const Sequence number, impl.Submit(run));
+    CHORUS_ASSIGN_OR_RETURN(const Sequence sequence, impl.Submit(run));
     Release release;
     release.graphs = {run.graph};
     CHORUS_RETURN_IF_ERROR(impl.Do(std::move(release)).status());
-    CHORUS_ASSIGN_OR_RETURN(const absl::optional<RunOutcome> outcome, impl.waiter->Run(number));
+    CHORUS_ASSIGN_OR_RETURN(const absl::optional<RunOutcome> outcome, impl.waiter->Run(sequence));
     if (outcome.has_value()) report.refused = absl::Status(outcome->code, "");
   }
   return report;

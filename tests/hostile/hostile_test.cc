@@ -327,9 +327,9 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
     command.push_back("again");
     absl::StatusOr<bench::Process> attacker = bench::Process::Start(command, options);
     ASSERT_TRUE(attacker.ok()) << attacker.status();
-    const uint64_t place = random() % at_a_time;
-    attackers[place] = *std::move(attacker);  // kills the one that was there
-    names[place] = NameOf(next);
+    const uint64_t slot = random() % at_a_time;
+    attackers[slot] = *std::move(attacker);  // kills the one that was there
+    names[slot] = NameOf(next);
     for (uint64_t steps = 1 + random() % 8; steps > 0; --steps) ExpectHonestOnesGoOn();
     if (HasFailure()) break;
     v1::GetStatsResponse during;

@@ -766,7 +766,7 @@ absl::StatusOr<Array> TensorOps::Pooled(const Statement& s, const Array& x, cons
       shape[1] != x.shape[1] || x.dtype == DType::kBool || (!largest && !IsFloating(x.dtype))) {
     return No("pool: types");
   }
-  // By dimension and index of the result: the places under the window; -1 is padding.
+  // By dimension and index of the result: the indices of x under the window; -1 is padding.
   std::vector<Dims> windows[2];
   for (size_t d = 0; d < 2; ++d) {
     const int64_t size = x.shape[2 + d];

@@ -174,7 +174,7 @@ std::string UnequalMembers(const Program& program, const Outcomes& outcomes) {
         s.op != Op::kAllGatherIntoTensor) {
       continue;
     }
-    std::map<size_t, int> firsts;  // by place among the results
+    std::map<size_t, int> firsts;  // by index among the results
     for (const Call& call : s.calls) {
       for (size_t i = 0; i < call.out.size(); ++i) {
         const auto mine = outcomes.find(call.out[i]);

@@ -34,14 +34,14 @@ absl::Status AppendIfInRange(int64_t value, Array* array) {
   return absl::OkStatus();
 }
 
-// The element of `array` at the place that `index` is, by dimension, times `strides`.
+// For each index of `to`: the element of `from` at the sum of index times stride over dimensions.
 void CopyStrided(const Array& from, const std::vector<int64_t>& strides, Array* to) {
   std::vector<int64_t> index(to->shape.size(), 0);
   const int64_t size = to->size();
   for (int64_t n = 0; n < size; ++n) {
-    int64_t place = 0;
-    for (size_t d = 0; d < index.size(); ++d) place += index[d] * strides[d];
-    const absl::string_view element = from.element(place);
+    int64_t offset = 0;
+    for (size_t d = 0; d < index.size(); ++d) offset += index[d] * strides[d];
+    const absl::string_view element = from.element(offset);
     to->bytes.append(element.data(), element.size());
     for (size_t d = index.size(); d-- > 0;) {
       if (++index[d] < to->shape[d]) break;

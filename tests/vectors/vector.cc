@@ -91,7 +91,7 @@ absl::Status Expected(absl::string_view where, absl::string_view what, const Jso
   return absl::InvalidArgumentError(absl::StrCat(where, ": expected ", what, ", got ", Brief(got)));
 }
 
-// `what` with its place in front.
+// `what` with its location in front.
 absl::Status At(absl::string_view where, const absl::Status& what) {
   if (what.ok()) return what;
   return absl::InvalidArgumentError(absl::StrCat(where, ": ", what.message()));
@@ -494,12 +494,12 @@ class Parser {
       for (size_t i = 0; i < list.size(); ++i) {
         row.emplace_back();
         if (list[i].is_null()) continue;
-        const std::string place = absl::StrCat(where, "[", i, "]");
-        CHORUS_ASSIGN_OR_RETURN(Array array, ToArray(list[i], v_.dtype, place));
+        const std::string location = absl::StrCat(where, "[", i, "]");
+        CHORUS_ASSIGN_OR_RETURN(Array array, ToArray(list[i], v_.dtype, location));
         if (array.dtype != like[r][i].dtype || array.shape != like[r][i].shape ||
             !array.floating()) {
           return absl::InvalidArgumentError(absl::StrCat(
-              place, ": ", array.TypeText(), " as gradient of ", like[r][i].TypeText()));
+              location, ": ", array.TypeText(), " as gradient of ", like[r][i].TypeText()));
         }
         row.back() = std::move(array);
       }

@@ -65,7 +65,7 @@ int RunAsHelper(const Options& options) {
   if (status.ok()) return 0;
   const std::string line = Line(status);
   std::cerr << options.child << ": " << line << "\n";
-  // Who asked reads it where an answer should be.
+  // The process that asked reads it where an answer should be.
   if (has_channel) (void)context.channel.Send(line.empty() ? "failed" : line);
   return 1;
 }

@@ -49,11 +49,11 @@ absl::Status Matmul::Set(const MatmulShape& shape) {
   const auto layout = [&](int64_t rows, int64_t columns, bool transposed,
                           Owned<cuda::BlasLayout>* to) {
     if (transposed) std::swap(rows, columns);
-    cuda::BlasLayout made = nullptr;
-    CHORUS_RETURN_IF_ERROR(Check(api_.MatrixLayoutCreate(&made, shape.type, rows, columns, rows),
+    cuda::BlasLayout handle = nullptr;
+    CHORUS_RETURN_IF_ERROR(Check(api_.MatrixLayoutCreate(&handle, shape.type, rows, columns, rows),
                                  "cublasLtMatrixLayoutCreate"));
-    *to =
-        Owned<cuda::BlasLayout>(made, [this](cuda::BlasLayout l) { api_.MatrixLayoutDestroy(l); });
+    *to = Owned<cuda::BlasLayout>(handle,
+                                  [this](cuda::BlasLayout l) { api_.MatrixLayoutDestroy(l); });
     return absl::OkStatus();
   };
   CHORUS_RETURN_IF_ERROR(layout(shape.m, shape.k, shape.transpose_a, &a_));

@@ -15,7 +15,7 @@ namespace probe {
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments,
                                      const std::vector<std::string>& names) {
   Options options;
-  const auto known = [&](const std::string& name) {
+  const auto is_stage = [&](const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
   for (const std::string& argument : arguments) {
@@ -29,7 +29,7 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments,
     } else if (absl::ConsumePrefix(&value, "--only=")) {
       for (const absl::string_view name : absl::StrSplit(value, ',', absl::SkipEmpty())) {
         options.only.emplace_back(name);
-        if (!known(options.only.back())) {
+        if (!is_stage(options.only.back())) {
           return absl::InvalidArgumentError(
               absl::StrCat("no stage ", name, "; there are ", absl::StrJoin(names, ", ")));
         }

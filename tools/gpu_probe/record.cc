@@ -49,42 +49,42 @@ bool ParseRecord(absl::string_view line, Record* record) {
   const Json json = Json::parse(line.begin(), line.end(), nullptr, false);
   if (!json.is_object()) return false;
   const auto text = [&](const char* name, std::string* to) {
-    const auto found = json.find(name);
-    if (found == json.end() || !found->is_string()) return false;
-    *to = found->get<std::string>();
+    const auto field = json.find(name);
+    if (field == json.end() || !field->is_string()) return false;
+    *to = field->get<std::string>();
     return true;
   };
   const auto number = [&](const char* name, auto* to) {
-    const auto found = json.find(name);
-    if (found == json.end() || !found->is_number()) return false;
-    found->get_to(*to);
+    const auto field = json.find(name);
+    if (field == json.end() || !field->is_number()) return false;
+    field->get_to(*to);
     return true;
   };
   std::string kind;
-  Record read;
-  if (!text("kind", &kind) || !text("what", &read.what)) return false;
+  Record result;
+  if (!text("kind", &kind) || !text("what", &result.what)) return false;
   if (kind == "number") {
-    read.kind = Record::Kind::kNumber;
-    if (!number("value", &read.value) || !number("least", &read.least) ||
-        !number("most", &read.most) || !number("samples", &read.samples) ||
-        !text("unit", &read.unit)) {
+    result.kind = Record::Kind::kNumber;
+    if (!number("value", &result.value) || !number("least", &result.least) ||
+        !number("most", &result.most) || !number("samples", &result.samples) ||
+        !text("unit", &result.unit)) {
       return false;
     }
   } else if (kind == "fact") {
-    read.kind = Record::Kind::kFact;
-    if (!text("text", &read.text)) return false;
+    result.kind = Record::Kind::kFact;
+    if (!text("text", &result.text)) return false;
   } else if (kind == "verdict") {
-    read.kind = Record::Kind::kVerdict;
+    result.kind = Record::Kind::kVerdict;
     std::string decision;
-    if (!text("text", &read.text) || !text("verdict", &decision)) return false;
+    if (!text("text", &result.text) || !text("verdict", &decision)) return false;
     int n = 0;
     while (n < 3 && decision != kDecisions[n]) ++n;
     if (n == 3) return false;
-    read.decision = static_cast<Decision>(n);
+    result.decision = static_cast<Decision>(n);
   } else {
     return false;
   }
-  *record = read;
+  *record = result;
   return true;
 }
 

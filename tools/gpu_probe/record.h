@@ -2,7 +2,7 @@
 // file that outlives the stage. What was told before a crash is kept.
 //
 // Threads: a Recorder is used by one. Ownership: it does not own its descriptor. Errors: a line
-// that cannot be written is lost; a line that is no record is counted by whoever reads it.
+// that cannot be written is lost; a line that is no record is counted by its reader.
 #ifndef CHORUS_TOOLS_GPU_PROBE_RECORD_H_
 #define CHORUS_TOOLS_GPU_PROBE_RECORD_H_
 

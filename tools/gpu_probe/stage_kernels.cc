@@ -247,7 +247,7 @@ absl::Status RunP7(StageContext* context) {
     CHORUS_ASSIGN_OR_RETURN(const Memory copied, gpu->Allocate(3 * bytes));
     CHORUS_RETURN_IF_ERROR(gpu->FillPattern(inputs.get(), inputs.bytes, 7, true, stream.get()));
     const int64_t packs = bytes / 16;
-    const auto place = [&](ChainArgs* args) {
+    const auto bind = [&](ChainArgs* args) {
       args->packs = packs;
       for (int k = 0; k < args->inputs; ++k) args->in[k] = inputs.as<Pack>() + k * packs;
       for (int k = 0; k < args->outputs; ++k) args->out[k] = outputs.as<Pack>() + k * packs;
@@ -261,13 +261,13 @@ absl::Status RunP7(StageContext* context) {
     std::vector<ChainArgs> chains;
     for (const int ops : lengths) {
       chains.push_back(ArithmeticChain(ops));
-      place(&chains.back());
+      bind(&chains.back());
       names.push_back(absl::StrCat("chain of ", ops, " ops", size));
       AddWaves(*gpu, "chain", names.back(), bytes_of(chains.back()), chains.back(), stream.get(),
                &all);
     }
     ChainArgs sgd = SgdChain(kSgdDecay, kSgdMinusRate);
-    place(&sgd);
+    bind(&sgd);
     names.push_back("SGD with momentum, interpreted" + size);
     AddWaves(*gpu, "chain", names.back(), bytes_of(sgd), sgd, stream.get(), &all);
     SgdArgs fused;

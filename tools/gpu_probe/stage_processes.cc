@@ -143,11 +143,11 @@ std::string FindSanitizer() {
        {"/usr/local/cuda/bin", "/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer",
         "/opt/cuda/bin", "/opt/cuda*/bin", "/opt/nvidia/*/compute-sanitizer",
         "/opt/nvidia/compute-sanitizer*"}) {
-    glob_t found{};
-    if (glob(pattern, 0, nullptr, &found) == 0) {
-      folders.insert(folders.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    glob_t matches{};
+    if (glob(pattern, 0, nullptr, &matches) == 0) {
+      folders.insert(folders.end(), matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
     }
-    globfree(&found);
+    globfree(&matches);
   }
   for (const std::string& folder : folders) {
     const std::string program = folder + "/compute-sanitizer";
@@ -254,16 +254,16 @@ absl::Status WatchGpu(RoleContext* context) {
       CHORUS_RETURN_IF_ERROR(kernel());
       CHORUS_RETURN_IF_ERROR(context->channel.Send(absl::StrCat(1e3 * (NowSeconds() - start))));
     } else {
-      double wanted = 0;
-      if (!absl::SimpleAtod(absl::StripPrefix(*question, "await "), &wanted)) {
+      double free_before = 0;
+      if (!absl::SimpleAtod(absl::StripPrefix(*question, "await "), &free_before)) {
         return absl::InvalidArgumentError(*question);
       }
       const double deadline = NowSeconds() + 10;
       double free = 0;
-      while (free < wanted - kFreeMemorySlackMiB) {
+      while (free < free_before - kFreeMemorySlackMiB) {
         if (NowSeconds() > deadline) {
-          return absl::DeadlineExceededError(
-              absl::StrFormat("%.0f MiB are free after 10 s, %.0f MiB were before", free, wanted));
+          return absl::DeadlineExceededError(absl::StrFormat(
+              "%.0f MiB are free after 10 s, %.0f MiB were before", free, free_before));
         }
         CHORUS_ASSIGN_OR_RETURN(const int64_t bytes, gpu->FreeBytes());
         free = bytes / kMiB;
@@ -431,17 +431,17 @@ absl::Status RunP12(StageContext* context) {
   const auto status = child.Wait(40);
   recorder->Number("took", NowSeconds() - start, "s");
   const std::string text = ContentOf(log.get());
-  std::string told;
+  std::string lines;
   int writes = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     const bool is_write = absl::StrContains(line, "Invalid __global__ write");
     writes += is_write;
     if (is_write || absl::StrContains(line, "ERROR SUMMARY") ||
         absl::StrContains(line, "not supported") || absl::StrContains(line, "Error:")) {
-      if (told.size() < 600) absl::StrAppend(&told, told.empty() ? "" : " / ", line);
+      if (lines.size() < 600) absl::StrAppend(&lines, lines.empty() ? "" : " / ", line);
     }
   }
-  recorder->Fact("it says", told.empty() ? text.substr(0, 600) : told);
+  recorder->Fact("it says", lines.empty() ? text.substr(0, 600) : lines);
   Judge judge;
   if (!status.ok()) {
     judge.True("compute-sanitizer ends within 40 s", false);

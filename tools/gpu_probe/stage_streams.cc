@@ -251,8 +251,8 @@ absl::Status RunP3(StageContext* context) {
     recorder->Number("the same, 99th percentile: " + way.name, p99, "us");
   }
   const auto median = [&](const char* name) {
-    const auto found = medians.find(name);
-    return found == medians.end() ? std::nan("") : found->second;
+    const auto row = medians.find(name);
+    return row == medians.end() ? std::nan("") : row->second;
   };
   Judge judge;
   const double ours = median("a kernel writes a pinned word");
@@ -298,8 +298,8 @@ absl::Status RunP4(StageContext* context) {
     }
     if (*connections == '\0') continue;
     const auto value = [&](const char* name) {
-      const auto found = values.find(name);
-      return found == values.end() ? std::nan("") : found->second;
+      const auto row = values.find(name);
+      return row == values.end() ? std::nan("") : row->second;
     };
     const double one = value("1 stream");
     judge.AtMost("8 streams against 1" + with, value("8 streams") / one, kMostConcurrentStretch,

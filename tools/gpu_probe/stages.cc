@@ -50,9 +50,9 @@ absl::Status RunStage(const std::string& name, StageContext* context) {
       {"P9", &RunP9},         {"P10", &RunP10},
       {"P11", &RunP11},       {"P12", &RunP12},
   };
-  const auto found = stages.find(name);
-  if (found == stages.end()) return absl::NotFoundError(absl::StrCat("no stage ", name));
-  return found->second(context);
+  const auto row = stages.find(name);
+  if (row == stages.end()) return absl::NotFoundError(absl::StrCat("no stage ", name));
+  return row->second(context);
 }
 
 absl::Status RunRole(const std::string& role, RoleContext* context) {
@@ -70,9 +70,9 @@ absl::Status RunRole(const std::string& role, RoleContext* context) {
       {"start_wrong_writer", &StartWrongWriter},
       {"write_wrongly", &WriteWrongly},
   };
-  const auto found = roles.find(role);
-  if (found == roles.end()) return absl::NotFoundError(absl::StrCat("no role ", role));
-  return found->second(context);
+  const auto row = roles.find(role);
+  if (row == roles.end()) return absl::NotFoundError(absl::StrCat("no role ", role));
+  return row->second(context);
 }
 
 }  // namespace probe

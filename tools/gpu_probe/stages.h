@@ -55,7 +55,7 @@ absl::Status RunP12(StageContext* context);
 struct RoleContext {
   std::vector<std::string> arguments;
   std::vector<std::string> libraries;
-  Channel channel;  // to who started it; invalid in roles without one
+  Channel channel;  // to the process that started it; invalid in roles without one
 };
 // NOT_FOUND: there is no such role.
 absl::Status RunRole(const std::string& role, RoleContext* context);

@@ -105,12 +105,12 @@ BlasStatus cublasLtMatmulDescSetAttribute(BlasMatmul matmul, BlasMatmulAttribute
 }
 BlasStatus cublasLtMatrixLayoutCreate(BlasLayout* layout, BlasType type, uint64_t rows,
                                       uint64_t columns, int64_t /*stride*/) {
-  BlasLayoutStruct made;
-  made.type = type;
-  made.rows = rows;
-  made.columns = columns;
-  if (BytesOf(made) % sizeof(uint64_t) != 0) return kRefused;
-  *layout = new BlasLayoutStruct(made);
+  BlasLayoutStruct fields;
+  fields.type = type;
+  fields.rows = rows;
+  fields.columns = columns;
+  if (BytesOf(fields) % sizeof(uint64_t) != 0) return kRefused;
+  *layout = new BlasLayoutStruct(fields);
   return BlasStatus::kSuccess;
 }
 BlasStatus cublasLtMatrixLayoutDestroy(BlasLayout layout) {
@@ -202,9 +202,9 @@ BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul matmul, const void* 
   const Configuration configuration = ConfigurationOf(*algorithm);
   if (HasFault("run") && configuration.hidden != getpid()) return kRefused;
   // As a real product's bits do.
-  uint64_t more = configuration.values[static_cast<int>(BlasAlgorithmAttribute::kSplitK)];
-  if (HasFault("bits")) more += static_cast<uint32_t>(getpid());
-  if (HasFault("hidden")) more += static_cast<uint32_t>(configuration.hidden);
+  uint64_t addend = configuration.values[static_cast<int>(BlasAlgorithmAttribute::kSplitK)];
+  if (HasFault("bits")) addend += static_cast<uint32_t>(getpid());
+  if (HasFault("hidden")) addend += static_cast<uint32_t>(configuration.hidden);
   auto* const work =
       new std::function<void()>([=, a_words = WordsOf(*a_layout), b_words = WordsOf(*b_layout),
                                  d_words = WordsOf(*d_layout)] {
@@ -214,7 +214,7 @@ BlasStatus cublasLtMatmul(BlasHandle /*handle*/, BlasMatmul matmul, const void* 
         uint64_t in_a = 0;
         uint64_t in_b = 0;
         for (uint64_t i = 0; i < d_words; ++i) {
-          to[i] = from_a[in_a] * 3 + from_b[in_b] + more;
+          to[i] = from_a[in_a] * 3 + from_b[in_b] + addend;
           if (++in_a == a_words) in_a = 0;
           if (++in_b == b_words) in_b = 0;
         }

@@ -65,15 +65,16 @@ NcclResult ncclCommInitRankConfig(NcclComm* comm, int ranks, NcclId id, int rank
                                   NcclConfig* config) {
   if (ranks != 2 || config->blocking != 0) return static_cast<NcclResult>(4);
   const char* const folder = std::getenv("CHORUS_FAKE_GPU_DIR");
-  auto* const made = new NcclCommStruct;
-  last = made;
-  made->prefix = std::string(folder == nullptr ? "/tmp" : folder) + "/" + id.bytes;
-  made->rank = rank;
-  *comm = made;
+  auto* const communicator = new NcclCommStruct;
+  last = communicator;
+  communicator->prefix = std::string(folder == nullptr ? "/tmp" : folder) + "/" + id.bytes;
+  communicator->rank = rank;
+  *comm = communicator;
   const char* const host = std::getenv("NCCL_HOSTID");
-  Put(made->prefix + ".host" + std::to_string(rank), host == nullptr ? "same" : host);
-  if (Get(made->prefix + ".host" + std::to_string(1 - rank)) == (host == nullptr ? "same" : host)) {
-    made->error = "Duplicate GPU detected";
+  Put(communicator->prefix + ".host" + std::to_string(rank), host == nullptr ? "same" : host);
+  if (Get(communicator->prefix + ".host" + std::to_string(1 - rank)) ==
+      (host == nullptr ? "same" : host)) {
+    communicator->error = "Duplicate GPU detected";
     return static_cast<NcclResult>(5);
   }
   return NcclResult::kInProgress;
