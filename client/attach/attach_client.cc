@@ -60,6 +60,13 @@ absl::string_view KindName(AttachRequest::Kind kind) {
   return "?";
 }
 
+AttachRequest RequestOf(AttachRequest::Kind kind, ArenaId arena = ArenaId()) {
+  AttachRequest request;
+  request.kind = kind;
+  request.arena = arena;
+  return request;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AttachClient>> AttachClient::Connect(
@@ -67,11 +74,9 @@ absl::StatusOr<std::unique_ptr<AttachClient>> AttachClient::Connect(
   CHORUS_ASSIGN_OR_RETURN(UniqueFd socket_fd,
                           ConnectToDaemon(path, SOCK_SEQPACKET, daemon_uids, deadline));
   std::unique_ptr<AttachClient> client(new AttachClient(path, std::move(socket_fd)));
-  AttachRequest hello;
-  hello.kind = AttachRequest::Kind::kHello;
-  CHORUS_ASSIGN_OR_RETURN(Answer challenge, client->Ask(std::move(hello), 0, deadline));
-  AttachRequest proof;
-  proof.kind = AttachRequest::Kind::kProof;
+  CHORUS_ASSIGN_OR_RETURN(Answer challenge,
+                          client->Ask(RequestOf(AttachRequest::Kind::kHello), 0, deadline));
+  AttachRequest proof = RequestOf(AttachRequest::Kind::kProof);
   proof.nonce = challenge.reply.secret;
   CHORUS_ASSIGN_OR_RETURN(Answer welcome, client->Ask(std::move(proof), 1, deadline));
   client->token_ = std::move(welcome.reply.secret);
@@ -132,9 +137,8 @@ absl::Status AttachClient::Goodbye() {
 }
 
 absl::StatusOr<AttachClient::SessionMemoryFds> AttachClient::SessionMemory(absl::Time deadline) {
-  AttachRequest request;
-  request.kind = AttachRequest::Kind::kSessionMemory;
-  CHORUS_ASSIGN_OR_RETURN(Answer answer, Ask(std::move(request), 2, deadline));
+  CHORUS_ASSIGN_OR_RETURN(Answer answer,
+                          Ask(RequestOf(AttachRequest::Kind::kSessionMemory), 2, deadline));
   SessionMemoryFds result;
   result.memory = std::move(answer.fds[0]);
   result.wake = std::move(answer.fds[1]);
@@ -142,15 +146,12 @@ absl::StatusOr<AttachClient::SessionMemoryFds> AttachClient::SessionMemory(absl:
 }
 
 absl::Status AttachClient::ConfirmMemory(absl::Time deadline) {
-  AttachRequest request;
-  request.kind = AttachRequest::Kind::kConfirmMemory;
-  return Ask(std::move(request), 0, deadline).status();
+  return Ask(RequestOf(AttachRequest::Kind::kConfirmMemory), 0, deadline).status();
 }
 
 absl::StatusOr<AttachClient::Staging> AttachClient::CreateStaging(int64_t bytes,
                                                                   absl::Time deadline) {
-  AttachRequest request;
-  request.kind = AttachRequest::Kind::kCreateStaging;
+  AttachRequest request = RequestOf(AttachRequest::Kind::kCreateStaging);
   request.bytes = bytes;
   CHORUS_ASSIGN_OR_RETURN(Answer answer, Ask(std::move(request), 1, deadline));
   Staging staging;
@@ -165,25 +166,17 @@ absl::Status AttachClient::ConfirmStaging(const Staging& staging, absl::Time dea
     return MakeError(Reason::kInternal, absl::StrCat("staging arena ", staging.arena.value(),
                                                      " cannot be sealed: ", strerror(errno)));
   }
-  AttachRequest request;
-  request.kind = AttachRequest::Kind::kConfirmStaging;
-  request.arena = staging.arena;
-  return Ask(std::move(request), 0, deadline).status();
+  return Ask(RequestOf(AttachRequest::Kind::kConfirmStaging, staging.arena), 0, deadline).status();
 }
 
 absl::Status AttachClient::ReleaseStaging(ArenaId arena, absl::Time deadline) {
-  AttachRequest request;
-  request.kind = AttachRequest::Kind::kReleaseStaging;
-  request.arena = arena;
-  return Ask(std::move(request), 0, deadline).status();
+  return Ask(RequestOf(AttachRequest::Kind::kReleaseStaging, arena), 0, deadline).status();
 }
 
 absl::StatusOr<AttachClient::ResultArenaFd> AttachClient::ResultArena(ArenaId arena,
                                                                       absl::Time deadline) {
-  AttachRequest request;
-  request.kind = AttachRequest::Kind::kResultArena;
-  request.arena = arena;
-  CHORUS_ASSIGN_OR_RETURN(Answer answer, Ask(std::move(request), 1, deadline));
+  CHORUS_ASSIGN_OR_RETURN(Answer answer,
+                          Ask(RequestOf(AttachRequest::Kind::kResultArena, arena), 1, deadline));
   ResultArenaFd result;
   result.bytes = answer.reply.bytes;
   result.fd = std::move(answer.fds[0]);

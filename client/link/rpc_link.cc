@@ -60,6 +60,15 @@ Error ErrorFrom(const v1::Error& message) {
   return error;
 }
 
+// A request of a rank.
+template <typename Request>
+Request RequestOf(WorldId world, Rank rank) {
+  Request request;
+  request.set_world(world.value());
+  request.set_rank(rank.value());
+  return request;
+}
+
 }  // namespace
 
 void SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
@@ -186,6 +195,20 @@ absl::Status RpcLink::Done(const grpc::Status& status) {
   return ErrorOf(lost).reason == Reason::kDraining ? lost : converted;
 }
 
+template <typename Stub, typename Request, typename Response>
+absl::StatusOr<Response> RpcLink::Ask(const std::unique_ptr<Stub>& stub,
+                                      grpc::Status (Stub::*method)(grpc::ClientContext*,
+                                                                   const Request&, Response*),
+                                      Request request, absl::Duration timeout) {
+  CHORUS_RETURN_IF_ERROR(liveness());
+  grpc::ClientContext context;
+  SetDeadline(&context, timeout);
+  request.set_session(opened_.session);
+  Response response;
+  CHORUS_RETURN_IF_ERROR(Done(((*stub).*method)(&context, request, &response)));
+  return response;
+}
+
 absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
   if (code == absl::StatusCode::kOk) return absl::OkStatus();
   {
@@ -225,14 +248,9 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
 }
 
 absl::Status RpcLink::WaitByRpc(Sequence sequence, absl::Duration timeout) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
-  SetDeadline(&context, timeout);
   v1::WaitRequest request;
-  v1::WaitResponse response;
-  request.set_session(opened_.session);
   request.set_sequence(sequence.value());
-  return Done(log_->Wait(&context, request, &response));
+  return Ask(log_, &v1::Log::Stub::Wait, std::move(request), timeout).status();
 }
 
 // --- Bytes --------------------------------------------------------------------------------------
@@ -274,14 +292,11 @@ absl::StatusOr<std::shared_ptr<const char>> RpcLink::MapTensor(TensorId, Sequenc
 }
 
 absl::StatusOr<Link::Staging> RpcLink::CreateStaging(int64_t bytes) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
-  SetDeadline(&context, opened_.request_timeout);
   v1::CreateStagingRequest request;
-  v1::CreateStagingResponse response;
-  request.set_session(opened_.session);
   request.set_size_bytes(bytes);
-  CHORUS_RETURN_IF_ERROR(Done(tensors_->CreateStaging(&context, request, &response)));
+  CHORUS_ASSIGN_OR_RETURN(const v1::CreateStagingResponse response,
+                          Ask(tensors_, &v1::Tensors::Stub::CreateStaging, std::move(request),
+                              opened_.request_timeout));
   Staging staging;
   staging.arena = ArenaId(response.arena());
   return staging;
@@ -289,17 +304,14 @@ absl::StatusOr<Link::Staging> RpcLink::CreateStaging(int64_t bytes) {
 
 absl::Status RpcLink::WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) {
   while (!bytes.empty()) {
-    CHORUS_RETURN_IF_ERROR(liveness());
     const absl::string_view chunk = bytes.substr(0, kChunkBytes);
-    grpc::ClientContext context;
-    SetDeadline(&context, opened_.request_timeout);
     v1::WriteStagingRequest request;
-    v1::WriteStagingResponse response;
-    request.set_session(opened_.session);
     request.set_arena(arena.value());
     request.set_offset_bytes(offset);
     request.set_data(chunk.data(), chunk.size());
-    CHORUS_RETURN_IF_ERROR(Done(tensors_->WriteStaging(&context, request, &response)));
+    CHORUS_RETURN_IF_ERROR(
+        Ask(tensors_, &v1::Tensors::Stub::WriteStaging, std::move(request), opened_.request_timeout)
+            .status());
     offset += static_cast<int64_t>(chunk.size());
     bytes.remove_prefix(chunk.size());
   }
@@ -309,36 +321,29 @@ absl::Status RpcLink::WriteStaging(ArenaId arena, int64_t offset, absl::string_v
 // --- Worlds -------------------------------------------------------------------------------------
 
 absl::StatusOr<JoinedWorld> RpcLink::Join(const WorldOptions& options, DeviceIndex device) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
   const absl::Duration join = absl::FromChrono(options.join_timeout);
-  SetDeadline(&context, join == absl::ZeroDuration() ? kDaemonsTimeout : join + kMargin);
   v1::JoinWorldRequest request;
-  v1::JoinWorldResponse response;
-  request.set_session(opened_.session);
   request.set_name(options.name);
   request.set_size(options.size);
   request.set_rank(options.rank);
   request.set_device(device.value());
-  const auto set = [](Timeout timeout, google::protobuf::Duration* message) {
-    if (timeout > Timeout::zero()) *message = ProtoDuration(absl::FromChrono(timeout));
-  };
   if (options.join_timeout > Timeout::zero()) {
-    set(options.join_timeout, request.mutable_join_timeout());
+    *request.mutable_join_timeout() = ProtoDuration(join);
   }
   if (options.agree_timeout > Timeout::zero()) {
-    set(options.agree_timeout, request.mutable_agree_timeout());
+    *request.mutable_agree_timeout() = ProtoDuration(absl::FromChrono(options.agree_timeout));
   }
   if (options.exec_timeout > Timeout::zero()) {
-    set(options.exec_timeout, request.mutable_exec_timeout());
+    *request.mutable_exec_timeout() = ProtoDuration(absl::FromChrono(options.exec_timeout));
   }
   request.set_check_call_sites(static_cast<v1::CheckCallSites>(options.check_call_sites));
   {
     MutexLock lock(&mutex_);
     memberships_.push_back({options.name, WorldId(), options.rank});
   }
-  const absl::Status joined = Done(worlds_->Join(&context, request, &response));
-  const WorldId world(response.world().world());
+  const absl::StatusOr<v1::JoinWorldResponse> joined =
+      Ask(worlds_, &v1::Worlds::Stub::Join, std::move(request),
+          join == absl::ZeroDuration() ? kDaemonsTimeout : join + kMargin);
   {
     MutexLock lock(&mutex_);
     const auto membership =
@@ -346,63 +351,48 @@ absl::StatusOr<JoinedWorld> RpcLink::Join(const WorldOptions& options, DeviceInd
           return m.name == options.name && m.rank == options.rank && m.world == WorldId();
         });
     if (joined.ok()) {
-      membership->world = world;
+      membership->world = WorldId(joined->world().world());
     } else {
       memberships_.erase(membership);
     }
   }
-  CHORUS_RETURN_IF_ERROR(joined);
-  return JoinedWorld{world, Epoch(response.world().epoch())};
+  CHORUS_RETURN_IF_ERROR(joined.status());
+  return JoinedWorld{WorldId(joined->world().world()), Epoch(joined->world().epoch())};
 }
 
 absl::StatusOr<GroupId> RpcLink::CreateGroup(WorldId world, Rank rank,
                                              absl::Span<const int> members,
                                              InstanceKey::Request which) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
-  SetDeadline(&context, opened_.request_timeout);
-  v1::CreateGroupRequest request;
-  v1::CreateGroupResponse response;
-  request.set_session(opened_.session);
-  request.set_world(world.value());
-  request.set_rank(rank.value());
+  auto request = RequestOf<v1::CreateGroupRequest>(world, rank);
   for (const int member : members) request.add_ranks(member);
   request.set_step(which.step);
   request.set_number(which.number);
-  CHORUS_RETURN_IF_ERROR(Done(worlds_->CreateGroup(&context, request, &response)));
+  CHORUS_ASSIGN_OR_RETURN(
+      const v1::CreateGroupResponse response,
+      Ask(worlds_, &v1::Worlds::Stub::CreateGroup, std::move(request), opened_.request_timeout));
   return GroupId(response.group());
 }
 
 absl::Status RpcLink::Leave(WorldId world, Rank rank) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
-  SetDeadline(&context, opened_.request_timeout);
-  v1::LeaveWorldRequest request;
-  v1::LeaveWorldResponse response;
-  request.set_session(opened_.session);
-  request.set_world(world.value());
-  request.set_rank(rank.value());
-  const absl::Status left = Done(worlds_->Leave(&context, request, &response));
+  const absl::Status status =
+      Ask(worlds_, &v1::Worlds::Stub::Leave, RequestOf<v1::LeaveWorldRequest>(world, rank),
+          opened_.request_timeout)
+          .status();
   MutexLock lock(&mutex_);
   memberships_.erase(std::remove_if(memberships_.begin(), memberships_.end(),
                                     [&](const Membership& m) {
                                       return m.world == world && m.rank == rank.value();
                                     }),
                      memberships_.end());
-  return left;
+  return status;
 }
 
 absl::StatusOr<ReformedWorld> RpcLink::Reform(WorldId world, Rank rank, Timeout timeout) {
-  CHORUS_RETURN_IF_ERROR(liveness());
-  grpc::ClientContext context;
-  SetDeadline(&context, absl::FromChrono(timeout) + kMargin);
-  v1::ReformWorldRequest request;
-  v1::ReformWorldResponse response;
-  request.set_session(opened_.session);
-  request.set_world(world.value());
-  request.set_rank(rank.value());
+  auto request = RequestOf<v1::ReformWorldRequest>(world, rank);
   *request.mutable_timeout() = ProtoDuration(absl::FromChrono(timeout));
-  CHORUS_RETURN_IF_ERROR(Done(worlds_->Reform(&context, request, &response)));
+  CHORUS_ASSIGN_OR_RETURN(const v1::ReformWorldResponse response,
+                          Ask(worlds_, &v1::Worlds::Stub::Reform, std::move(request),
+                              absl::FromChrono(timeout) + kMargin));
   // The session makes a list of the ranks.
   if (response.size() != response.survivors_size() || response.rank() < 0 ||
       response.rank() >= response.size()) {

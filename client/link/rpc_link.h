@@ -119,6 +119,13 @@ class RpcLink : public Link {
   v1::Log::Stub* log() { return log_.get(); }
 
  private:
+  // Calls `method` of `stub` and waits for the answer; puts this session into `request`. Errors:
+  // liveness()'s, nothing was sent; Done's.
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Ask(const std::unique_ptr<Stub>& stub,
+                               grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                            Response*),
+                               Request request, absl::Duration timeout);
   void RenewLease();
 
   OpenedSession opened_;

@@ -1,6 +1,7 @@
 #include "chorus/nn/conv.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,14 +50,17 @@ bool WindowFits(HeightWidth kernel, HeightWidth stride, HeightWidth padding, Hei
          2 * padding.h <= extent.h && 2 * padding.w <= extent.w;
 }
 
-// True of what has no shape too.
-bool IsImage(const Tensor& x, HeightWidth least) {
-  return !IsUsable(x) ||
-         (x.shape().size() == 4 && x.shape()[2] >= least.h && x.shape()[3] >= least.w);
-}
-std::string ImageText(HeightWidth least) {
-  return absl::StrCat("expected [n, channels, h, w] with h from ", least.h, " and w from ",
-                      least.w);
+// What is wrong with x where [n, channels, h, w] is expected; empty if nothing is, or x has no
+// shape.
+std::string ImageError(const Tensor& x, HeightWidth least,
+                       std::optional<int64_t> channels = std::nullopt) {
+  if (!IsUsable(x)) return "";
+  const bool fits = x.shape().size() == 4 && (!channels.has_value() || x.shape()[1] == *channels) &&
+                    x.shape()[2] >= least.h && x.shape()[3] >= least.w;
+  if (fits) return "";
+  return absl::StrCat("expected [n, ", channels.has_value() ? absl::StrCat(*channels) : "channels",
+                      ", h, w] with h from ", least.h, " and w from ", least.w, ", got ",
+                      TypeText(x));
 }
 
 }  // namespace
@@ -122,11 +126,8 @@ Tensor Conv2d::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
   const HeightWidth least(LeastSize(kernel_.h, options_.padding.h, options_.dilation.h),
                           LeastSize(kernel_.w, options_.padding.w, options_.dilation.w));
-  if (IsUsable(x) && (x.shape().size() != 4 || x.shape()[1] != in_ || x.shape()[2] < least.h ||
-                      x.shape()[3] < least.w)) {
-    return Refuse(x, absl::StrCat("expected [n, ", in_, ", h, w] with h from ", least.h,
-                                  " and w from ", least.w, ", got ", TypeText(x)));
-  }
+  const std::string error = ImageError(x, least, in_);
+  if (!error.empty()) return Refuse(x, error);
   return Biased(chorus::Conv2d(x, weight()(), options_));
 }
 
@@ -160,11 +161,8 @@ Tensor ConvTranspose2d::Forward(const Tensor& x) {
   const HeightWidth least(
       LeastTransposed(kernel_.h, o.stride.h, o.padding.h, o.output_padding.h, o.dilation.h),
       LeastTransposed(kernel_.w, o.stride.w, o.padding.w, o.output_padding.w, o.dilation.w));
-  if (IsUsable(x) && (x.shape().size() != 4 || x.shape()[1] != in_ || x.shape()[2] < least.h ||
-                      x.shape()[3] < least.w)) {
-    return Refuse(x, absl::StrCat("expected [n, ", in_, ", h, w] with h from ", least.h,
-                                  " and w from ", least.w, ", got ", TypeText(x)));
-  }
+  const std::string error = ImageError(x, least, in_);
+  if (!error.empty()) return Refuse(x, error);
   return Biased(chorus::ConvTranspose2d(x, weight()(), options_));
 }
 
@@ -195,7 +193,8 @@ Tensor MaxPool2d::Forward(const Tensor& x) {
   };
   const HeightWidth least(least_of(kernel_.h, options_.padding.h, options_.dilation.h),
                           least_of(kernel_.w, options_.padding.w, options_.dilation.w));
-  if (!IsImage(x, least)) return Refuse(x, absl::StrCat(ImageText(least), ", got ", TypeText(x)));
+  const std::string error = ImageError(x, least);
+  if (!error.empty()) return Refuse(x, error);
   return chorus::MaxPool2d(x, kernel_, options_);
 }
 
@@ -216,7 +215,8 @@ Tensor AvgPool2d::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
   const HeightWidth least(std::max<int64_t>(LeastSize(kernel_.h, options_.padding.h, 1), 1),
                           std::max<int64_t>(LeastSize(kernel_.w, options_.padding.w, 1), 1));
-  if (!IsImage(x, least)) return Refuse(x, absl::StrCat(ImageText(least), ", got ", TypeText(x)));
+  const std::string error = ImageError(x, least);
+  if (!error.empty()) return Refuse(x, error);
   return chorus::AvgPool2d(x, kernel_, options_);
 }
 
@@ -232,7 +232,8 @@ AdaptiveAvgPool2d::AdaptiveAvgPool2d(HeightWidth size) : Module("AdaptiveAvgPool
 
 Tensor AdaptiveAvgPool2d::Forward(const Tensor& x) {
   const CallSiteScope lines(site());
-  if (!IsImage(x, 1)) return Refuse(x, absl::StrCat(ImageText(1), ", got ", TypeText(x)));
+  const std::string error = ImageError(x, 1);
+  if (!error.empty()) return Refuse(x, error);
   return chorus::AdaptiveAvgPool2d(x, size_);
 }
 
