@@ -23,6 +23,8 @@
 #include "tests/fault/raw_session.h"
 
 namespace chorus {
+namespace fault {
+
 struct HostileClient::Impl : RawSession {
   explicit Impl(RawSession raw) : RawSession(std::move(raw)) {}
 
@@ -219,4 +221,5 @@ absl::StatusOr<std::string> HostileClient::Attack(const std::string& kind, uint6
   return absl::StrCat("ended=1 message=", ending);
 }
 
+}  // namespace fault
 }  // namespace chorus

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 
 namespace chorus {
+namespace fault {
 
 class HostileClient {
  public:
@@ -41,6 +42,7 @@ class HostileClient {
   const std::unique_ptr<Impl> impl_;
 };
 
+}  // namespace fault
 }  // namespace chorus
 
 #endif  // CHORUS_TESTS_FAULT_HOSTILE_CLIENT_H_

@@ -15,6 +15,7 @@
 #include "proto/convert/errors_convert.h"
 
 namespace chorus {
+namespace fault {
 
 absl::Time RawSession::Deadline() { return SteadyNow() + kPatience; }
 
@@ -66,4 +67,5 @@ absl::Status RawSession::Join(const std::string& name, int rank, int size,
   return FromGrpc(v1::Worlds::NewStub(channel)->Join(&context, request, &response));
 }
 
+}  // namespace fault
 }  // namespace chorus

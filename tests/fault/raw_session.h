@@ -19,6 +19,7 @@
 #include "grpcpp/client_context.h"
 
 namespace chorus {
+namespace fault {
 
 struct RawSession {
   // Of every call: far beyond anything that is meant to happen.
@@ -41,6 +42,7 @@ struct RawSession {
   UniqueFd wake;
 };
 
+}  // namespace fault
 }  // namespace chorus
 
 #endif  // CHORUS_TESTS_FAULT_RAW_SESSION_H_

@@ -38,6 +38,7 @@
 #include "tests/fault/hostile_client.h"
 
 namespace chorus {
+namespace fault {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -674,6 +675,7 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
+}  // namespace fault
 }  // namespace chorus
 
-int main(int argc, char** argv) { return chorus::Main(argc, argv); }
+int main(int argc, char** argv) { return chorus::fault::Main(argc, argv); }

@@ -42,12 +42,13 @@ namespace chorus {
 namespace hostile {
 namespace {
 
-absl::Time Deadline() { return RawSession::Deadline(); }
+absl::Time Deadline() { return fault::RawSession::Deadline(); }
 
 }  // namespace
 
-struct Attacker::Impl : RawSession {
-  Impl(const std::string& daemon, RawSession raw) : RawSession(std::move(raw)), address(daemon) {
+struct Attacker::Impl : fault::RawSession {
+  Impl(const std::string& daemon, fault::RawSession raw)
+      : fault::RawSession(std::move(raw)), address(daemon) {
     if (memory == nullptr) return;
     submitter.emplace(memory.get(), doorbell.get(), std::move(wake));
     waiter.emplace(memory.get());
@@ -73,7 +74,7 @@ struct Attacker::Impl : RawSession {
     command.body = std::move(body);
     ByteWriter frame;
     EncodeFrame(command, &frame);
-    CHORUS_RETURN_IF_ERROR(submitter->Submit(frame.bytes(), RawSession::kPatience));
+    CHORUS_RETURN_IF_ERROR(submitter->Submit(frame.bytes(), fault::RawSession::kPatience));
     return command.sequence;
   }
   // OK, or the code with which it ended.
@@ -243,7 +244,7 @@ absl::StatusOr<Report> Names(Attacker* attacker) {
 // time. Waits until the world is complete.
 absl::StatusOr<WorldId> JoinOwn(Attacker::Impl* impl, int64_t named_after, int rank, int size) {
   grpc::ClientContext context;
-  RawSession::SetDeadline(&context);
+  fault::RawSession::SetDeadline(&context);
   v1::JoinWorldRequest request;
   v1::JoinWorldResponse response;
   request.set_session(impl->session);
@@ -324,7 +325,7 @@ absl::StatusOr<Report> Sources(Attacker* attacker) {
   report.refused = absl::Status(outcome.code, "");
   // What is kept of it is no more than an error may have.
   grpc::ClientContext context;
-  RawSession::SetDeadline(&context);
+  fault::RawSession::SetDeadline(&context);
   v1::GetErrorRequest request;
   v1::GetErrorResponse kept;
   request.set_error_id(outcome.error.value());
@@ -372,7 +373,7 @@ absl::StatusOr<Report> Epochs(Attacker* attacker) {
     // All of them have been taken when this one has.
     CHORUS_RETURN_IF_ERROR(impl.Do(Release()).status());
     grpc::ClientContext context;
-    RawSession::SetDeadline(&context);
+    fault::RawSession::SetDeadline(&context);
     v1::AbortWorldRequest abort;
     v1::AbortWorldResponse aborted;
     abort.set_session(other.session);
@@ -754,7 +755,7 @@ absl::StatusOr<Report> Listing(Attacker* attacker) {
   const auto diagnostics = v1::Diagnostics::NewStub(impl.channel);
   for (; report.done < 100; ++report.done) {
     grpc::ClientContext context;
-    RawSession::SetDeadline(&context);
+    fault::RawSession::SetDeadline(&context);
     v1::ListFlightEventsRequest request;
     request.set_limit(10000);
     v1::ListFlightEventsResponse response;
@@ -786,7 +787,7 @@ absl::StatusOr<Report> Answers(Attacker* attacker) {
   }
   // The node has looked at all of them when it answers another one.
   grpc::ClientContext context;
-  RawSession::SetDeadline(&context);
+  fault::RawSession::SetDeadline(&context);
   v1::ListFlightEventsResponse response;
   report.refused = FromGrpc(
       v1::Diagnostics::NewStub(impl.channel)->ListFlightEvents(&context, request, &response));
@@ -825,7 +826,7 @@ absl::StatusOr<Report> UnreadHalves(Attacker* attacker) {
     report.refused = CallOnce(attacker, absl::Seconds(1));
   }
   if (absl::IsDeadlineExceeded(report.refused)) {
-    report.refused = CallOnce(attacker, RawSession::kPatience);
+    report.refused = CallOnce(attacker, fault::RawSession::kPatience);
   }
   return report;
 }
@@ -912,7 +913,7 @@ void Attacker::CloseSessions() {
   for (const std::unique_ptr<Attacker>& other : impl_->others) other->CloseSessions();
   impl_->calls.clear();  // else there may be none left for this one
   grpc::ClientContext context;
-  RawSession::SetDeadline(&context);
+  fault::RawSession::SetDeadline(&context);
   v1::CloseSessionRequest request;
   v1::CloseSessionResponse response;
   request.set_session(impl_->session);
@@ -926,7 +927,7 @@ Attacker::~Attacker() = default;
 absl::StatusOr<std::unique_ptr<Attacker>> Attacker::Open(const std::string& address,
                                                          const std::string& attack) {
   const bool attached = RpcAttacks().count(attack) == 0;
-  CHORUS_ASSIGN_OR_RETURN(RawSession raw, RawSession::Open(address, attached));
+  CHORUS_ASSIGN_OR_RETURN(fault::RawSession raw, fault::RawSession::Open(address, attached));
   return std::unique_ptr<Attacker>(new Attacker(std::make_unique<Impl>(address, std::move(raw))));
 }
 

@@ -58,6 +58,11 @@ std::string Frame(FrameType type, uint8_t flags, uint32_t stream, absl::string_v
          BigEndian(stream, 4) + std::string(content);
 }
 
+// For poll().
+int PatienceMillis() {
+  return static_cast<int>(absl::ToInt64Milliseconds(fault::RawSession::kPatience));
+}
+
 class Connection {
  public:
   explicit Connection(int socket) : socket_(socket) {}
@@ -117,8 +122,7 @@ class Connection {
   }
   bool Wait(short events) {
     pollfd fd{socket_, events, 0};
-    return !closed_ &&
-           poll(&fd, 1, static_cast<int>(absl::ToInt64Milliseconds(RawSession::kPatience))) > 0 &&
+    return !closed_ && poll(&fd, 1, PatienceMillis()) > 0 &&
            (fd.revents & (POLLERR | POLLHUP)) == 0;
   }
 
@@ -180,7 +184,7 @@ std::string HeadersOf(absl::string_view method) {
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 absl::StatusOr<UniqueFd> Connect(const std::string& path) {
-  return ConnectToDaemon(path, SOCK_STREAM, {}, RawSession::Deadline());
+  return ConnectToDaemon(path, SOCK_STREAM, {}, fault::RawSession::Deadline());
 }
 
 // Of one that reads nothing: all of `frames`. UNAVAILABLE: the connection was ended, or nobody
@@ -188,7 +192,7 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path) {
 absl::Status SendUnread(const UniqueFd& connection, absl::string_view frames) {
   while (!frames.empty()) {
     pollfd fd{connection.get(), POLLOUT, 0};
-    const int ready = poll(&fd, 1, static_cast<int>(ToInt64Milliseconds(RawSession::kPatience)));
+    const int ready = poll(&fd, 1, PatienceMillis());
     const ssize_t sent =
         ready <= 0 ? -1 : send(fd.fd, frames.data(), frames.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent <= 0) return absl::UnavailableError("the connection was ended, or is not read");

@@ -31,16 +31,17 @@ void AddUnknownFields(google::protobuf::Message* message, int count) {
   for (int i = 0; i < count; ++i) fields->AddLengthDelimited(kUnknown, "");
 }
 
-absl::Status Submit(const RawSession& session, v1::Log::Stub* log, v1::SubmitRequest request) {
+absl::Status Submit(const fault::RawSession& session, v1::Log::Stub* log,
+                    v1::SubmitRequest request) {
   grpc::ClientContext context;
-  RawSession::SetDeadline(&context);
+  fault::RawSession::SetDeadline(&context);
   v1::SubmitResponse response;
   request.set_session(session.session);
   return FromGrpc(log->Submit(&context, request, &response));
 }
 
 // Calls that wait for what never comes, each with as much as a message may have.
-absl::StatusOr<Report> Messages(const RawSession& session, Kept* kept) {
+absl::StatusOr<Report> Messages(const fault::RawSession& session, Kept* kept) {
   struct Call {
     grpc::ClientContext context;
     v1::WaitResponse response;
@@ -68,14 +69,14 @@ absl::StatusOr<Report> Messages(const RawSession& session, Kept* kept) {
   request.set_session(session.session);
   request.set_sequence(-1);
   grpc::ClientContext context;
-  RawSession::SetDeadline(&context);
+  fault::RawSession::SetDeadline(&context);
   v1::WaitResponse response;
   report.refused = FromGrpc(log->Wait(&context, request, &response));
   return report;
 }
 
 // Commands that are no frame: little as a message, much when parsed.
-absl::StatusOr<Report> Large(const RawSession& session, Kept*) {
+absl::StatusOr<Report> Large(const fault::RawSession& session, Kept*) {
   Report report;
   const auto log = v1::Log::NewStub(session.channel);
   v1::SubmitRequest request;
@@ -92,7 +93,7 @@ absl::StatusOr<Report> Large(const RawSession& session, Kept*) {
 }
 
 // Streams with a command that nobody ends. It leaves a little, for others of its user.
-absl::StatusOr<Report> Streams(const RawSession& session, Kept* kept) {
+absl::StatusOr<Report> Streams(const fault::RawSession& session, Kept* kept) {
   struct Stream {
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>> stream;
@@ -106,7 +107,7 @@ absl::StatusOr<Report> Streams(const RawSession& session, Kept* kept) {
   request.mutable_command()->mutable_release();
   for (; report.done < 5000; ++report.done) {
     auto stream = std::make_shared<Stream>();
-    RawSession::SetDeadline(&stream->context);
+    fault::RawSession::SetDeadline(&stream->context);
     stream->stream = log->Commands(&stream->context);
     request.mutable_command()->set_sequence(report.done + 1);
     v1::CommandsResponse response;
@@ -117,7 +118,7 @@ absl::StatusOr<Report> Streams(const RawSession& session, Kept* kept) {
     kept->push_back(std::move(stream));
   }
   kept->resize(kept->size() - std::min<size_t>(kept->size() - 1, 8));
-  const absl::Time deadline = RawSession::Deadline();
+  const absl::Time deadline = fault::RawSession::Deadline();
   while (absl::IsResourceExhausted(Submit(session, log.get(), {})) && absl::Now() < deadline) {
   }
   return report;
@@ -147,7 +148,7 @@ class UnreadStream : public UnreadCall<v1::CommandsRequest, v1::CommandsResponse
   int written_ = 0;
 };
 
-absl::StatusOr<Report> Unread(const RawSession& session, Kept* kept) {
+absl::StatusOr<Report> Unread(const fault::RawSession& session, Kept* kept) {
   Report report;
   const std::shared_ptr<v1::Log::Stub> log = v1::Log::NewStub(session.channel);
   kept->push_back(log);
@@ -172,12 +173,12 @@ absl::StatusOr<Report> Unread(const RawSession& session, Kept* kept) {
 }
 
 // Few bytes that would be many.
-absl::StatusOr<Report> Compressed(const RawSession& session, Kept*) {
+absl::StatusOr<Report> Compressed(const fault::RawSession& session, Kept*) {
   Report report;
   const auto log = v1::Log::NewStub(session.channel);
   for (int i = 0; i < 100; ++i) {
     grpc::ClientContext context;
-    RawSession::SetDeadline(&context);
+    fault::RawSession::SetDeadline(&context);
     context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
     v1::WaitRequest request;
     request.set_session(session.session);
@@ -193,7 +194,7 @@ absl::StatusOr<Report> Compressed(const RawSession& session, Kept*) {
 }
 
 // Tensors that are read up to their first part.
-absl::StatusOr<Report> Downloads(const RawSession& session, Kept* kept) {
+absl::StatusOr<Report> Downloads(const fault::RawSession& session, Kept* kept) {
   struct Download {
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReader<v1::DownloadTensorResponse>> reader;
@@ -206,7 +207,7 @@ absl::StatusOr<Report> Downloads(const RawSession& session, Kept* kept) {
   v1::CreateStagingResponse staging;
   {
     grpc::ClientContext context;
-    RawSession::SetDeadline(&context);
+    fault::RawSession::SetDeadline(&context);
     v1::CreateStagingRequest request;
     request.set_session(session.session);
     request.set_size_bytes(kBytes);
@@ -215,7 +216,7 @@ absl::StatusOr<Report> Downloads(const RawSession& session, Kept* kept) {
   v1::DownloadTensorRequest read;
   {
     grpc::ClientContext context;
-    RawSession::SetDeadline(&context);
+    fault::RawSession::SetDeadline(&context);
     v1::CreateTensorRequest request;
     request.set_session(session.session);
     request.set_sequence(1);
@@ -232,7 +233,7 @@ absl::StatusOr<Report> Downloads(const RawSession& session, Kept* kept) {
   read.set_session(session.session);
   for (; report.done < 1000; ++report.done) {
     const auto download = std::make_shared<Download>();
-    RawSession::SetDeadline(&download->context);
+    fault::RawSession::SetDeadline(&download->context);
     download->reader = tensors->Download(&download->context, read);
     v1::DownloadTensorResponse part;
     if (!download->reader->Read(&part)) {
@@ -245,7 +246,7 @@ absl::StatusOr<Report> Downloads(const RawSession& session, Kept* kept) {
 }
 
 // The longest lists that a message has room for.
-absl::StatusOr<Report> Lists(const RawSession& session, Kept*) {
+absl::StatusOr<Report> Lists(const fault::RawSession& session, Kept*) {
   Report report;
   const auto worlds = v1::Worlds::NewStub(session.channel);
   const auto sessions = v1::Sessions::NewStub(session.channel);
@@ -264,8 +265,8 @@ absl::StatusOr<Report> Lists(const RawSession& session, Kept*) {
   for (int i = 0; i < 100; ++i) {
     grpc::ClientContext first;
     grpc::ClientContext second;
-    RawSession::SetDeadline(&first);
-    RawSession::SetDeadline(&second);
+    fault::RawSession::SetDeadline(&first);
+    fault::RawSession::SetDeadline(&second);
     v1::CreateGroupResponse group_response;
     v1::OpenSessionResponse open_response;
     for (const absl::Status& status :

@@ -20,7 +20,7 @@ namespace hostile {
 using Kept = std::vector<std::shared_ptr<void>>;
 
 // `session` lives by a lease.
-using RpcAttack = absl::StatusOr<Report> (*)(const RawSession& session, Kept* kept);
+using RpcAttack = absl::StatusOr<Report> (*)(const fault::RawSession& session, Kept* kept);
 const std::map<std::string, RpcAttack>& RpcAttacks();
 
 }  // namespace hostile

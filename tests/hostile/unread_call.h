@@ -20,7 +20,7 @@ class UnreadCall : public grpc::ClientBidiReactor<Request, Response> {
   // `prepare(context, reactor)` says which call it is.
   template <typename Prepare>
   UnreadCall(Request request, Prepare prepare) : request_(std::move(request)) {
-    RawSession::SetDeadline(&context_);
+    fault::RawSession::SetDeadline(&context_);
     prepare(&context_, this);
   }
   ~UnreadCall() override { End(); }
