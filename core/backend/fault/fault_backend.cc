@@ -18,7 +18,7 @@ namespace chorus {
 namespace {
 
 using Site = FaultRule::Site;
-using Effect = FaultRule::Effect;
+using FaultEffect = FaultRule::Effect;
 
 const char* SiteName(Site site) {
   switch (site) {
@@ -86,7 +86,7 @@ class Core {
         seen_(script_.rules.size(), 0),
         hit_(script_.rules.size(), 0) {
     for (const FaultRule& rule : script_.rules) {
-      if (rule.effect == Effect::kDelay && !timer_.joinable())
+      if (rule.effect == FaultEffect::kDelay && !timer_.joinable())
         timer_ = std::thread([this] { Time(); });
     }
   }
@@ -169,10 +169,10 @@ class Core {
   bool MayPass(Item* item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (item->wait != nullptr && !item->wait->forwarded) return false;
     if (!item->fault.has_value()) return true;
-    if (item->fault->effect == Effect::kLost) {
+    if (item->fault->effect == FaultEffect::kLost) {
       return item->member != nullptr && !item->member->ended.ok();
     }
-    if (item->fault->effect == Effect::kDelay) {
+    if (item->fault->effect == FaultEffect::kDelay) {
       if (!item->delayed) {
         item->delayed = true;
         item->not_before = SteadyNow() + item->fault->delay;
@@ -209,8 +209,8 @@ class Core {
   void ForwardOne(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     // The emptied place keeps later items behind this one until it has been forwarded.
     Item item = std::move(stream->items.front());
-    const bool fails = item.fault.has_value() && item.fault->effect == Effect::kError;
-    const bool lost = item.fault.has_value() && item.fault->effect == Effect::kLost;
+    const bool fails = item.fault.has_value() && item.fault->effect == FaultEffect::kError;
+    const bool lost = item.fault.has_value() && item.fault->effect == FaultEffect::kLost;
     // The caller is still in its call and will look at the result.
     const bool awaited = item.result != nullptr && item.result.use_count() > 1;
     absl::Status failure;
@@ -403,7 +403,7 @@ class FaultDevice : public Device {
   absl::StatusOr<DeviceAddress> Allocate(int64_t bytes) override {
     const absl::optional<FaultRule> fault = core_->Draw(Site::kAllocate, index_);
     if (!fault.has_value()) return inner_->Allocate(bytes);
-    if (fault->effect == Effect::kError) return InjectedError(Site::kAllocate, index_);
+    if (fault->effect == FaultEffect::kError) return InjectedError(Site::kAllocate, index_);
     return MakeError(Reason::kOutOfMemory, absl::StrCat("injected fault: device ", index_,
                                                         ": need ", bytes, " bytes, 0 are free"));
   }

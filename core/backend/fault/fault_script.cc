@@ -15,16 +15,16 @@ struct Word {
 };
 
 using Site = FaultRule::Site;
-using Effect = FaultRule::Effect;
+using FaultEffect = FaultRule::Effect;
 constexpr Word<Site> kSites[] = {{"allocate", Site::kAllocate},
                                  {"open", Site::kOpen},
                                  {"launch", Site::kLaunch},
                                  {"copy", Site::kCopy},
                                  {"collective", Site::kCollective}};
-constexpr Word<Effect> kEffects[] = {{"delay", Effect::kDelay},
-                                     {"error", Effect::kError},
-                                     {"oom", Effect::kOutOfMemory},
-                                     {"lost", Effect::kLost}};
+constexpr Word<FaultEffect> kEffects[] = {{"delay", FaultEffect::kDelay},
+                                          {"error", FaultEffect::kError},
+                                          {"oom", FaultEffect::kOutOfMemory},
+                                          {"lost", FaultEffect::kLost}};
 
 template <typename T, size_t N>
 bool Find(const Word<T> (&words)[N], absl::string_view text, T* value) {
@@ -99,10 +99,10 @@ absl::StatusOr<FaultScript> ParseFaultScript(absl::string_view text) {
       return Wrong(rule_text, "an effect: delay, error, oom or lost");
     }
     const bool on_stream = rule.site != Site::kAllocate && rule.site != Site::kOpen;
-    if (!on_stream && (rule.effect == Effect::kDelay || rule.effect == Effect::kLost)) {
+    if (!on_stream && (rule.effect == FaultEffect::kDelay || rule.effect == FaultEffect::kLost)) {
       return Wrong(rule_text, "launch, copy or collective for a delay or a loss");
     }
-    if (rule.effect == Effect::kOutOfMemory && rule.site != Site::kAllocate) {
+    if (rule.effect == FaultEffect::kOutOfMemory && rule.site != Site::kAllocate) {
       return Wrong(rule_text, "allocate for oom");
     }
     for (size_t i = 2; i < words.size(); ++i) {

@@ -200,7 +200,7 @@ struct Cut {
 };
 
 // An operand: as it lies in the tensor, and as the convolution wants it.
-struct Operand {
+struct ConvOperand {
   memory::desc here;
   memory::desc wanted;
   dnnl::reorder reorder;  // between the two; none where they are equal
@@ -297,7 +297,7 @@ class Block {
     AddReorder(gives == Gives::kY, attributes, &y);
   }
 
-  Operand x, w, y;
+  ConvOperand x, w, y;
   int64_t scratchpad_bytes() const { return Aligned(scratchpad_bytes_); }
 
   // With each where it is wanted.
@@ -311,7 +311,7 @@ class Block {
                                   {DNNL_ARG_SCRATCHPAD, &scratchpad_, scratchpad}});
   }
   // An input on its way in, or the result on its way out.
-  absl::Status Move(const Operand& operand, bool in, void* here, void* wanted) const {
+  absl::Status Move(const ConvOperand& operand, bool in, void* here, void* wanted) const {
     return Execute(operand.reorder, {{in ? DNNL_ARG_FROM : DNNL_ARG_TO, &operand.here, here},
                                      {in ? DNNL_ARG_TO : DNNL_ARG_FROM, &operand.wanted, wanted}});
   }
@@ -323,7 +323,7 @@ class Block {
     void* data;
   };
 
-  void AddReorder(bool is_result, const dnnl::primitive_attr& attributes, Operand* operand) {
+  void AddReorder(bool is_result, const dnnl::primitive_attr& attributes, ConvOperand* operand) {
     operand->reordered = operand->here != operand->wanted;
     if (!operand->reordered) return;
     const memory::desc& from = is_result ? operand->wanted : operand->here;
@@ -472,8 +472,8 @@ class OneDnn : public HostKernel {
   }
 
   // Brings an input where it is wanted, unless it is there.
-  static absl::Status Bring(const Block& block, const Operand& operand, bool is_there, void* here,
-                            void* room, void** wanted) {
+  static absl::Status Bring(const Block& block, const ConvOperand& operand, bool is_there,
+                            void* here, void* room, void** wanted) {
     *wanted = operand.reordered ? room : here;
     if (is_there || !operand.reordered) return absl::OkStatus();
     return block.Move(operand, /*in=*/true, here, room);
@@ -507,7 +507,7 @@ class OneDnn : public HostKernel {
       }
       CHORUS_RETURN_IF_ERROR(block.Convolve(x_there, w_there, y_there, scratchpad));
       const bool gives_y = gives_ == Gives::kY;
-      const Operand& result = gives_y ? block.y : block.x;
+      const ConvOperand& result = gives_y ? block.y : block.x;
       if (result.reordered) {
         CHORUS_RETURN_IF_ERROR(block.Move(result, /*in=*/false, gives_y ? y_here : x_here,
                                           gives_y ? y_there : x_there));

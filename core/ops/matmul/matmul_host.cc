@@ -154,7 +154,7 @@ absl::Status Multiply(const Product<F16>& p, float* tiles) { return MultiplyWide
 absl::Status Multiply(const Product<BF16>& p, float* tiles) { return MultiplyWide(p, tiles); }
 
 // The shape of each product and where its parts begin.
-struct Shape {
+struct MatmulShape {
   int64_t batch = 1;
   int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false;
@@ -171,7 +171,7 @@ template <typename T>
 struct Cut {
   static constexpr bool kHasTiles = std::is_same<T, F16>::value || std::is_same<T, BF16>::value;
 
-  explicit Cut(const Shape& shape) : units(shape.products()) {
+  explicit Cut(const MatmulShape& shape) : units(shape.products()) {
     if (!kHasTiles || units == 0 || shape.k == 0) return;
     products_per_unit = (units + kMostUnitsWithTiles - 1) / kMostUnitsWithTiles;
     units = (units + products_per_unit - 1) / products_per_unit;
@@ -189,7 +189,7 @@ struct Cut {
 template <typename T>
 class Matmul : public HostKernel {
  public:
-  explicit Matmul(const Shape& shape) : Matmul(shape, Cut<T>(shape)) {
+  explicit Matmul(const MatmulShape& shape) : Matmul(shape, Cut<T>(shape)) {
     if (!std::is_integral<T>::value && !std::is_same<T, double>::value) PrepareSgemm();
   }
 
@@ -205,13 +205,13 @@ class Matmul : public HostKernel {
   }
 
  private:
-  Matmul(const Shape& shape, const Cut<T>& cut)
+  Matmul(const MatmulShape& shape, const Cut<T>& cut)
       : HostKernel(cut.units, CostOf(shape) * cut.products_per_unit, cut.workspace_bytes()),
         shape_(shape),
         cut_(cut) {}
 
   absl::Status RunProduct(const HostBuffers& buffers, int64_t index, float* tiles) const {
-    const Shape& s = shape_;
+    const MatmulShape& s = shape_;
     const int64_t matrix = index / s.blocks();
     const int64_t row = index % s.blocks() * kRowBlock;
     Product<T> product;
@@ -236,21 +236,21 @@ class Matmul : public HostKernel {
 
   // Of one product: its call, what it writes, and its sums. sgemm does four multiply-adds and more
   // in the time that others take for one.
-  static int64_t CostOf(const Shape& shape) {
+  static int64_t CostOf(const MatmulShape& shape) {
     constexpr int64_t kCall = 1024;
     const int64_t elements = std::min(shape.m, kRowBlock) * shape.n;
     const int64_t sums = elements * shape.k / (std::is_same<T, float>::value ? 4 : 1);
     return kCall + elements * int64_t{sizeof(T)} + sums;
   }
 
-  const Shape shape_;
+  const MatmulShape shape_;
   const Cut<T> cut_;
 };
 
 HostKernelOrError Make(const NodeView& node, absl::Span<const TensorType> outputs) {
   const TensorType& c = outputs[0];
   const size_t batch = c.dims.size() - 2;
-  Shape shape;
+  MatmulShape shape;
   for (size_t d = 0; d < batch; ++d) shape.batch *= c.dims[d].size;
   shape.transpose_a = IntAttribute(node.attributes, "transpose_a") != 0;
   shape.transpose_b = IntAttribute(node.attributes, "transpose_b") != 0;
