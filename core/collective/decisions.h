@@ -36,7 +36,7 @@ struct SequencerOptions {
   size_t max_tapes = 262144;
   // Collectives and results, of all ranks, of the runs of one gang, which is launched in one piece.
   int64_t max_gang_size = 65536;
-  // What may have been passed by a member that goes on is found by its place in the members'
+  // What may have been passed by a member that goes on is found by where it stands in the members'
   // programs, but for so many of what is pending that came last.
   size_t newest_pending = 4096;
   // Of tables of what is over that one event lets go of.
@@ -88,7 +88,7 @@ struct SequencerAction {
   std::shared_ptr<const Error> error;  // not null but for kLaunch and kReserve; one for each cause
   // kFail, kEpochEnded: the epoch that is open now, where the run's own has ended; 0 where it
   // failed alone.
-  Epoch opened;
+  Epoch open_epoch;
   std::vector<InstanceKey> dropped;  // kFail of a run alone: what it had voted for, pending no more
   // kEpochEnded: tables that nobody needs, and how many rows they have. To let go of many takes
   // long (some 50 ns each), and may be done later, on any thread.

@@ -67,7 +67,7 @@ class OrderGraph {
       // Between a run's instances, and where it begins or ends, nothing waits for another.
       if (IsInstance(before) != IsInstance(after)) continue;
       if (full) {
-        ++conflict.more;
+        ++conflict.waits_left_out;
       } else if (IsInstance(after)) {
         conflict.circle.push_back(WaitOf(after, before));
       } else {
@@ -137,7 +137,7 @@ class OrderGraph {
     for (size_t i = 0; i < run.parts.size(); ++i) {
       const absl::Span<const int32_t> after = run.parts[i].after;
       int32_t node = run.instances[i];
-      size_t known = 0;
+      size_t num_common = 0;
       if (after.size() > kFew) {
         needs_looked_at_ += static_cast<int64_t>(after.size());
         const bool goes_on = last != kNone && needs == after.subspan(0, needs.size());
@@ -145,17 +145,17 @@ class OrderGraph {
           const int32_t before = std::exchange(last, AddNode(kNone));
           if (goes_on) {
             edges_.push_back({before, last});
-            known = needs.size();
+            num_common = needs.size();
           }
           needs = after;
         } else {
-          known = after.size();
+          num_common = after.size();
         }
         edges_.push_back({last, node});
         node = last;
       }
-      if (edges_.size() + after.size() - known > most_edges) return false;
-      for (const int32_t before : after.subspan(known)) {
+      if (edges_.size() + after.size() - num_common > most_edges) return false;
+      for (const int32_t before : after.subspan(num_common)) {
         edges_.push_back({run.instances[before], node});
       }
     }
@@ -227,8 +227,8 @@ class OrderGraph {
           wait.participation = static_cast<int32_t>(p);
         };
         if (in_program_order_[r]) {
-          const auto here = run.instances.begin() + static_cast<std::ptrdiff_t>(p);
-          if (std::find(run.instances.begin(), here, before) != here) says_so();
+          const auto call = run.instances.begin() + static_cast<std::ptrdiff_t>(p);
+          if (std::find(run.instances.begin(), call, before) != call) says_so();
           continue;
         }
         for (const int32_t needed : run.parts[p].after) {
@@ -278,10 +278,10 @@ std::vector<Range> FindRanges(const GangView& gang, const std::vector<int32_t>& 
     std::vector<std::pair<int32_t, int32_t>> at;  // by participation
     for (size_t i = 0; i < run.instances.size(); ++i) {
       const InstanceKey& key = *gang.instances[run.instances[i]].key;
-      const int32_t here = position[run.instances[i]];
-      ranges[r] = {std::min(ranges[r].first, here), std::max(ranges[r].last, here)};
+      const int32_t index = position[run.instances[i]];
+      ranges[r] = {std::min(ranges[r].first, index), std::max(ranges[r].last, index)};
       // A rank that sends to itself takes part twice, as the sender first.
-      at.emplace_back(here, key.is_pair() ? SeatOf(key, run.parts[i]) : 0);
+      at.emplace_back(index, key.is_pair() ? SeatOf(key, run.parts[i]) : 0);
     }
     if (std::is_sorted(at.begin(), at.end())) continue;
     std::vector<int32_t>& reordered = order->reordered[r];

@@ -60,7 +60,7 @@ struct GangConflict {
   // Data dependences that go in a circle: the first kMostWaits of them, and how many more it has.
   static constexpr size_t kMostWaits = 8;
   std::vector<Wait> circle;
-  size_t more = 0;
+  size_t waits_left_out = 0;
   // Or two runs of one rank that would have to be interleaved.
   bool interleaved = false;
   Rank rank;

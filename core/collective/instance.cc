@@ -171,8 +171,8 @@ absl::optional<Difference> FirstDifference(GroupRank member, const Descriptor& e
   const auto contradict = [](absl::optional<int64_t> sent, absl::optional<int64_t> received) {
     return sent.has_value() && received.has_value() && *sent != *received;
   };
-  const auto rows = [](const char* verb, int64_t n, const char* to, GroupRank whom) {
-    return absl::StrCat(verb, " ", n, n == 1 ? " row " : " rows ", to, " member ", whom.value());
+  const auto rows = [](const char* verb, int64_t n, const char* to, GroupRank peer) {
+    return absl::StrCat(verb, " ", n, n == 1 ? " row " : " rows ", to, " member ", peer.value());
   };
   if (contradict(e.SendsTo(other), g.ReceivesFrom(member))) {
     return Difference{"counts", rows("sends", *e.SendsTo(other), "to", other),
@@ -191,11 +191,11 @@ absl::optional<Difference> FirstDifference(GroupRank member, const Descriptor& e
     if (e.RowsDiffer() && g.RowsDiffer() && expected_rows == got_rows) return absl::nullopt;
     const size_t members = std::max({expected_rows.size(), got_rows.size(), size_t{1}});
     for (size_t m = 0; m < members; ++m) {
-      const GroupRank whom(static_cast<int32_t>(m));
-      const absl::optional<int64_t> expects = (e.*rows_of)(whom);
-      const absl::optional<int64_t> gets = (g.*rows_of)(whom);
+      const GroupRank peer(static_cast<int32_t>(m));
+      const absl::optional<int64_t> expects = (e.*rows_of)(peer);
+      const absl::optional<int64_t> gets = (g.*rows_of)(peer);
       if (!contradict(expects, gets)) continue;
-      return Difference{"counts", rows(verb, *expects, to, whom), rows(verb, *gets, to, whom)};
+      return Difference{"counts", rows(verb, *expects, to, peer), rows(verb, *gets, to, peer)};
     }
     return absl::nullopt;
   };

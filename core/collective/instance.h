@@ -185,8 +185,8 @@ struct Descriptor {
 
 // The first thing in which two members' descriptors contradict each other: as the one says it, and
 // as the other does. Rows are compared piece by piece; where a piece goes to all members, or comes
-// from all, its rows are what both say, whoever's it is. So where nobody contradicts another, equal
-// results (GivesEqualResults) have equal sizes, also where members are absent.
+// from all, its rows are what both say, whichever member's it is. So where nobody contradicts
+// another, equal results (GivesEqualResults) have equal sizes, also where members are absent.
 struct Difference {
   std::string what;  // "shape"
   std::string expected;

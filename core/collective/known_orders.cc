@@ -8,11 +8,11 @@ namespace chorus {
 namespace {
 
 size_t BytesOf(const std::string& signature, const GangOrder& order) {
-  // A table is at least 7/16 full once it has grown, and a byte goes to each place.
-  constexpr size_t kPerPlace = (sizeof(std::pair<std::string, GangOrder>) + 1) * 16 / 7;
+  // A table is at least 7/16 full once it has grown, and a byte goes to each slot.
+  constexpr size_t kPerSlot = (sizeof(std::pair<std::string, GangOrder>) + 1) * 16 / 7;
   size_t numbers = order.instances.size() + order.runs.size();
   for (const std::vector<int32_t>& of_run : order.reordered) numbers += of_run.size();
-  return kPerPlace + signature.size() + 1 + numbers * sizeof(int32_t) +
+  return kPerSlot + signature.size() + 1 + numbers * sizeof(int32_t) +
          order.reordered.size() * sizeof(std::vector<int32_t>);
 }
 

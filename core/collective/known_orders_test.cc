@@ -45,7 +45,7 @@ TEST(KnownOrdersTest, TakesNoMoreThanItSays) {
     for (int32_t gang = 0; gang < 1000; ++gang) {
       orders.Keep(absl::StrCat("gang ", gang, " of a long name"), OrderOf(instances, 0));
       EXPECT_LE(orders.bytes(), KnownOrders::kMostBytes);
-      // The table has a few bytes that are for no place.
+      // The table has a few bytes that are for no slot.
       ASSERT_LE(heap.bytes(), static_cast<int64_t>(orders.bytes()) + 64) << gang;
       EXPECT_NE(orders.Find(absl::StrCat("gang ", gang, " of a long name")), nullptr);
     }

@@ -67,7 +67,7 @@ int32_t FindStuck(const std::vector<std::vector<int32_t>>& calls) {
   const auto count = static_cast<int32_t>(calls.size());
   struct Meeting {
     size_t members = 0;
-    std::vector<int32_t> here;
+    std::vector<int32_t> arrivals;
   };
   std::vector<Meeting> meetings;
   for (const std::vector<int32_t>& calls_of_one : calls) {
@@ -80,19 +80,20 @@ int32_t FindStuck(const std::vector<std::vector<int32_t>>& calls) {
   std::vector<int32_t> moving(calls.size());
   std::iota(moving.begin(), moving.end(), 0);
   while (!moving.empty()) {
-    const auto who = static_cast<size_t>(moving.back());
+    const auto participant = static_cast<size_t>(moving.back());
     moving.pop_back();
-    if (at[who] == calls[who].size()) continue;
-    Meeting& meeting = meetings[static_cast<size_t>(calls[who][at[who]])];
-    meeting.here.push_back(static_cast<int32_t>(who));
-    if (meeting.here.size() < meeting.members) continue;
-    for (const int32_t member : meeting.here) {
+    if (at[participant] == calls[participant].size()) continue;
+    Meeting& meeting = meetings[static_cast<size_t>(calls[participant][at[participant]])];
+    meeting.arrivals.push_back(static_cast<int32_t>(participant));
+    if (meeting.arrivals.size() < meeting.members) continue;
+    for (const int32_t member : meeting.arrivals) {
       ++at[static_cast<size_t>(member)];
       moving.push_back(member);
     }
   }
-  for (int32_t who = 0; who < count; ++who) {
-    if (at[static_cast<size_t>(who)] < calls[static_cast<size_t>(who)].size()) return who;
+  for (int32_t participant = 0; participant < count; ++participant) {
+    const auto i = static_cast<size_t>(participant);
+    if (at[i] < calls[i].size()) return participant;
   }
   return -1;
 }

@@ -20,11 +20,12 @@ constexpr size_t kLineBytes = 128;
 constexpr size_t kWhyBytes = 512;
 // To let go of an entry, and of its tape.
 constexpr int64_t kWorkPerTape = 4;
-// So many pending instances are looked at in one piece of work; to find a place for one.
+// So many pending instances are looked at in one piece of work; to enter one into
+// instance_by_sort_key_.
 constexpr int64_t kLooksOfWork = 4;
 constexpr int64_t kHandlesOfWork = 8;
-constexpr int64_t kWorkPerPlace = 3;
-// To say who has passed a call, and to fail an instance or a run.
+constexpr int64_t kWorkPerIndexed = 3;
+// To say which rank has passed a call, and to fail an instance or a run.
 constexpr int64_t kWorkPerError = 32;
 constexpr int64_t kWorkPerFailed = 4;
 constexpr int64_t kWorkPerRefused = 4;      // a call of a group, or a gradient
@@ -34,7 +35,7 @@ constexpr int32_t kSeatsOfWork = 4;  // of an instance that is made
 
 // Of a row of a list that grows by doubling; of a row of a tree, whose nodes have room for three at
 // least and are a third full; of a row of a table, which is at least a third full once it has
-// grown, and has a byte more for each place.
+// grown, and has a byte more for each slot.
 template <typename T>
 constexpr int64_t kInList = 2 * sizeof(T);
 template <typename Tree>
@@ -414,18 +415,18 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   InstanceKey& key = keys_[i];
   const bool is_pair = HasPeer(part.descriptor.kind);
   const Rank rank = group.members[part.member.value()];
-  const int64_t begun = members_[rank.value()].step;
-  const int64_t step = binding.base.empty() ? begun : binding.base[slot].step;
-  const auto begun_step = std::find_if(steps_.begin(), steps_.end(),
-                                       [rank](const Stepped& s) { return s.rank == rank; });
-  if (begun_step == steps_.end()) {
+  const int64_t member_step = members_[rank.value()].step;
+  const int64_t step = binding.base.empty() ? member_step : binding.base[slot].step;
+  const auto it = std::find_if(steps_.begin(), steps_.end(),
+                               [rank](const Stepped& s) { return s.rank == rank; });
+  if (it == steps_.end()) {
     steps_.push_back({rank, step});
-  } else if (begun_step->step != step) {
-    return refuse(absl::StrCat(RankText(rank), " makes calls of steps ", begun_step->step, " and ",
-                               step, " in one run"));
+  } else if (it->step != step) {
+    return refuse(absl::StrCat(RankText(rank), " makes calls of steps ", it->step, " and ", step,
+                               " in one run"));
   }
-  if (step < begun) {
-    return refuse(absl::StrCat(RankText(rank), " has begun step ", begun,
+  if (step < member_step) {
+    return refuse(absl::StrCat(RankText(rank), " has begun step ", member_step,
                                "; the run goes back to step ", step));
   }
 
@@ -533,18 +534,18 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
                                key.Parent().ToString()));
   }
   CountWork(1);
-  const InstanceKey::Request asked = key.path.back();
+  const InstanceKey::Request request = key.path.back();
   const auto newest = newest_request_.emplace(EntryRef{tape, seat}, requests_.size());
   const InstanceKey::Request next =
       newest.second ? entry.next : requests_[newest.first->second].next;
-  if (asked < next) {
-    return refuse(absl::StrCat("request ", asked.number, " of step ", asked.step,
+  if (request < next) {
+    return refuse(absl::StrCat("request ", request.number, " of step ", request.step,
                                " for a gradient of ", key.Parent().ToString(),
                                " goes back; the next one is ", next.number, " of step ",
                                next.step));
   }
   newest.first->second = requests_.size();
-  requests_.push_back({tape, seat, {asked.step, asked.number + 1}});
+  requests_.push_back({tape, seat, {request.step, request.number + 1}});
   return absl::OkStatus();
 }
 
@@ -735,36 +736,36 @@ Error Sequencer::PassedError(const InstanceKey& key, const Participation& part, 
   return error;
 }
 
-sequencer_tables::Place Sequencer::PlaceOf(const Instance& instance) {
+sequencer_tables::SortKey Sequencer::SortKeyOf(const Instance& instance) {
   const InstanceKey& key = instance.key;
-  Place place;
-  place.step = key.step();
+  SortKey result;
+  result.step = key.step();
   if (key.is_gradient()) {
-    place.is_gradient = true;
-    place.tape = instance.parent;
-    place.number = key.path.back().number;
-    return place;
+    result.is_gradient = true;
+    result.tape = instance.parent;
+    result.number = key.path.back().number;
+    return result;
   }
-  place.group = key.group;
-  place.source = key.source;
-  place.destination = key.destination;
-  place.tag = key.tag;
-  place.number = key.at.call;
-  place.part = key.at.part;
-  return place;
+  result.group = key.group;
+  result.source = key.source;
+  result.destination = key.destination;
+  result.tag = key.tag;
+  result.number = key.at.call;
+  result.part = key.at.part;
+  return result;
 }
 
 void Sequencer::FindPassed() {
-  std::vector<Stretch> found;
-  const auto add = [&](Rank rank, const Place& first, const Place& end) {
+  std::vector<Stretch> new_stretches;
+  const auto add = [&](Rank rank, const SortKey& first, const SortKey& end) {
     const bool awaited = members_[rank.value()].lacking > 0;
-    if (awaited && first < end) found.push_back({rank, first, end});
+    if (awaited && first < end) new_stretches.push_back({rank, first, end});
   };
   for (const Stepped& stepped : steps_) {
     for (const bool is_gradient : {false, true}) {
-      Place first;
+      SortKey first;
       first.is_gradient = is_gradient;
-      Place end = first;
+      SortKey end = first;
       first.step = stepped.over;
       end.step = OverUntil(members_[stepped.rank.value()]);
       if (is_gradient && stepped.drops_tapes) {
@@ -775,7 +776,7 @@ void Sequencer::FindPassed() {
     }
   }
   for (const Move& move : moves_) {
-    Place first;
+    SortKey first;
     first.step = move.from.step;
     first.group = move.group;
     if (move.is_pair) {
@@ -783,43 +784,43 @@ void Sequencer::FindPassed() {
       first.destination = move.end.destination;
       first.tag = move.end.tag;
     }
-    Place end = first;
+    SortKey end = first;
     std::tie(first.number, first.part) = std::tie(move.from.call, move.from.part);
     std::tie(end.number, end.part) = std::tie(move.next.call, move.next.part);
     add(move.rank, first, end);
   }
   for (const Asked& request : requests_) {
-    Place first;
+    SortKey first;
     first.is_gradient = true;
     first.step = request.next.step;
     first.tape = request.tape;
-    Place end = first;
+    SortKey end = first;
     first.number = request.from;
     end.number = request.next.number;
     add(RankAt(tapes_[request.tape].key, request.seat), first, end);
   }
-  if (found.empty()) return;
-  std::sort(found.begin(), found.end(), [](const Stretch& a, const Stretch& b) {
+  if (new_stretches.empty()) return;
+  std::sort(new_stretches.begin(), new_stretches.end(), [](const Stretch& a, const Stretch& b) {
     return a.rank != b.rank ? a.rank < b.rank : a.first < b.first;
   });
   size_t ranks = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
-    ranks += i == 0 || found[i].rank != found[i - 1].rank ? 1 : 0;
+  for (size_t i = 0; i < new_stretches.size(); ++i) {
+    ranks += i == 0 || new_stretches[i].rank != new_stretches[i - 1].rank ? 1 : 0;
   }
-  // Each rank looks at all that has no place.
-  PlaceSome(options_.newest_pending / ranks);
-  for (size_t i = 0; i < found.size(); ++i) {
-    Stretch& stretch = found[i];
-    if (i == 0 || stretch.rank != found[i - 1].rank) {
+  // Each rank looks at all that is not indexed.
+  IndexSome(options_.newest_pending / ranks);
+  for (size_t i = 0; i < new_stretches.size(); ++i) {
+    Stretch& stretch = new_stretches[i];
+    if (i == 0 || stretch.rank != new_stretches[i - 1].rank) {
       Chair chair{stretch.rank};
-      for (int32_t id = first_unplaced_; id != kNone; id = instances_[id].next) {
+      for (int32_t id = first_unindexed_; id != kNone; id = instances_[id].next) {
         LookAt(id, &chair);
       }
-      CountWork(static_cast<int64_t>(unplaced_) / kLooksOfWork);
-    } else if (stretch.first < found[i - 1].end) {
+      CountWork(static_cast<int64_t>(unindexed_) / kLooksOfWork);
+    } else if (stretch.first < new_stretches[i - 1].end) {
       // What is in several stretches of a rank is looked at once.
-      stretch.first = found[i - 1].end;
-      stretch.end = std::max(stretch.end, found[i - 1].end);
+      stretch.first = new_stretches[i - 1].end;
+      stretch.end = std::max(stretch.end, new_stretches[i - 1].end);
     }
     if (stretch.first < stretch.end) stretches_.push_back(stretch);
   }
@@ -858,10 +859,10 @@ void Sequencer::LookForPassed() {
   while (!stretches_.empty() && goes_on()) {
     Stretch& stretch = stretches_.back();
     Chair chair{stretch.rank};
-    auto at = stretch.is_begun ? instance_by_place_.upper_bound(stretch.first)
-                               : instance_by_place_.lower_bound(stretch.first);
+    auto at = stretch.is_begun ? instance_by_sort_key_.upper_bound(stretch.first)
+                               : instance_by_sort_key_.lower_bound(stretch.first);
     const auto is_over = [&] {
-      return at == instance_by_place_.end() || !(at->first < stretch.end);
+      return at == instance_by_sort_key_.end() || !(at->first < stretch.end);
     };
     for (; !is_over() && goes_on(); ++at) {
       ++looks;
@@ -872,7 +873,7 @@ void Sequencer::LookForPassed() {
     if (is_over()) stretches_.pop_back();
   }
   CountWork(looks / kLooksOfWork);
-  // By name, so that texts do not depend on who voted first; the first one is the last.
+  // By name, so that texts do not depend on which rank voted first; the first one is the last.
   std::sort(passed_.begin(), passed_.end(), [](const auto& a, const auto& b) { return b < a; });
 }
 
@@ -930,11 +931,11 @@ std::vector<RefusedMember> Sequencer::CallsOf(const Vote& vote) {
     calls.next = move.next.call + (move.next.part > 0 ? 1 : 0);
     member->calls.push_back(calls);
   }
-  for (const Asked& asked : requests_) {
-    const InstanceKey& forward = tapes_[asked.tape].key;
+  for (const Asked& request : requests_) {
+    const InstanceKey& forward = tapes_[request.tape].key;
     for (RefusedMember& member : members) {
-      if (member.rank != RankAt(forward, asked.seat)) continue;
-      member.gradients.push_back(forward.Gradient({asked.next.step, asked.next.number - 1}));
+      if (member.rank != RankAt(forward, request.seat)) continue;
+      member.gradients.push_back(forward.Gradient({request.next.step, request.next.number - 1}));
     }
   }
   return members;
@@ -1036,9 +1037,9 @@ void Sequencer::ForgetRun(int32_t r) {
 }
 
 absl::Status Sequencer::Submit(const Vote& vote, absl::Time now, Actions* actions) {
-  absl::Status taken = Take(vote, now, actions);
+  absl::Status status = Take(vote, now, actions);
   ForgetKeys();
-  return taken;
+  return status;
 }
 
 absl::Status Sequencer::Take(const Vote& vote, absl::Time now, Actions* actions) {
@@ -1077,7 +1078,7 @@ absl::Status Sequencer::Take(const Vote& vote, absl::Time now, Actions* actions)
   if (passed.has_value()) FailAlone(runs_[run].component, *passed, actions);
   if (passed.has_value() || skipped || further_parts_ > 0) FailPassed(actions);
   LaunchReady(actions);
-  PlaceSome(options_.newest_pending);
+  IndexSome(options_.newest_pending);
   ForgetSome();
   return absl::OkStatus();
 }
@@ -1094,9 +1095,9 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
     const int32_t seat = seats_[i];
     const Participation& part = parts[i];
     const uint64_t hash = instance_by_key_.HashOf(key);
-    const int32_t* const there = instance_by_key_.Find(hash, key, instances_);
-    const int32_t id = there == nullptr ? NewInstance(key, SeatCount(key), r, fault) : *there;
-    if (there == nullptr) {
+    const int32_t* const row = instance_by_key_.Find(hash, key, instances_);
+    const int32_t id = row == nullptr ? NewInstance(key, SeatCount(key), r, fault) : *row;
+    if (row == nullptr) {
       instance_by_key_.Add(hash, id);
       if (component == kNone) component = components_.New();
       Instance& instance = instances_[id];
@@ -1137,8 +1138,8 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
     }
     if (instance.parent != kNone) {
       Tape& tape = tapes_[instance.parent];
-      const InstanceKey::Request& asked = key.path.back();
-      tape.entries[seat].next = {asked.step, asked.number + 1};
+      const InstanceKey::Request& request = key.path.back();
+      tape.entries[seat].next = {request.step, request.number + 1};
       if (tape.instance != kNone) {
         // A member that asks for a gradient has asked for the forward instance before.
         runs_[instances_[tape.instance].seats[seat].run].has_dependents = true;
@@ -1171,8 +1172,8 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
     if (tape == kNone || tapes_[tape].entries[seats_[i]].state == TapeEntry::State::kLive) continue;
     MarkAbandoned(tape, seats_[i]);
   }
-  absl::optional<Error> lost = MarkSome();
-  if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
+  absl::optional<Error> lost_gradient = MarkSome();
+  if (lost_gradient.has_value() && !fault->has_value()) *fault = std::move(lost_gradient);
 }
 
 int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
@@ -1222,8 +1223,8 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
                                      ", which has failed: its gradient cannot be had again");
         *fault = error;
       }
-      absl::optional<Error> lost = LostGradientError(key, tape, p);
-      if (lost.has_value() && !fault->has_value()) *fault = std::move(lost);
+      absl::optional<Error> lost_gradient = LostGradientError(key, tape, p);
+      if (lost_gradient.has_value() && !fault->has_value()) *fault = std::move(lost_gradient);
       instance.seats[p].absent = true;
       --instance.missing;
     }
@@ -1240,31 +1241,31 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
 void Sequencer::Enlist(int32_t id) {
   Instance& instance = instances_[id];
   instance.timed = true;
-  instance.placed = false;
+  instance.indexed = false;
   instances_.Append(&timed_, id);
-  if (unplaced_++ == 0) first_unplaced_ = id;
+  if (unindexed_++ == 0) first_unindexed_ = id;
 }
 
 void Sequencer::Unlist(int32_t id) {
   Instance& instance = instances_[id];
   if (!instance.timed) return;
   instance.timed = false;
-  if (instance.placed) {
-    instance_by_place_.erase(PlaceOf(instance));
+  if (instance.indexed) {
+    instance_by_sort_key_.erase(SortKeyOf(instance));
   } else {
-    --unplaced_;
-    if (first_unplaced_ == id) first_unplaced_ = instance.next;
+    --unindexed_;
+    if (first_unindexed_ == id) first_unindexed_ = instance.next;
   }
   instances_.Remove(&timed_, id);
 }
 
-void Sequencer::PlaceSome(size_t most) {
-  for (; unplaced_ > most; --unplaced_) {
-    CountWork(kWorkPerPlace);
-    Instance& instance = instances_[first_unplaced_];
-    instance.placed = true;
-    instance_by_place_.emplace(PlaceOf(instance), first_unplaced_);
-    first_unplaced_ = instance.next;
+void Sequencer::IndexSome(size_t most) {
+  for (; unindexed_ > most; --unindexed_) {
+    CountWork(kWorkPerIndexed);
+    Instance& instance = instances_[first_unindexed_];
+    instance.indexed = true;
+    instance_by_sort_key_.emplace(SortKeyOf(instance), first_unindexed_);
+    first_unindexed_ = instance.next;
   }
 }
 
@@ -1339,9 +1340,9 @@ int32_t Sequencer::EnsureTape(int32_t id) {
   if (instances_[id].tape != kNone) return instances_[id].tape;
   const InstanceKey& key = instances_[id].key;
   const uint64_t hash = tape_by_key_.HashOf(key);
-  const int32_t* const forgotten =
+  const int32_t* const old_tape =
       tape_by_key_.Find(hash, key, tapes_);  // of a member that is behind
-  if (forgotten != nullptr) ForgetGone(*forgotten);
+  if (old_tape != nullptr) ForgetGone(*old_tape);
   const int32_t t = tapes_.New();
   instances_[id].tape = t;
   Tape& tape = tapes_[t];
@@ -1430,8 +1431,8 @@ absl::optional<Error> Sequencer::MarkSome() {
     }
     Abandoned& at = abandoned_.back();
     const Tape& tape = tapes_[at.tape];
-    // From the last to the first: where one is launched or fails meanwhile the last has its place,
-    // and those that come are behind.
+    // From the last to the first: where one is launched or fails meanwhile the last takes its
+    // index, and those that come are behind.
     const absl::Span<const int32_t> children =
         tape.incarnation == at.incarnation ? ChildrenOf(tape) : absl::Span<const int32_t>();
     at.left = std::min(at.left, children.size());
@@ -1445,9 +1446,9 @@ absl::optional<Error> Sequencer::MarkSome() {
     const Seat& vote = instances_[child].seats[seat];
     const bool has_asked = instances_[child].key.path.back() < tape.entries[seat].next;
     if (vote.run != kNone || vote.absent || has_asked) continue;
-    absl::optional<Error> lost = LostGradientError(instances_[child].key, tape, seat);
+    absl::optional<Error> lost_gradient = LostGradientError(instances_[child].key, tape, seat);
     CountAbsent(child, seat);
-    if (lost.has_value()) return lost;
+    if (lost_gradient.has_value()) return lost_gradient;
   }
   return absl::nullopt;
 }
@@ -1983,10 +1984,10 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   Sign(*runs, instances);
   const GangOrder* order = known_orders_.Find(signature_.bytes());
   if (order == nullptr) {
-    GangOrder found;
-    absl::optional<Error> conflict = FindOrder(*runs, *instances, &found);
+    GangOrder new_order;
+    absl::optional<Error> conflict = FindOrder(*runs, *instances, &new_order);
     if (conflict.has_value()) return conflict;
-    order = known_orders_.Keep(signature_.bytes(), std::move(found));
+    order = known_orders_.Keep(signature_.bytes(), std::move(new_order));
   }
   const std::vector<int32_t> by_first_use = *instances;
   const std::vector<int32_t> by_submission = *runs;
@@ -2104,16 +2105,18 @@ Error Sequencer::ConflictError(const std::vector<int32_t>& runs,
           absl::StrCat(RunText(runs[wait.after]), " waits for ", RunText(runs[wait.before])));
       continue;
     }
-    std::string who = "autograd";
+    std::string waiter = "autograd";
     if (wait.run >= 0) {
       const Participation& part = runs_[runs[wait.run]].what->participations[wait.participation];
       const InstanceKey& key = instances_[instances[wait.after]].key;
-      who = absl::StrCat(RankText(RankAt(key, SeatOf(key, part))), ", ", part.source);
+      waiter = absl::StrCat(RankText(RankAt(key, SeatOf(key, part))), ", ", part.source);
     }
     texts.push_back(absl::StrCat(instance_text(wait.after), " waits for ",
-                                 instance_text(wait.before), " (", who, ")"));
+                                 instance_text(wait.before), " (", waiter, ")"));
   }
-  if (conflict.more > 0) texts.push_back(absl::StrCat("and ", conflict.more, " more"));
+  if (conflict.waits_left_out > 0) {
+    texts.push_back(absl::StrCat("and ", conflict.waits_left_out, " more"));
+  }
   error.message =
       absl::StrCat("the ranks' data dependences order these collectives in a circle: ",
                    absl::StrJoin(texts, "; "), ". Use them in the same order on every rank");
@@ -2124,8 +2127,8 @@ Error Sequencer::ConflictError(const std::vector<int32_t>& runs,
 // its signature: so it stands while its runs get ready for it. Nothing may be lacking once it is
 // launched.
 bool Sequencer::AwaitReserves(int32_t component, Actions* actions) {
-  for (const auto& wanted : reordered_) {
-    PendingRun& run = runs_[wanted.first];
+  for (const auto& run_and_order : reordered_) {
+    PendingRun& run = runs_[run_and_order.first];
     if (run.reserve == PendingRun::Reserve::kDone) continue;
     run.reserve = PendingRun::Reserve::kAsked;
     ++components_[component].awaited;
@@ -2133,7 +2136,7 @@ bool Sequencer::AwaitReserves(int32_t component, Actions* actions) {
     SequencerAction& action = actions->back();
     action.kind = SequencerAction::Kind::kReserve;
     action.run = run.handle;
-    action.order = *wanted.second;
+    action.order = *run_and_order.second;
     action.epoch = epoch_;
   }
   return components_[component].awaited > components_[component].inner;
@@ -2229,9 +2232,9 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
 
 // The component is launched: what waits for it goes on.
 void Sequencer::LetGoOfWaiting(int32_t component) {
-  const auto let_go_on = [&](int32_t waiting) {
+  const auto let_go_on = [&](int32_t waiter) {
     CountWork(1);
-    if (waiting != component) LetGoOn(waiting);
+    if (waiter != component) LetGoOn(waiter);
   };
   for (const int32_t r : components_[component].runs) {
     for (const int32_t consumer : runs_[r].consumers) let_go_on(runs_[consumer].component);
@@ -2248,24 +2251,24 @@ void Sequencer::LetGoOfWaiting(int32_t component) {
 
 void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
   BeginEvent(now);
-  const int32_t* const pending = run_by_handle_.Find(run);
-  if (pending == nullptr) return;
-  PendingRun& row = runs_[*pending];
-  if (!row.externally_blocked) return;
-  row.externally_blocked = false;
-  externally_blocked_.erase(row.order);
-  LetGoOn(row.component);
+  const int32_t* const row = run_by_handle_.Find(run);
+  if (row == nullptr) return;
+  PendingRun& pending_run = runs_[*row];
+  if (!pending_run.externally_blocked) return;
+  pending_run.externally_blocked = false;
+  externally_blocked_.erase(pending_run.order);
+  LetGoOn(pending_run.component);
   LaunchReady(actions);
 }
 
 void Sequencer::Reserved(RunHandle run, absl::Time now, Actions* actions) {
   BeginEvent(now);
-  const int32_t* const pending = run_by_handle_.Find(run);
-  if (pending == nullptr) return;
-  PendingRun& row = runs_[*pending];
-  if (row.reserve != PendingRun::Reserve::kAsked) return;
-  row.reserve = PendingRun::Reserve::kDone;
-  LetGoOn(row.component);
+  const int32_t* const row = run_by_handle_.Find(run);
+  if (row == nullptr) return;
+  PendingRun& pending_run = runs_[*row];
+  if (pending_run.reserve != PendingRun::Reserve::kAsked) return;
+  pending_run.reserve = PendingRun::Reserve::kDone;
+  LetGoOn(pending_run.component);
   LaunchReady(actions);
 }
 
@@ -2286,7 +2289,7 @@ void Sequencer::Cancel(RunHandle run, Rank rank, absl::Time now, Actions* action
 void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, const Error& why,
                        absl::Time now, Actions* actions) {
   BeginEvent(now);
-  // Of members who have other numbers by now, and begin anew.
+  // Of members that have other numbers by now, and begin anew.
   if (epoch < since_) return;
   moves_.clear();
   steps_.clear();
@@ -2329,10 +2332,10 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
       if (!key.is_gradient() || key.step() != refused.step) continue;
       const int32_t tape = FindTape(key.Parent());
       if (tape == kNone) continue;  // it has no gradient any more, for anybody
-      const InstanceKey::Request asked = key.path.back();
+      const InstanceKey::Request request = key.path.back();
       for (int32_t seat = 0; seat < SeatCount(key); ++seat) {
-        if (RankAt(key, seat) != refused.rank || asked.number >= kMaxCallNumber) continue;
-        requests_.push_back({tape, seat, {asked.step, asked.number + 1}});
+        if (RankAt(key, seat) != refused.rank || request.number >= kMaxCallNumber) continue;
+        requests_.push_back({tape, seat, {request.step, request.number + 1}});
         passed |= AnotherHasPassed(key, seat);
         break;
       }
@@ -2454,9 +2457,9 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
   }
   // What waits for it is what the waiting ranks want to read about.
   Error error(Reason::kPeerDied);
-  std::string waiting;
+  std::string waiting_text;
   const bool is_awaited = members_[rank.value()].lacking > 0;
-  for (int32_t id = is_awaited ? timed_.head : kNone; id != kNone && waiting.empty();
+  for (int32_t id = is_awaited ? timed_.head : kNone; id != kNone && waiting_text.empty();
        id = instances_[id].next) {
     const Instance& instance = instances_[id];
     CountWork(1 + static_cast<int64_t>(instance.seats.size()) / 8);
@@ -2467,14 +2470,14 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
       }
       error = MakeInstanceError(error.reason, id);
       const Participation& first = PartAt(instance, instance.first);
-      waiting =
+      waiting_text =
           absl::StrCat("; ", RankText(RankAt(instance.key, instance.first)), " waits for it in ",
                        PartText(first), " (", instance.key.ToString(), ") at ", first.source);
       break;
     }
   }
   error.culprit = CulpritOf(rank);
-  error.message = absl::StrCat(RankText(rank), " is dead: ", how, waiting);
+  error.message = absl::StrCat(RankText(rank), " is dead: ", how, waiting_text);
   EndEpoch(error, actions);
   ForgetSome();
 }
@@ -2513,9 +2516,9 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
     EndEpoch(error, actions);
   }
   if (member.lacking_gradients > 0) leaving_.push_back({rank});
-  const absl::optional<Error> lost = MarkSome();
-  if (lost.has_value()) {
-    EndEpoch(*lost, actions);
+  const absl::optional<Error> lost_gradient = MarkSome();
+  if (lost_gradient.has_value()) {
+    EndEpoch(*lost_gradient, actions);
     return;
   }
   LaunchReady(actions);
@@ -2554,9 +2557,9 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
     }
     MarkAbandoned(t, p);
   }
-  const absl::optional<Error> lost = MarkSome();
-  if (lost.has_value()) {
-    EndEpoch(*lost, actions);
+  const absl::optional<Error> lost_gradient = MarkSome();
+  if (lost_gradient.has_value()) {
+    EndEpoch(*lost_gradient, actions);
     return;
   }
   ForgetTapeIfUnused(t);
@@ -2587,7 +2590,7 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
 
 void Sequencer::Advance(absl::Time now, Actions* actions) {
   BeginEvent(now);
-  if (const absl::optional<Error> lost = MarkSome()) EndEpoch(*lost, actions);
+  if (const absl::optional<Error> lost_gradient = MarkSome()) EndEpoch(*lost_gradient, actions);
   FailSomePassed(actions);
   if (passing() || marking()) return;  // nothing of that is late
   ForgetSome();
@@ -2660,7 +2663,7 @@ void Sequencer::FailLate(Actions* actions) {
     } else {
       // Everybody has asked, and another world is what holds it up: that run's deadline counts. Or
       // it is in ready_.
-      CountWork(kWorkPerPlace);
+      CountWork(kWorkPerIndexed);
       Unlist(late);
       awaited_.clear();
       searched_ = 0;
@@ -2789,7 +2792,7 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   BeginEvent(now);
   Error error(Reason::kEpochEnded);
   error.message = "the world was reformed with the ranks that are left";
-  SequencerAction* const ended = EndEpoch(error, actions);
+  SequencerAction* const action = EndEpoch(error, actions);
   since_ = epoch_;
   std::vector<int32_t> new_rank(members_.size(), -1);
   std::vector<Member> survivors;
@@ -2813,9 +2816,9 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
     Pool<Tape> tapes;
     SplitHashIndex<InstanceKey> tape_by_key;
   };
-  ended->remaining_rows += static_cast<int64_t>(tapes_.size());
-  ended->remains = std::make_shared<Remains>(Remains{
-      std::move(ended->remains), std::exchange(tapes_, {}), std::exchange(tape_by_key_, {})});
+  action->remaining_rows += static_cast<int64_t>(tapes_.size());
+  action->remains = std::make_shared<Remains>(Remains{
+      std::move(action->remains), std::exchange(tapes_, {}), std::exchange(tape_by_key_, {})});
   label_uses_.Clear();
   label_bytes_ = 0;
   tape_path_bytes_ = 0;
@@ -2828,14 +2831,14 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
 
 // --- Ending -------------------------------------------------------------------------------------
 
-SequencerAction& Sequencer::FailRun(RunHandle run, Epoch epoch, Epoch opened,
+SequencerAction& Sequencer::FailRun(RunHandle run, Epoch epoch, Epoch open_epoch,
                                     std::shared_ptr<const Error> error, Actions* actions) {
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kFail;
   action.run = run;
   action.epoch = epoch;
-  action.opened = opened;
+  action.open_epoch = open_epoch;
   action.error = std::move(error);
   return action;
 }
@@ -2918,15 +2921,15 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
 }
 
 SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
-  auto told = std::make_shared<Error>(why);
-  told->alone = false;
-  const std::shared_ptr<const Error> cause = std::move(told);
-  const Epoch opened(epoch_.value() + 1);
+  auto copy = std::make_shared<Error>(why);
+  copy->alone = false;
+  const std::shared_ptr<const Error> cause = std::move(copy);
+  const Epoch open_epoch(epoch_.value() + 1);
   actions->emplace_back();
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kEpochEnded;
   action.epoch = epoch_;
-  action.opened = opened;
+  action.open_epoch = open_epoch;
   action.error = cause;
   action.runs.reserve(runs_.size());
   for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
@@ -2935,7 +2938,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   CountWork(static_cast<int64_t>(action.runs.size()) / kHandlesOfWork);
 
   KeepCause(cause);
-  epoch_ = opened;
+  epoch_ = open_epoch;
 
   // Forward instances that were never launched have no gradients, and pending gradients are none
   // any more.
@@ -2946,7 +2949,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
     Pool<PendingRun> runs;
     Pool<Instance> instances;
     SplitHashIndex<InstanceKey> instance_by_key;
-    absl::btree_map<Place, int32_t> instance_by_place;
+    absl::btree_map<SortKey, int32_t> instance_by_sort_key;
     Pool<Component> components;
   };
   auto remains = std::make_shared<Remains>();
@@ -2954,7 +2957,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   remains->instances = std::exchange(instances_, {});
   instance_path_bytes_ = 0;
   remains->instance_by_key = std::exchange(instance_by_key_, {});
-  remains->instance_by_place = std::exchange(instance_by_place_, {});
+  remains->instance_by_sort_key = std::exchange(instance_by_sort_key_, {});
   remains->components = std::exchange(components_, {});
   action.remaining_rows = static_cast<int64_t>(remains->instances.size());
   action.remains = std::move(remains);
@@ -2962,8 +2965,8 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   pending_size_ = 0;
   run_by_handle_.Clear();
   timed_ = {};
-  first_unplaced_ = kNone;
-  unplaced_ = 0;
+  first_unindexed_ = kNone;
+  unindexed_ = 0;
   externally_blocked_.clear();
   ready_.clear();
   unsearched_.clear();
@@ -3006,9 +3009,9 @@ void Sequencer::FailGang(int32_t g, const Error& error, Actions* actions) {
   const bool ends = epoch == epoch_;
   ForgetGang(g);
   // Where a later epoch is open already, its ranks have gone on.
-  const Epoch opened = ends ? Epoch(epoch_.value() + 1) : epoch_;
+  const Epoch open_epoch = ends ? Epoch(epoch_.value() + 1) : epoch_;
   const auto shared_error = std::make_shared<const Error>(error);
-  for (const RunHandle run : failed) FailRun(run, epoch, opened, shared_error, actions);
+  for (const RunHandle run : failed) FailRun(run, epoch, open_epoch, shared_error, actions);
   if (ends) EndEpoch(error, actions);
 }
 
@@ -3103,7 +3106,7 @@ int64_t Sequencer::TapeBytes() const {
 
 int64_t Sequencer::InstanceBytes() const {
   return kInList<Instance> + kInTable<decltype(instance_by_key_)> +
-         kInTree<decltype(instance_by_place_)> + kInList<Component> + 8 * kInList<int32_t> +
+         kInTree<decltype(instance_by_sort_key_)> + kInList<Component> + 8 * kInList<int32_t> +
          SeatBytes(sizeof(Seat));
 }
 

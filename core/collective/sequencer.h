@@ -206,9 +206,9 @@ class Sequencer {
   using Member = sequencer_tables::Member;
   using PairEnd = sequencer_tables::PairEnd;
   using PendingRun = sequencer_tables::PendingRun;
-  using Place = sequencer_tables::Place;
   using SearchNumber = sequencer_tables::SearchNumber;
   using Seat = sequencer_tables::Seat;
+  using SortKey = sequencer_tables::SortKey;
   using Tape = sequencer_tables::Tape;
   using TapeEntry = sequencer_tables::TapeEntry;
   using Way = sequencer_tables::Way;
@@ -333,12 +333,12 @@ class Sequencer {
   void LookForPassed();
   bool IsPassed(const Instance& instance, int32_t seat) const;
   bool passing() const { return !stretches_.empty() || !passed_.empty(); }
-  static Place PlaceOf(const Instance& instance);
+  static SortKey SortKeyOf(const Instance& instance);
   // What is pending is in timed_ until it lacks nothing.
   void Enlist(int32_t instance);
   void Unlist(int32_t instance);
-  // All but the newest of what is pending, `most`, get their places.
-  void PlaceSome(size_t most);
+  // Indexes all that is pending but the newest `most`.
+  void IndexSome(size_t most);
   Error PassedError(const InstanceKey& key, const Participation& part, int32_t seat,
                     int32_t passed_by) const;
   // Where the member of that seat stands, and its last line there, in words; the position alone.
@@ -383,15 +383,15 @@ class Sequencer {
   SequencerAction* EndEpoch(const Error& why, Actions* actions);
   // Fails a component and what waits for it; no epoch ends.
   void FailAlone(int32_t component, const Error& error, Actions* actions);
-  // `opened`: the open epoch where the run's own has ended; else 0.
-  SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch opened,
+  // `open_epoch`: 0 unless the run's own has ended.
+  SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch open_epoch,
                            std::shared_ptr<const Error> error, Actions* actions);
   void FailGang(int32_t gang, const Error& error, Actions* actions);
   void KeepCause(std::shared_ptr<const Error> cause);
   void ForgetGang(int32_t gang);
   std::shared_ptr<const Error> CauseOrForgotten(Epoch epoch) const;
 
-  // What a tape takes, or an instance, with its places in tables; and what its seats do.
+  // What a tape takes, or an instance, with its entries in tables; and what its seats do.
   int64_t TapeBytes() const;
   int64_t InstanceBytes() const;
   int64_t SeatBytes(size_t bytes_per_seat) const;
@@ -435,11 +435,11 @@ class Sequencer {
   SplitHashMap<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;
-  // Of timed_, but for the newest: most are launched before a place is worth its while, and few can
-  // be looked at one by one.
-  absl::btree_map<Place, int32_t> instance_by_place_;
-  int32_t first_unplaced_ = kNone;
-  size_t unplaced_ = 0;
+  // Of timed_, but for the newest: most are launched before an entry is worth its while, and few
+  // can be looked at one by one.
+  absl::btree_map<SortKey, int32_t> instance_by_sort_key_;
+  int32_t first_unindexed_ = kNone;
+  size_t unindexed_ = 0;
   std::vector<int32_t> differing_;              // instances
   absl::flat_hash_set<uint64_t> warned_sites_;  // hashes of pairs of lines
   int64_t further_parts_ = 0;                   // pending instances with a part that is not 0
@@ -474,16 +474,15 @@ class Sequencer {
   int64_t label_bytes_ = 0;
 
   // What members have passed, and what waits there, as far as no slice has had the time for it.
-  // From one place to another, that one left out: what `rank` has passed if it has not voted for
-  // it.
+  // From `first` up to `end`, which is left out: what `rank` has passed if it has not voted for it.
   struct Stretch {
     Rank rank;
-    Place first;
-    Place end;
+    SortKey first;
+    SortKey end;
     bool is_begun = false;  // `first` has been looked at
   };
   std::vector<Stretch> stretches_;
-  std::vector<std::pair<InstanceKey, int32_t>> passed_;  // with the seat of who has passed it
+  std::vector<std::pair<InstanceKey, int32_t>> passed_;  // with the seat that has passed it
   int64_t passed_path_bytes_ = 0;                        // HeapBytesOf these keys
 
   // Seats that have given a tape's entry up, as far as no slice has had the time to give zeros to

@@ -175,15 +175,15 @@ struct Instance {  // pending
   absl::Time differs_until;  // then they are told
   absl::Time first_vote;
   bool timed = false;        // in timed_
-  bool placed = false;       // in instance_by_place_
+  bool indexed = false;      // in instance_by_sort_key_
   int32_t previous = kNone;  // in timed_, by first vote
   int32_t next = kNone;
   absl::InlinedVector<Seat, 4> seats;  // empty: the row is free
 };
 
-// Where a pending instance stands among all: what a member passes in one event stands together, or
-// in few such stretches.
-struct Place {
+// By which pending instances are sorted: what a member passes in one event stands together, or in
+// few such stretches.
+struct SortKey {
   bool is_gradient = false;
   int64_t step = 0;      // InstanceKey::step()
   int32_t tape = kNone;  // that it is a gradient of; of a call all of these instead:
@@ -194,7 +194,7 @@ struct Place {
   int64_t number = 0;  // of the call, or the request
   int32_t part = 0;
 
-  friend bool operator<(const Place& a, const Place& b) {
+  friend bool operator<(const SortKey& a, const SortKey& b) {
     if (a.is_gradient != b.is_gradient) return b.is_gradient;
     if (a.step != b.step) return a.step < b.step;
     if (a.tape != b.tape) return a.tape < b.tape;

@@ -552,7 +552,7 @@ TEST(SequencerOrderTest, ARunThatNeedsItsOwnCollectiveIsACircle) {
 }
 
 // Runs in a row that each wait for all before them. The first is held up, from outside or by a
-// member; whoever closes them, and in whatever order, no event has more than a slice of work.
+// member; whichever closes them, and in whatever order, no event has more than a slice of work.
 TEST(SequencerLaunchTest, ManyThatWaitForAllBeforeThemAreLaunchedInSlices) {
   constexpr int64_t kRuns = 600;  // 180,000 dependences
   for (const bool from_outside : {false, true}) {
@@ -2021,7 +2021,7 @@ TEST(SequencerMemberTest, ShrinkRenumbersTheSurvivors) {
   Forward(&sequencer, 30, 0);
 }
 
-// A refusal may come late, from before it: its steps and calls are of members who begin anew.
+// A refusal may come late, from before it: its steps and calls are of members that begin anew.
 TEST(SequencerMemberTest, WhatWasRefusedBeforeAShrinkCountsNoMore) {
   Sequencer sequencer = World(3);
   Actions actions;
@@ -2492,7 +2492,7 @@ TEST(SequencerGradientTest, WhoStillHoldsItsTapeMayAskAgainInTheNextEpoch) {
   // Rank 1 has not heard: its first request is one that rank 0 has passed.
   const Actions passed = Cast(&sequencer, Gradient(sequencer, 12, 1, forward, 0));
   EXPECT_THAT(Failed(passed), ElementsAre(12));
-  EXPECT_EQ(passed[0].opened, Epoch());
+  EXPECT_EQ(passed[0].open_epoch, Epoch());
   EXPECT_THAT(Launched(Cast(&sequencer, Gradient(sequencer, 13, 1, forward, 1))),
               ElementsAre(11, 13));
 }
@@ -2599,7 +2599,7 @@ TEST(SequencerGradientTest, LeavingAbandonsAndDyingDoesNot) {
 std::vector<int64_t> FailedAlone(const Actions& actions) {
   for (const SequencerAction& action : actions) {
     if (action.kind != Kind::kFail) continue;
-    EXPECT_EQ(action.opened, Epoch());
+    EXPECT_EQ(action.open_epoch, Epoch());
     EXPECT_TRUE(action.error->alone);
     EXPECT_EQ(action.error->reason, Reason::kMismatch);
     EXPECT_FALSE(action.dropped.empty());
@@ -2692,8 +2692,8 @@ TEST(SequencerPositionTest, AVoteForAnEpochThatHasEndedCounts) {
   Cast(&sequencer, Simple(sequencer, 1, 0, 0));
   actions = Cast(&sequencer, OneAllReduce(2, Epoch(1), kWorld, 2, 1, 0));
   EXPECT_THAT(Failed(actions), ElementsAre(1, 2));
-  EXPECT_EQ(actions[0].opened, Epoch());   // passed by it
-  EXPECT_EQ(actions[1].opened, Epoch(2));  // late
+  EXPECT_EQ(actions[0].open_epoch, Epoch());   // passed by it
+  EXPECT_EQ(actions[1].open_epoch, Epoch(2));  // late
   Cast(&sequencer, Simple(sequencer, 3, 0, 1));
   EXPECT_THAT(Launched(Cast(&sequencer, Simple(sequencer, 4, 1, 1))), ElementsAre(3, 4));
 }
@@ -2879,7 +2879,7 @@ TEST(SequencerPositionTest, AVoteAmongVeryManyMovesAboutAsMuchAsItBrings) {
     ASSERT_TRUE(sequencer.Submit(vote, At(0), &actions).ok());
     largest = std::max(largest, SliceWork());
   }
-  // To place one is three, where it belongs; half a row is moved for each, or a whole part for one.
+  // To index one is three; half a row is moved for each, or a whole part for one.
   EXPECT_LE(largest, 5 * kCalls);
 }
 
@@ -2942,7 +2942,7 @@ TEST(SequencerPositionTest, WhoGoesOnPassesWhatItLeavesBehindInEveryWay) {
   for (int i = 0; i < 9; ++i) {
     SCOPED_TRACE(i);
     const By by = std::array{By::kLaterStep, By::kRestOfStep, By::kLateVote}[i % 3];
-    // Looked at one by one, by their places, or some each.
+    // Looked at one by one, by their sort keys, or some each.
     const size_t newest_pending = i / 3 == 0 ? 1024 : i / 3 == 1 ? 0 : 3;
     Sequencer sequencer = World(3, /*rows_per_event=*/256, newest_pending);
     const GroupId other = AddGroup(&sequencer, {1, 0});

@@ -28,7 +28,7 @@ inline std::vector<SequencerAction> OneByOne(const std::vector<SequencerAction>&
         failed.kind = SequencerAction::Kind::kFail;
         failed.run = run;
         failed.epoch = action.epoch;
-        failed.opened = action.opened;
+        failed.open_epoch = action.open_epoch;
         failed.error = action.error;
       }
     }

@@ -390,8 +390,8 @@ void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& ac
   RunState* const run = table_->Find(action.run);
   if (run == nullptr) return;
   Error error = *action.error;
-  if (action.opened != Epoch()) {
-    SayOpenEpoch(*world, action.opened, &error);
+  if (action.open_epoch != Epoch()) {
+    SayOpenEpoch(*world, action.open_epoch, &error);
   } else {
     equal_work_->ForgetInstances(run);
   }
@@ -414,7 +414,7 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
     background_->Do(/*tenant=*/"", [remains = std::move(action->remains)] {}, HoldBackAll(*world));
   }
   Error error = *action->error;
-  SayOpenEpoch(*world, action->opened, &error);
+  SayOpenEpoch(*world, action->open_epoch, &error);
   const auto ended = std::make_shared<Ended>();
   ended->world = world;
   ended->epoch = action->epoch;

@@ -703,8 +703,8 @@ class Enumerator {
     for (const SequencerAction& action : OneByOne(actions)) {
       if (action.kind != SequencerAction::Kind::kFail) continue;
       RankState& rank = state->ranks[(action.run.value() - 1) / kSteps];
-      if (action.opened == Epoch()) ++result_.failed_alone;
-      if (rank.epoch < action.opened) rank.told = std::max(rank.told, action.opened);
+      if (action.open_epoch == Epoch()) ++result_.failed_alone;
+      if (rank.epoch < action.open_epoch) rank.told = std::max(rank.told, action.open_epoch);
     }
     if (!config_.finish) {
       for (const int64_t ticket : state->oracle.Unfinished()) {

@@ -627,11 +627,11 @@ std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may
   }
   if (record.status == Status::kLaunched) {
     if (may_fail->erase(run) == 0) return absl::StrCat("run ", run, " failed after its launch");
-    if (action.opened <= record.epoch) {
+    if (action.open_epoch <= record.epoch) {
       return absl::StrCat("run ", run, " failed in execution and is told that epoch ",
-                          action.opened.value(), " is open");
+                          action.open_epoch.value(), " is open");
     }
-  } else if (record.epoch == open_ && action.opened == Epoch()) {
+  } else if (record.epoch == open_ && action.open_epoch == Epoch()) {
     if (passed->erase(run) == 0) {
       return absl::StrCat("run ", run, " failed alone, and nobody has passed it: ", error.message);
     }
@@ -647,13 +647,13 @@ std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may
     record.failed_alone = true;
     ++failed_alone_;
   } else if (record.epoch == open_) {
-    if (action.opened.value() != open_.value() + 1 || error.alone) {
+    if (action.open_epoch.value() != open_.value() + 1 || error.alone) {
       return absl::StrCat("run ", run, " failed with its epoch and is told that epoch ",
-                          action.opened.value(), " is open");
+                          action.open_epoch.value(), " is open");
     }
   } else if (record.epoch < open_) {
-    if (action.opened != open_ || error.alone) {
-      return absl::StrCat("late run ", run, " is told that epoch ", action.opened.value(),
+    if (action.open_epoch != open_ || error.alone) {
+      return absl::StrCat("late run ", run, " is told that epoch ", action.open_epoch.value(),
                           " is open");
     }
     const Error* cause = Cause(record.epoch);
@@ -727,7 +727,7 @@ std::string Oracle::ApplyActions(const Sequencer::Actions& decided, Epoch open, 
         }
         const bool of_open_epoch = found != runs_.end() && found->second.epoch == open_ &&
                                    found->second.status == Status::kPending &&
-                                   action.opened != Epoch();
+                                   action.open_epoch != Epoch();
         fault = FailOf(action, &may_fail, &passed);
         if (of_open_epoch) failures.push_back(action.error.get());
         break;
@@ -758,7 +758,7 @@ std::string Oracle::ApplyActions(const Sequencer::Actions& decided, Epoch open, 
         }
         causes_[open_.value()] = *action.error;
         open_ = Epoch(open_.value() + 1);
-        if (action.opened != open_) fault = "an epoch ended and another one was opened";
+        if (action.open_epoch != open_) fault = "an epoch ended and another one was opened";
         // What was never launched has no gradients.
         for (const auto& vote : votes_) tapes_.erase(vote.first);
         votes_.clear();

@@ -708,7 +708,7 @@ class Simulation {
         }
         case SequencerAction::Kind::kFail:
           last_failure_ = std::max(last_failure_, steps_.at(action.run.value()));
-          Settled(action.run.value(), action.opened, false);
+          Settled(action.run.value(), action.open_epoch, false);
           break;
         case SequencerAction::Kind::kEpochEnded:
           ++result_.causes[std::string(ReasonName(action.error->reason))];
