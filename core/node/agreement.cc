@@ -103,10 +103,10 @@ absl::Status Agreement::Submit(const Vote& vote, absl::Time now) {
     }
   }
   Sequencer::Actions actions;
-  absl::Status voted = sequencer_.Submit(vote, now, &actions);
+  absl::Status status = sequencer_.Submit(vote, now, &actions);
   CHORUS_FAILPOINT("node.after_vote");
   CarryOut(&actions, now);
-  return voted;
+  return status;
 }
 
 absl::StatusOr<absl::Span<const InstanceKey>> Agreement::Resolve(const Vote& vote) {
@@ -166,9 +166,9 @@ void Agreement::Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time 
 
 std::vector<int32_t> Agreement::Shrink(absl::Time now) {
   Sequencer::Actions actions;
-  std::vector<int32_t> moved = sequencer_.Shrink(now, &actions);
+  std::vector<int32_t> new_ranks = sequencer_.Shrink(now, &actions);
   CarryOut(&actions, now);
-  return moved;
+  return new_ranks;
 }
 
 Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
@@ -176,15 +176,15 @@ Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, E
   Sequencer::Actions actions;
   const int64_t seats = sequencer_.SeatsOf(members);
   const bool too_many_seats = seats > sequencer_.max_seats();
-  absl::Status counted;
+  absl::Status status;
   if (too_many_seats) {
-    counted = MakeError(Reason::kQuota,
-                        absl::StrCat("their groups have ", seats, " members together; at most ",
-                                     sequencer_.max_seats(), " may be looked at"));
+    status = MakeError(Reason::kQuota,
+                       absl::StrCat("their groups have ", seats, " members together; at most ",
+                                    sequencer_.max_seats(), " may be looked at"));
   } else if (const size_t pairs = sequencer_.NewPairs(members); pairs > 0) {
-    counted = world_->ReserveCalls(pairs);
+    status = world_->ReserveCalls(pairs);
   }
-  if (counted.ok()) {
+  if (status.ok()) {
     sequencer_.Refuse(members, epoch, why, now, &actions);
   } else {
     // That takes no memory.
@@ -195,7 +195,7 @@ Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, E
       member.rest_of_step = true;
     }
     Error error = why;
-    error.message = absl::StrCat("its calls could not be counted (", ErrorOf(counted).message,
+    error.message = absl::StrCat("its calls could not be counted (", ErrorOf(status).message,
                                  "): ", why.message);
     sequencer_.Refuse(out_of_line, epoch, error, now, &actions);
   }

@@ -83,11 +83,11 @@ void Background::Run(Job job) {
 }
 
 bool Background::DoOwn() {
-  for (bool some = false;; some = true) {
+  for (bool has_run = false;; has_run = true) {
     Job job;
     {
       MutexLock lock(&mutex_);
-      if (stop_ || !jobs_.PopOf(/*owner=*/"", &job)) return some;
+      if (stop_ || !jobs_.PopOf(/*owner=*/"", &job)) return has_run;
     }
     Run(std::move(job));
   }

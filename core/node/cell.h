@@ -53,19 +53,19 @@ struct Cell {
     return buffer ? buffer->address() + static_cast<DeviceAddress>(offset) : 0;
   }
   // Where clients read it; a null buffer: it has no bytes, or the host cannot read it (yet).
-  struct Place {
+  struct Location {
     const Buffer* buffer = nullptr;
     int64_t offset = 0;  // in `buffer`
   };
-  Place readable() const {
+  Location readable() const {
     if (!buffer || buffer->host() != nullptr) return {buffer.get(), offset};
     return {buffer->mirror(offset, bytes), 0};
   }
   // Null when the host cannot read it (yet).
   const char* host() const {
     if (!buffer) return "";
-    const Place place = readable();
-    return place.buffer == nullptr ? nullptr : place.buffer->host() + place.offset;
+    const Location location = readable();
+    return location.buffer == nullptr ? nullptr : location.buffer->host() + location.offset;
   }
 };
 using CellRef = std::shared_ptr<Cell>;

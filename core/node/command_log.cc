@@ -9,7 +9,7 @@
 
 namespace chorus::node {
 
-// Where a later outcome has the place in shared memory, the earlier command is not among the last
+// Where a later outcome has the slot in shared memory, the earlier command is not among the last
 // here: so PublishUnfinished says whether it is over.
 static_assert(CommandLog::kKeptOutcomes <= kRunSlots);
 
@@ -56,9 +56,9 @@ void CommandLog::WhenTaken(std::function<void(const absl::Status&)> then) {
 }
 
 void CommandLog::TellTaken(const absl::Status& status) {
-  const auto waiting = std::move(when_taken_);
+  const auto callbacks = std::move(when_taken_);
   when_taken_.clear();
-  for (const auto& then : waiting) then(status);
+  for (const auto& then : callbacks) then(status);
 }
 
 void CommandLog::Finish(Sequence sequence) {
@@ -254,8 +254,8 @@ void CommandLog::Abandon(const absl::Status& why) {
   shared_.timers->Cancel(gap_timer_);
   RefuseHeld(why);
   TellTaken(why);
-  auto waiting = std::exchange(waiting_, {});
-  for (auto& [sequence, those] : waiting) {
+  auto waiters = std::exchange(waiting_, {});
+  for (auto& [sequence, those] : waiters) {
     those.senders.Call({Sequence(sequence), why});
     those.others.Call({Sequence(sequence), why});
   }

@@ -69,7 +69,8 @@ class CommandLog {
   Sequence next() const { return Sequence(next_); }
   int64_t taken() const { return next_ - 1; }
 
-  // One who has sent a command and waits for its outcome. Names nobody once that has been told.
+  // A caller that has sent a command and waits for its outcome. Names nobody once that has been
+  // told.
   struct Sender {
     Sequence sequence;
     Waiters<Outcome>::Id id = 0;  // 0: nobody
@@ -139,7 +140,7 @@ class CommandLog {
   absl::optional<absl::Status> StatusIfOver(Sequence sequence);
   // What a command that is over and not among the last came to.
   absl::Status PastStatus(Sequence sequence) const;
-  // A later command gets the place of this record, which says more than that all went well.
+  // A later command gets the slot of this record, which says more than that all went well.
   void Displace(const Record& record);
   // The first of failures_ that is not before `sequence`.
   std::deque<Failure>::const_iterator FindFailure(int64_t sequence) const;

@@ -111,24 +111,24 @@ void Commands::Finish(Session* session, Sequence sequence, const absl::Status& s
 void Commands::DropTapes(const std::shared_ptr<Session>& session, Sequence sequence,
                          const DropTape& command, absl::Time now) {
   const auto entries = absl::MakeConstSpan(command.entries);
-  const size_t done = worlds_->DropTape(*session, entries, now);
-  if (done == entries.size()) return Finish(session.get(), sequence, absl::OkStatus());
-  const auto left = entries.subspan(done);
+  const size_t num_dropped = worlds_->DropTape(*session, entries, now);
+  if (num_dropped == entries.size()) return Finish(session.get(), sequence, absl::OkStatus());
+  const auto rest = entries.subspan(num_dropped);
   int64_t bytes = 0;
-  for (const DropTape::Entry& entry : left) {
+  for (const DropTape::Entry& entry : rest) {
     bytes += static_cast<int64_t>(sizeof(entry)) + HeapBytesOf(entry.key);
   }
   absl::StatusOr<Charge> charge =
       session->budget->Charge(Domain::kHost, Resource::kCommandBytes, bytes);
   if (!charge.ok()) {
     // There is no memory to keep the rest, and others may wait for it: all go in this turn.
-    for (size_t at = 0; at < left.size();) at += worlds_->DropTape(*session, left.subspan(at), now);
+    for (size_t at = 0; at < rest.size();) at += worlds_->DropTape(*session, rest.subspan(at), now);
     return Finish(session.get(), sequence, absl::OkStatus());
   }
   session->log.Park();
   DropTapesLater(
       session, sequence,
-      std::make_shared<TapesToDrop>(TapesToDrop{*std::move(charge), {left.begin(), left.end()}}));
+      std::make_shared<TapesToDrop>(TapesToDrop{*std::move(charge), {rest.begin(), rest.end()}}));
 }
 
 // What comes behind it in this log finds all of them dropped.
@@ -136,8 +136,8 @@ void Commands::DropTapesLater(const std::shared_ptr<Session>& session, Sequence 
                               const std::shared_ptr<TapesToDrop>& tapes) {
   go_on_later_(session, [this, sequence, tapes](const std::shared_ptr<Session>& of) {
     if (of->dead()) return;
-    const auto left = absl::MakeConstSpan(tapes->entries).subspan(tapes->done);
-    tapes->done += worlds_->DropTape(*of, left, clock_->now);
+    const auto rest = absl::MakeConstSpan(tapes->entries).subspan(tapes->done);
+    tapes->done += worlds_->DropTape(*of, rest, clock_->now);
     if (tapes->done < tapes->entries.size()) return DropTapesLater(of, sequence, tapes);
     Finish(of.get(), sequence, absl::OkStatus());
     GoOn(of, clock_->now);
@@ -174,8 +174,8 @@ void Commands::ReleaseLater(const std::shared_ptr<Session>& session, Sequence se
 
 void Commands::Register(const std::shared_ptr<Session>& session, Sequence sequence,
                         const RegisterGraph& command) {
-  const absl::Status fresh = session->names.CheckFresh(command.graph);
-  if (!fresh.ok()) return Finish(session.get(), sequence, fresh);
+  const absl::Status status = session->names.CheckFresh(command.graph);
+  if (!status.ok()) return Finish(session.get(), sequence, status);
   absl::StatusOr<std::shared_ptr<GraphRecord>> record = MakeGraph(session, sequence, command);
   if (record.ok() && *record == nullptr) return session->log.Park();
   Finish(session.get(), sequence, NameGraph(session.get(), command.graph, std::move(record)));
@@ -206,9 +206,9 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> Commands::MakeGraph(
                            [this, session, sequence, encoded, id = command.graph](
                                absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
                              if (session->dead()) return;
-                             const absl::Status named = NameGraph(session.get(), id, record);
-                             if (named.ok() && LoadGraph(session, sequence, *record)) return;
-                             Finish(session.get(), sequence, named);
+                             const absl::Status status = NameGraph(session.get(), id, record);
+                             if (status.ok() && LoadGraph(session, sequence, *record)) return;
+                             Finish(session.get(), sequence, status);
                              GoOn(session, clock_->now);
                            });
 }
@@ -227,10 +227,10 @@ bool Commands::LoadGraph(const std::shared_ptr<Session>& session, Sequence seque
       GoOn(session, clock_->now);
     });
   };
-  const absl::StatusOr<bool> loaded = launcher_->LoadPlan(
+  const absl::StatusOr<bool> is_loaded = launcher_->LoadPlan(
       record, /*variant=*/nullptr, absl::MakeConstSpan(session->devices).first(slots),
       {session->tenant->name, session->budget}, {absl::OkStatus(), wait});
-  return loaded.ok() && !*loaded;
+  return is_loaded.ok() && !*is_loaded;
 }
 
 absl::Status Commands::NameGraph(Session* session, GraphId id,
@@ -244,8 +244,8 @@ absl::Status Commands::NameGraph(Session* session, GraphId id,
                                                         " bytes of workspace; the daemon may use ",
                                                         storage_->budget().limit()));
   };
-  const absl::Status fits = check();
-  if (!fits.ok()) record = fits;
+  const absl::Status status = check();
+  if (!status.ok()) record = status;
   return session->names.NameGraph(id, std::move(record));
 }
 
@@ -285,11 +285,11 @@ void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence seq
     }
     of->log.Unpark();
     CountWork(WorkOf(copy->frame));
-    const absl::StatusOr<Command> again = DecodeFrame(copy->frame);
-    if (const Run* run = absl::get_if<Run>(&again->body)) {
+    const absl::StatusOr<Command> command = DecodeFrame(copy->frame);
+    if (const Run* run = absl::get_if<Run>(&command->body)) {
       Submit(of, *run, sequence, copy->frame, planned, clock_->now);
     } else {
-      Create(of, sequence, absl::get<CreateTensor>(again->body), copy->frame);
+      Create(of, sequence, absl::get<CreateTensor>(command->body), copy->frame);
     }
     TakeHeld(of, clock_->now);
   });
@@ -300,11 +300,11 @@ void Commands::SubmitAgain(const std::shared_ptr<Session>& session, Sequence seq
 // Its outcome follows when the bytes are there.
 void Commands::Create(const std::shared_ptr<Session>& session, Sequence sequence,
                       const CreateTensor& command, absl::string_view frame) {
-  const absl::Status begun = BeginCreate(session, sequence, command);
+  const absl::Status status = BeginCreate(session, sequence, command);
   const auto ask_again = [&] { return AskAgain(session, sequence, frame); };
-  if (storage_->AwaitMemory(session.get(), begun, ask_again)) return session->log.Park();
-  if (begun.ok()) return;
-  Error error = ErrorOf(begun);
+  if (storage_->AwaitMemory(session.get(), status, ask_again)) return session->log.Park();
+  if (status.ok()) return;
+  Error error = ErrorOf(status);
   holders_->Explain(*session, command, &error);
   failures_->Record(session.get(), nullptr, &error);
   session->names.NameFailed({command.tensor}, session->names.Keep(error));
@@ -368,7 +368,7 @@ void Commands::MakeReadable(const std::shared_ptr<Session>& session, Sequence se
   };
   absl::Status status;
   // Those that are not readable yet, each once, whatever often it is named.
-  absl::flat_hash_map<TensorId, CellRef> awaited;
+  absl::flat_hash_map<TensorId, CellRef> unreadable;
   CountWork(kWorkPerWaiter * static_cast<int64_t>(command.tensors.size()));
   for (TensorId id : command.tensors) {
     absl::StatusOr<CellRef> cell = session->names.FindTensor(id);
@@ -379,18 +379,19 @@ void Commands::MakeReadable(const std::shared_ptr<Session>& session, Sequence se
     if ((*cell)->settled() && (*cell)->host() != nullptr) {
       session->names.Publish(id, **cell);
     } else {
-      awaited.emplace(id, *std::move(cell));
+      unreadable.emplace(id, *std::move(cell));
     }
   }
-  if (awaited.empty()) return Finish(session.get(), sequence, status);
+  if (unreadable.empty()) return Finish(session.get(), sequence, status);
   // What waits for one of them takes, and the command.
   constexpr int64_t kBytesPerWait = 512;
   absl::StatusOr<Charge> charge =
       session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
-                              kBytesPerWait * static_cast<int64_t>(awaited.size() + 1));
+                              kBytesPerWait * static_cast<int64_t>(unreadable.size() + 1));
   if (!charge.ok()) return Finish(session.get(), sequence, charge.status());
-  auto progress = std::make_shared<Progress>(Progress{awaited.size(), status, *std::move(charge)});
-  for (const auto& entry : awaited) {
+  auto progress =
+      std::make_shared<Progress>(Progress{unreadable.size(), status, *std::move(charge)});
+  for (const auto& entry : unreadable) {
     storage_->WhenReadable(entry.second, session->tenant,
                            [this, session, sequence, id = entry.first, progress](
                                const CellRef& readable, const absl::Status& read) {

@@ -83,8 +83,8 @@ class Commands {
     Charge charge;
     std::string frame;
   };
-  // How it is asked for again; whoever has this parks the log. RESOURCE_EXHAUSTED: the frame cannot
-  // be kept.
+  // How it is asked for again; a caller that has this parks the log. RESOURCE_EXHAUSTED: the frame
+  // cannot be kept.
   absl::StatusOr<GraphStore::OnMade> AskAgain(const std::shared_ptr<Session>& session,
                                               Sequence sequence, absl::string_view frame);
   void SubmitAgain(const std::shared_ptr<Session>& session, Sequence sequence,

@@ -81,11 +81,11 @@ std::shared_ptr<const Error> Donations::Tell(const RunState& run, absl::string_v
 }
 
 void Donations::NameDonated(RunState* run, const RunState::Donation& donation,
-                            const std::shared_ptr<const Error>& told) {
+                            const std::shared_ptr<const Error>& error) {
   const CellRef& donated = run->inputs[static_cast<size_t>(donation.input)];
   auto replacement = std::make_shared<Cell>();
   replacement->state = Cell::State::kFailed;
-  replacement->error = told;
+  replacement->error = error;
   replacement->type = donated->type;
   replacement->device = donated->device;
   run->session->names.ReplaceTensor(donation.id, std::move(replacement));
@@ -95,12 +95,12 @@ void Donations::Take(RunState* run) {
   run->donated = !run->donations.empty();
   if (!run->donated) return;
   CountWork(static_cast<int64_t>(run->donations.size()) / kDonationsOfWork);
-  const std::shared_ptr<const Error> told = Tell(*run, "whose result has its memory");
+  const std::shared_ptr<const Error> error = Tell(*run, "whose result has its memory");
   for (const RunState::Donation& donation : run->donations) {
     const Cell& cell = *run->inputs[static_cast<size_t>(donation.input)];
     cell.buffer->set_state(Buffer::State::kResult);
     cell.buffer->DropMirrors();  // of what stood there
-    NameDonated(run, donation, told);
+    NameDonated(run, donation, error);
   }
 }
 
@@ -108,11 +108,11 @@ void Donations::Return(RunState* run) {
   if (run->donations.empty()) return;
   CountWork(static_cast<int64_t>(run->donations.size()) / kDonationsOfWork);
   const bool is_lost = run->donated && !run->held_back;
-  const std::shared_ptr<const Error> told =
+  const std::shared_ptr<const Error> error =
       is_lost ? Tell(*run, "which failed after it had written there") : nullptr;
   for (const RunState::Donation& donation : run->donations) {
     if (is_lost) {
-      NameDonated(run, donation, told);
+      NameDonated(run, donation, error);
       continue;
     }
     const CellRef& cell = run->inputs[static_cast<size_t>(donation.input)];

@@ -36,7 +36,7 @@ class Donations {
   BufferRef SoleBufferOf(const CellRef& cell);
   std::shared_ptr<const Error> Tell(const RunState& run, absl::string_view what);
   void NameDonated(RunState* run, const RunState::Donation& donation,
-                   const std::shared_ptr<const Error>& told);
+                   const std::shared_ptr<const Error>& error);
 
   RunTable* const runs_;
   ErrorStore* const errors_;

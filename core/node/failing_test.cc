@@ -558,7 +558,8 @@ TEST_F(LaterTest, ALaunchAndAnEndTakeTurns) {
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
-// Neither who has such runs nor another member, which might want their memory; others are heard.
+// Neither the member that has such runs nor another one, which might want their memory; others are
+// heard.
 TEST_F(FailingTest, NoMemberGoesOnBeforeAllHaveFailed) {
   RunAhead();
   Close(rank(2));
@@ -628,7 +629,7 @@ TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
     released = true;
     EXPECT_EQ(worlds(), others + 1);
   });
-  // It makes room for whoever wants its place.
+  // It makes room for a session that wants its rank.
   EXPECT_TRUE(Join(rank(0)->session, "one0").ok());
   int turns = 0;
   while (!released) {
@@ -640,7 +641,7 @@ TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
 }
 
 // A session with two ranks of a world, of which one has asked for a smaller one: neither survives,
-// and who joins a world of that name then finds a new one.
+// and a rank that joins a world of that name then finds a new one.
 TEST_F(FailingTest, WhoHasEndedDoesNotSurviveAReform) {
   OpenSessionRequest open;
   open.tenant = "uid:0";

@@ -37,8 +37,8 @@ DeviceIndex DeviceOf(const RunState& run, int32_t participation) {
   const Participation& part =
       run.plan->plan.votes->participations[static_cast<size_t>(participation)];
   const GroupSlot& group = run.graph->graph.group_slots[static_cast<size_t>(part.group_slot)];
-  const auto held = std::find(group.held.begin(), group.held.end(), part.member);
-  const auto index = static_cast<size_t>(held - group.held.begin());
+  const auto member = std::find(group.held.begin(), group.held.end(), part.member);
+  const auto index = static_cast<size_t>(member - group.held.begin());
   return run.devices[static_cast<size_t>(group.device_slots[index])];
 }
 
@@ -57,10 +57,10 @@ int32_t Gangs::New() {
 void Gangs::Recycle(int32_t index) {
   Gang& gang = at(index);
   for (const LaunchId launch : gang.launches) {
-    const auto launched = launches_.find(launch);
+    const auto it = launches_.find(launch);
     // Runs that follow are told of a launch only while its results are on their way.
-    if (!gang.status.ok()) launcher_->executor(launched->second.device)->Settled(launch);
-    launches_.erase(launched);
+    if (!gang.status.ok()) launcher_->executor(it->second.device)->Settled(launch);
+    launches_.erase(it);
   }
   timers_->Cancel(gang.watch);
   gang.Recycle();
@@ -165,13 +165,13 @@ absl::Status Gangs::CheckMeetings(absl::Span<RunState* const> members) const {
     const Plan& plan = run->plan->plan;
     for (size_t slot = 0; slot < run->devices.size(); ++slot) {
       const auto device = static_cast<size_t>(run->devices[slot].value());
-      const std::vector<Plan::CollectiveSlot>& bound = plan.collectives[slot];
-      std::vector<int32_t> order(bound.size());
+      const std::vector<Plan::CollectiveSlot>& collectives = plan.collectives[slot];
+      std::vector<int32_t> order(collectives.size());
       std::iota(order.begin(), order.end(), 0);
       if (copies(run)) order = plan.meetings[slot];
-      std::vector<int32_t> copied(bound.size(), 0);
+      std::vector<int32_t> num_copies(collectives.size(), 0);
       for (const int32_t b : order) {
-        const Plan::CollectiveSlot& call = bound[static_cast<size_t>(b)];
+        const Plan::CollectiveSlot& call = collectives[static_cast<size_t>(b)];
         if (call.equal_work) continue;
         Meeting meeting(run, call.from_slot, call.to_slot, 0);
         const LaunchedInstance* instance = nullptr;
@@ -181,7 +181,7 @@ absl::Status Gangs::CheckMeetings(absl::Span<RunState* const> members) const {
           // A rank that sends to itself takes part once.
           if (!instances[device].empty() && instances[device].back() == instance) continue;
         } else {
-          std::get<3>(meeting) = copied[static_cast<size_t>(b)]++;
+          std::get<3>(meeting) = num_copies[static_cast<size_t>(b)]++;
         }
         const auto next = static_cast<int32_t>(meeting_index.size());
         calls[device].push_back(meeting_index.emplace(meeting, next).first->second);
@@ -219,7 +219,9 @@ absl::Status Gangs::FindBytes(const SequencerAction& action, absl::Span<RunState
   for (const LaunchedInstance& instance : action.instances) {
     for (const LaunchedInstance::Part& part : instance.parts) {
       const RunState* const run = runs_->Find(part.run);
-      while (run != nullptr && !run->bound) CHORUS_RETURN_IF_ERROR(BindInputs(members[next++]));
+      while (run != nullptr && !run->inputs_bound) {
+        CHORUS_RETURN_IF_ERROR(BindInputs(members[next++]));
+      }
     }
     CHORUS_RETURN_IF_ERROR(ResolvePeers(instance));
   }
@@ -238,8 +240,8 @@ bool Gangs::IsLaunched(const RunState& run) {
 // Fails where an input has, or will have: its run was launched, or was about to be, when this one's
 // turn came.
 absl::Status Gangs::BindInputs(RunState* run) {
-  if (run->bound) return absl::OkStatus();
-  run->bound = true;
+  if (run->inputs_bound) return absl::OkStatus();
+  run->inputs_bound = true;
   for (size_t i = 0; i < run->inputs.size(); ++i) {
     const Cell* cell = run->inputs[i].get();
     if (cell == nullptr) continue;
@@ -311,8 +313,8 @@ absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
 }
 
 void Gangs::PlaceOutputs(RunState* run) {
-  if (run->placed) return;
-  run->placed = true;
+  if (run->outputs_bound) return;
+  run->outputs_bound = true;
   const Plan& plan = run->plan->plan;
   for (size_t i = 0; i < run->outputs.size(); ++i) {
     Cell* cell = run->outputs[i].get();
@@ -341,10 +343,10 @@ absl::Status Gangs::PrepareLaunch(RunState* run, Gang* gang) {
       message.collectives.emplace_back();
       LaunchMessage::CollectiveBinding& binding = message.collectives.back();
       CHORUS_RETURN_IF_ERROR(BindCommunicator(*run, collective, gang->lease.get(), &binding));
-      std::vector<CommunicatorId>& all = gang->communicators;
+      std::vector<CommunicatorId>& communicators = gang->communicators;
       if (binding.communicator != CommunicatorId() &&
-          (all.empty() || all.back() != binding.communicator)) {
-        all.push_back(binding.communicator);
+          (communicators.empty() || communicators.back() != binding.communicator)) {
+        communicators.push_back(binding.communicator);
       }
     }
   }
@@ -400,7 +402,7 @@ absl::Status Gangs::BindCommunicator(const RunState& run, const Plan::Collective
   return absl::OkStatus();
 }
 
-// Of whoever the run's communicators must not be shared beyond.
+// Of what the run's communicators must not be shared beyond: its world, or its session.
 std::shared_ptr<CommunicatorLease> Gangs::LeaseFor(const RunState& run) {
   std::shared_ptr<CommunicatorLease>& lease =
       run.world != nullptr ? run.world->communicators : run.session->communicators;
@@ -413,7 +415,9 @@ std::shared_ptr<CommunicatorLease> Gangs::LeaseFor(const RunState& run) {
 
 absl::StatusOr<CommunicatorId> Gangs::GroupCommunicator(const World& world, GroupId group,
                                                         CommunicatorLease* lease) {
-  if (const CommunicatorId noted = lease->OfGroup(group); noted != CommunicatorId()) return noted;
+  if (const CommunicatorId communicator = lease->OfGroup(group); communicator != CommunicatorId()) {
+    return communicator;
+  }
   CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
                           world.agreement->GroupMembers(group));
   std::vector<DeviceIndex> devices;
@@ -463,9 +467,9 @@ void Gangs::LaunchRun(RunState* run) {
 // --- Completion ---------------------------------------------------------------------------------
 
 absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion, absl::Time now) {
-  const auto found = launches_.find(completion.launch);
-  if (found == launches_.end()) return absl::nullopt;
-  Launched& launched = found->second;
+  const auto it = launches_.find(completion.launch);
+  if (it == launches_.end()) return absl::nullopt;
+  Launched& launched = it->second;
   RunState* const run = runs_->Find(launched.run);
   if (run == nullptr || std::exchange(launched.complete, true)) return absl::nullopt;
   const auto device = static_cast<size_t>(launched.device.value());
@@ -490,15 +494,15 @@ void Gangs::Abandon(RunState* run) {
 
 // But for what others still want: a collective with members that live, and what it may read, which
 // is what the runs before it make.
-void Gangs::AbandonAllOf(const Session& ended) {
+void Gangs::AbandonAllOf(const Session& session) {
   const auto lives = [this](RunHandle handle) {
     const RunState* const run = runs_->Find(handle);
     return run != nullptr && !run->session->dead();
   };
-  CountWork(static_cast<int64_t>(ended.runs.size()));
+  CountWork(static_cast<int64_t>(session.runs.size()));
   const int64_t look = runs_->BeginLook();
-  Sequence wanted;
-  for (const RunHandle handle : ended.runs) {
+  Sequence last_wanted;
+  for (const RunHandle handle : session.runs) {
     const RunState& run = *runs_->Find(handle);
     bool is_wanted = run.phase == RunState::Phase::kVoted;
     if (run.phase == RunState::Phase::kLaunched) {
@@ -509,11 +513,11 @@ void Gangs::AbandonAllOf(const Session& ended) {
       }
       is_wanted = gang.is_wanted;
     }
-    if (is_wanted) wanted = std::max(wanted, run.sequence);
+    if (is_wanted) last_wanted = std::max(last_wanted, run.sequence);
   }
-  for (const RunHandle handle : ended.runs) {
+  for (const RunHandle handle : session.runs) {
     RunState* const run = runs_->Find(handle);
-    if (run->phase == RunState::Phase::kLaunched && run->sequence > wanted) Abandon(run);
+    if (run->phase == RunState::Phase::kLaunched && run->sequence > last_wanted) Abandon(run);
   }
 }
 

@@ -47,8 +47,8 @@ struct Gang {
   // Its world's, or its session's; and which of them it uses. Null: a run on one device.
   std::shared_ptr<CommunicatorLease> lease;
   std::vector<CommunicatorId> communicators;
-  CommunicatorId commit;  // of all its devices, where some of them hold back
-  size_t published = 0;   // of its runs, the first ones: once it has finished without error
+  CommunicatorId commit;     // of all its devices, where some of them hold back
+  size_t num_published = 0;  // of its runs, the first ones: once it has finished without error
   // By which look of RunTable's it was seen last, and whether somebody wants its results then.
   int64_t looked_at = 0;
   bool is_wanted = false;
@@ -68,7 +68,7 @@ struct Gang {
     if (communicators.capacity() > kKeptCapacity) communicators = {};
     communicators.clear();
     commit = CommunicatorId();
-    published = 0;
+    num_published = 0;
     looked_at = 0;
     is_wanted = false;
   }
@@ -104,7 +104,7 @@ class Gangs {
   // Nobody wants the results of this launched run: its kernels that have not begun are left out.
   void Abandon(RunState* run);
   // The same of all that a session which has ended has launched, but for what others still want.
-  void AbandonAllOf(const Session& ended);
+  void AbandonAllOf(const Session& session);
   // Something of this launched run has failed by itself; the first such failure is its gang's.
   void Fail(const RunState& run, const absl::Status& why);
   // Its devices have failed, or not finished in time, and those that wait for each other would do

@@ -369,8 +369,8 @@ TEST_F(GangsTest, ManyResultsOfAGangArePublishedOrFailInSlices) {
 }
 
 // Its launch has failed, for another rank's input has. It tells when its own inputs are there;
-// until then who reads what it was to make has no bytes to read, not even where that is one of its
-// inputs.
+// until then a run that reads what it was to make has no bytes to read, not even where that is one
+// of its inputs.
 TEST_F(GangsTest, WhoReadsWhatWasNotLaunchedFailsWithIt) {
   Client* const client = Open("uid:1", absl::Hours(1), 0, 2);
   Client* const peer = Open("uid:1", absl::Hours(1), 1, 2);
@@ -398,7 +398,7 @@ TEST_F(GangsTest, WhoReadsWhatWasNotLaunchedFailsWithIt) {
   EXPECT_EQ(node_.Stats("").live_runs, 0);
 }
 
-// The same where its results have had their places when the launch failed: the memory that it was
+// The same where its results have had their buffers when the launch failed: the memory that it was
 // promised is given back with what stands there.
 TEST_F(GangsTest, WhatWasToBeTakenOverByWhatWasNotLaunchedIsNotWritten) {
   Client* const client = Open("uid:1", absl::Hours(1), 0, 2);

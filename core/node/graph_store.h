@@ -1,8 +1,8 @@
 // Registered graphs with their plans, shared by every session that registers the same bytes.
 //
-// Before anything is made whoever asks for it is charged for all that making it may take at that
-// time, and once it is there for what it takes: for as much as its bytes can say while it is
-// decoded and checked, then for the graph as it is and for all that planning it takes at most.
+// Before anything is made the session that asks for it is charged for all that making it may take
+// at that time, and once it is there for what it takes: for as much as its bytes can say while it
+// is decoded and checked, then for the graph as it is and for all that planning it takes at most.
 //
 // Threads: the node thread. What takes it long is done in the background, where nothing is touched
 // but what is being made. Ownership: sessions share the records, and each record its variants; the
@@ -87,8 +87,8 @@ struct GraphRecord {
   int64_t bytes = 0;
   // What a plan of it takes to make (MemoryToPlan), also at any sizes.
   int64_t bytes_to_plan = 0;
-  // For a record that another one is at some sizes; for one without a name, until whoever had it
-  // made names it; for one without a name left, until it is gone.
+  // For a record that another one is at some sizes; for one without a name, until the session that
+  // had it made names it; for one without a name left, until it is gone.
   Charge charge;
   int names = 0;  // of sessions, each of which has a charge for it
   std::vector<std::shared_ptr<const TensorType>> output_types;

@@ -103,10 +103,10 @@ std::string Holders::TextOf(const Tenant& tenant, int64_t most_slots) {
 Holders::Held Holders::HeldBy(const Session& session, int64_t most_slots) {
   Held held;
   held.bytes = session.staging_bytes;
-  absl::flat_hash_set<const Buffer*> counted;
+  absl::flat_hash_set<const Buffer*> counted_buffers;
   const auto count = [&](const BufferRef& buffer) {
     if (buffer.get() == nullptr || buffer->state() == Buffer::State::kStaging) return;
-    if (counted.insert(buffer.get()).second) held.bytes += buffer->bytes();
+    if (counted_buffers.insert(buffer.get()).second) held.bytes += buffer->bytes();
   };
   held.slots = session.names.ForEachCell(most_slots, [&](const Cell& cell) { count(cell.buffer); });
   held.all = held.slots < most_slots;

@@ -122,18 +122,18 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<GraphRecord>& reco
 
 // What waits for other plans is told in its own time: this is in the middle of a command.
 void Launcher::TakeLoadedAtOnce(const Loading& loading) {
-  std::vector<LoadedMessage> own;
+  std::vector<LoadedMessage> messages;
   {
     MutexLock lock(&mutex_);
-    std::vector<LoadedMessage> others;
+    std::vector<LoadedMessage> other_messages;
     for (LoadedMessage& message : events_.loaded.all) {
       const auto part = loading_.find(message.plan);
       const bool is_own = part != loading_.end() && part->second.loading.get() == &loading;
-      (is_own ? own : others).push_back(std::move(message));
+      (is_own ? messages : other_messages).push_back(std::move(message));
     }
-    events_.loaded.all.swap(others);
+    events_.loaded.all.swap(other_messages);
   }
-  for (const LoadedMessage& message : own) Take(message);
+  for (const LoadedMessage& message : messages) Take(message);
 }
 
 void Launcher::Take(const LoadedMessage& loaded) {
@@ -305,7 +305,7 @@ bool Launcher::Drain(absl::FunctionRef<void(const CompletionMessage&)> complete)
       each(taken_.lost, [this](DeviceIndex device) { TakeLoss(device); }) &&
       each(taken_.completed, complete);
   some_are_left_ = !all;
-  // There is something for the next call, whoever asks.
+  // There is something for the next call, whichever thread asks.
   if (some_are_left_) ready_.store(true, std::memory_order_seq_cst);
   return true;
 }

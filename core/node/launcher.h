@@ -42,9 +42,9 @@ class Launcher {
   int64_t launches(DeviceIndex device) const { return launch_counts_[device.value()]; }
 
   // Loads the parts of a plan of the record (null: its main one) on `devices`, by slot, where they
-  // are not yet. For one device of a part whoever names the graph is charged; for each other one
-  // the client is, until it is unloaded. Of a large record, which takes the node thread too long,
-  // in the background. False: it is not there yet, and waiting.wait() was called.
+  // are not yet. For one device of a part each session that names the graph is charged; for each
+  // other one the client is, until it is unloaded. Of a large record, which takes the node thread
+  // too long, in the background. False: it is not there yet, and waiting.wait() was called.
   // RESOURCE_EXHAUSTED kOutOfMemory: it cannot be charged; else as Executor::LoadPlan.
   absl::StatusOr<bool> LoadPlan(const std::shared_ptr<GraphRecord>& record,
                                 const std::shared_ptr<LoadedPlan>& variant,
@@ -57,7 +57,7 @@ class Launcher {
   UnloadedPart UnloadPlan(DeviceIndex device, PlanId plan);
   int64_t loaded_plans() const { return static_cast<int64_t>(loaded_.size()); }
 
-  // Of communicators, for whoever is to share them with nobody; charged to `budget`.
+  // Of communicators, for what is to share them with nobody; charged to `budget`.
   std::shared_ptr<CommunicatorLease> LeaseCommunicators(BudgetRef budget) {
     return std::make_shared<CommunicatorLease>(communicators_, std::move(budget));
   }
@@ -85,7 +85,7 @@ class Launcher {
   bool HasCompletions() const { return ready_.load(std::memory_order_seq_cst); }
 
  private:
-  // Parts of a plan that are loaded for one who waits for all of them.
+  // Parts of a plan that are loaded for one caller, which waits for all of them.
   struct Loading {
     std::shared_ptr<LoadedPlan> plan;
     std::vector<DeviceIndex> key;  // by slot

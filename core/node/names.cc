@@ -17,14 +17,14 @@ constexpr int64_t kFailedNamesOfWork = 2;
 
 // What it is about, in as many bytes whatever it was.
 Error WithoutTexts(const Error& error) {
-  Error brief(error.reason, "it has failed; there is no memory to keep why");
-  brief.code = error.code;
-  brief.id = error.id;
-  brief.culprit.rank = error.culprit.rank;
-  brief.culprit.pid = error.culprit.pid;
-  brief.ended = error.ended;
-  brief.alone = error.alone;
-  return brief;
+  Error result(error.reason, "it has failed; there is no memory to keep why");
+  result.code = error.code;
+  result.id = error.id;
+  result.culprit.rank = error.culprit.rank;
+  result.culprit.pid = error.culprit.pid;
+  result.ended = error.ended;
+  result.alone = error.alone;
+  return result;
 }
 
 }  // namespace
@@ -132,19 +132,19 @@ void Names::ReplaceTensor(TensorId id, CellRef cell) {
 
 void Names::Publish(TensorId id, const Cell& cell) const {
   TensorRecord record;
-  const Cell::Place place = cell.readable();
+  const Cell::Location location = cell.readable();
   if (cell.state == Cell::State::kFailed) {
     record.state = TensorState::kFailed;
     record.code = cell.error->code;
     record.error = cell.error->id;
-  } else if (cell.buffer && place.buffer == nullptr) {
+  } else if (cell.buffer && location.buffer == nullptr) {
     record.state = TensorState::kOnDevice;
   } else {
     record.state = TensorState::kReady;
     record.bytes = cell.bytes;
-    if (place.buffer != nullptr) {
-      record.arena = place.buffer->arena();
-      record.offset = place.buffer->offset() + place.offset;
+    if (location.buffer != nullptr) {
+      record.arena = location.buffer->arena();
+      record.offset = location.buffer->offset() + location.offset;
     }
   }
   completions_->PublishTensor(id, record);
@@ -196,7 +196,8 @@ absl::Status Names::NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRe
 
 absl::Status Names::Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record) {
   CHORUS_RETURN_IF_ERROR(record.status());
-  CHORUS_ASSIGN_OR_RETURN(Charge counted, budget_->Charge(Domain::kHost, Resource::kGraphs, 1));
+  CHORUS_ASSIGN_OR_RETURN(Charge count_charge,
+                          budget_->Charge(Domain::kHost, Resource::kGraphs, 1));
   // Whoever had it made has been charged for it.
   if (!(*record)->charge.LiesWithin(*budget_)) {
     CHORUS_ASSIGN_OR_RETURN(
@@ -204,7 +205,7 @@ absl::Status Names::Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRe
     (*record)->charge = std::move(charge);
   }
   slot->charge = std::move((*record)->charge);
-  slot->counted = std::move(counted);
+  slot->count_charge = std::move(count_charge);
   slot->record = *std::move(record);
   ++slot->record->names;
   return absl::OkStatus();
@@ -243,7 +244,7 @@ void Names::Empty(GraphSlot* slot) {
   }
   slot->record.reset();
   slot->charge = Charge();
-  slot->counted = Charge();
+  slot->count_charge = Charge();
   slot->refused = absl::OkStatus();
 }
 
@@ -251,22 +252,22 @@ void Names::Empty(GraphSlot* slot) {
 
 // A mark costs nothing and takes no memory: a frame may name as many as a session has.
 template <typename Slot>
-void Names::ReleaseOrMark(std::vector<Slot>* slots, int32_t slot, int32_t* marked) {
+void Names::ReleaseOrMark(std::vector<Slot>* slots, int32_t slot, int32_t* first_marked) {
   Slot& entry = (*slots)[static_cast<size_t>(slot)];
   if (entry.next_marked != kUnmarked) return;
   if (SliceHasTime()) {
     CountWork(kWorkPerName);
     return Release(&entry);
   }
-  entry.next_marked = std::exchange(*marked, slot);
+  entry.next_marked = std::exchange(*first_marked, slot);
 }
 
 template <typename Slot>
-void Names::ReleaseMarked(std::vector<Slot>* slots, int32_t* marked) {
-  while (*marked != kNoMore && SliceHasTime()) {
+void Names::ReleaseMarked(std::vector<Slot>* slots, int32_t* first_marked) {
+  while (*first_marked != kNoMore && SliceHasTime()) {
     CountWork(kWorkPerName);
-    Slot& entry = (*slots)[static_cast<size_t>(*marked)];
-    *marked = std::exchange(entry.next_marked, kUnmarked);
+    Slot& entry = (*slots)[static_cast<size_t>(*first_marked)];
+    *first_marked = std::exchange(entry.next_marked, kUnmarked);
     Release(&entry);
   }
 }

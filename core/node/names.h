@@ -41,7 +41,7 @@ class Names {
     int32_t next_marked = kUnmarked;
     std::shared_ptr<GraphRecord> record;
     Charge charge;
-    Charge counted;        // it is one of so many
+    Charge count_charge;   // it is one of so many
     absl::Status refused;  // why there is no record of this generation
   };
 
@@ -53,8 +53,8 @@ class Names {
 
   // What a name and the cell that it stands for take, about.
   static constexpr int64_t kBytesPerTensor = 512;
-  // Names that stay free for what fails: whoever uses a tensor for which there was no memory is
-  // told so, and not that there is no such name.
+  // Names that stay free for what fails: a session that uses a tensor for which there was no memory
+  // is told so, and not that there is no such name.
   static constexpr int64_t kSpareNames = 32;
   // What a slot takes; a table may have room for twice as many. Of usual sessions one step has all.
   static constexpr int64_t kTableStep = int64_t{64} << 10;
@@ -156,9 +156,9 @@ class Names {
   void Release(TensorSlot* slot);
   void Release(GraphSlot* slot);
   template <typename Slot>
-  void ReleaseOrMark(std::vector<Slot>* slots, int32_t slot, int32_t* marked);
+  void ReleaseOrMark(std::vector<Slot>* slots, int32_t slot, int32_t* first_marked);
   template <typename Slot>
-  void ReleaseMarked(std::vector<Slot>* slots, int32_t* marked);
+  void ReleaseMarked(std::vector<Slot>* slots, int32_t* first_marked);
   static void Empty(GraphSlot* slot);
   absl::Status Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   absl::Status Cover(int64_t more_names, int32_t top_slot) {

@@ -172,7 +172,7 @@ TEST_F(NamesTest, AGraphThatWasRefusedTellsItsRunsWhy) {
   EXPECT_EQ(ReasonOf(names_.CheckFresh(GraphAt(4, 1))), Reason::kMalformed);
 }
 
-// It is charged for already; others are for themselves, and whoever had it made no longer.
+// It is charged for already; others are for themselves, and the session that had it made no longer.
 TEST_F(NamesTest, TheFirstNameOfAGraphTakesWhatMakingItIsChargedFor) {
   const BudgetRef other = Budget::OfNode(int64_t{1} << 20);
   const auto charge_for = [](GraphRecord* record, const BudgetRef& budget) {

@@ -68,7 +68,7 @@ struct LocalNode::Parts {
   Storage storage;
   GraphStore graphs;
   SessionTable sessions;
-  ReleaseQueue<Names::Remains> ended;
+  ReleaseQueue<Names::Remains> releases;
   Rings rings;
   ActionQueue actions;
   node::Worlds worlds;  // LocalNode::Worlds is another
@@ -205,8 +205,8 @@ bool LocalNode::Poll(absl::Time now) {
   worked |= InSlice([&] { return parts.worlds.Continue(now); });
   worked |= InSlice([&] { return parts.runs.Continue(now); });
   worked |= InSlice([&] {
-    const bool released = parts.ended.Continue();
-    return parts.graphs.Continue() || released;
+    const bool has_released = parts.releases.Continue();
+    return parts.graphs.Continue() || has_released;
   });
   worked |= InSlice([&] { return parts.storage.left()->Continue(); });
   // After the rings: small work has been done inside its launch.
@@ -288,7 +288,7 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
   parts.worlds.RemoveSession(session, died, now);
   parts.runs.EndAllOf(*session, error, now);
   session->log.Abandon(ToStatus(error));
-  parts.ended.Add(session->names.TakeAll());
+  parts.releases.Add(session->names.TakeAll());
   session->staging.clear();
   session->staging_bytes = 0;
   session->reservation = Session::Reservation();
@@ -313,13 +313,13 @@ void LocalNode::SetDetached(SessionId id, bool detached, absl::Time now) {
   const auto session = parts_->sessions.Find(id);
   if (session.ok()) parts_->sessions.SetDetached(*session, detached, now);
 }
-void LocalNode::OnSessionEnded(std::function<void(SessionId)> ended) {
-  parts_->on_session_ended = std::move(ended);
+void LocalNode::OnSessionEnded(std::function<void(SessionId)> on_ended) {
+  parts_->on_session_ended = std::move(on_ended);
 }
 void LocalNode::AfterReleases(std::function<void()> done) {
   parts_->worlds.AfterLeaving([this, done = std::move(done)] {
     parts_->runs.AfterFailing([this, done] {
-      parts_->ended.After([left = parts_->storage.left(), done] { left->After(done); });
+      parts_->releases.After([left = parts_->storage.left(), done] { left->After(done); });
     });
   });
 }
@@ -347,9 +347,9 @@ void LocalNode::CreateStaging(SessionId id, int64_t bytes, OnStaging done) {
   if (!session.ok()) return done(session.status());
   parts_->storage.CreateStaging(
       *session, bytes,
-      [this, session = *session, done = std::move(done)](absl::StatusOr<StagingArena> made) {
-        if (made.ok()) return done(std::move(made));
-        Error error = ErrorOf(made.status());
+      [this, session = *session, done = std::move(done)](absl::StatusOr<StagingArena> staging) {
+        if (staging.ok()) return done(std::move(staging));
+        Error error = ErrorOf(staging.status());
         parts_->holders.Explain(*session, nullptr, &error);
         done(parts_->failures.RecordStatus(session.get(), ToStatus(error)));
       });
@@ -393,13 +393,13 @@ namespace {
 template <typename Result>
 std::function<void(Result)> UntilWithdrawn(std::function<void(Result)> done, const WaitRef& wait) {
   if (wait == nullptr) return done;
-  const auto kept = std::make_shared<std::function<void(Result)>>(std::move(done));
+  const auto shared_done = std::make_shared<std::function<void(Result)>>(std::move(done));
   // The call that waits has `wait`, and what waits for it the call.
-  wait->forget = [weak = std::weak_ptr<std::function<void(Result)>>(kept)] {
-    if (const auto forgotten = weak.lock()) *forgotten = nullptr;
+  wait->forget = [weak = std::weak_ptr<std::function<void(Result)>>(shared_done)] {
+    if (const auto target = weak.lock()) *target = nullptr;
   };
-  return [kept](Result result) {
-    if (const auto told = std::exchange(*kept, nullptr)) told(std::move(result));
+  return [shared_done](Result result) {
+    if (const auto call = std::exchange(*shared_done, nullptr)) call(std::move(result));
   };
 }
 
@@ -470,13 +470,13 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
                        const WaitRef& wait) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done({Sequence(), session.status()});
-  absl::StatusOr<OnOutcome> counted = Counted(**session, done);
+  absl::StatusOr<OnOutcome> counted_done = Counted(**session, done);
   // Not recorded, as what commands come to is: the log has not seen this one.
-  if (!counted.ok()) return done({Sequence(), counted.status()});
+  if (!counted_done.ok()) return done({Sequence(), counted_done.status()});
   const std::weak_ptr<Session> weak = *session;
-  const auto told = std::make_shared<bool>(false);
-  const OnOutcome tell = [this, weak, told, done = *std::move(counted)](Outcome out) {
-    *told = true;
+  const auto is_told = std::make_shared<bool>(false);
+  const OnOutcome tell = [this, weak, is_told, done = *std::move(counted_done)](Outcome out) {
+    *is_told = true;
     // The session holds what waits for its outcomes.
     const std::shared_ptr<Session> session = weak.lock();
     if (session != nullptr) out.status = parts_->failures.RecordStatus(session.get(), out.status);
@@ -485,9 +485,9 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
   const auto sender = parts_->commands.Take(*session, frame, now, tell);
   if (!sender.ok()) return tell({Sequence(), sender.status()});
   if (wait == nullptr || sender->id == 0) return;
-  wait->forget = [weak, told, sender = *sender] {
+  wait->forget = [weak, is_told, sender = *sender] {
     const std::shared_ptr<Session> session = weak.lock();
-    if (!*told && session != nullptr) session->log.Forget(sender);
+    if (!*is_told && session != nullptr) session->log.Forget(sender);
   };
 }
 void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline, OnOutcome done,
@@ -496,10 +496,10 @@ void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline
   if (!session.ok()) return done({sequence, session.status()});
   const absl::Status checked = CheckSequence(sequence);
   if (!checked.ok()) return done({sequence, checked});
-  absl::StatusOr<OnOutcome> counted = Counted(**session, done);
+  absl::StatusOr<OnOutcome> counted_done = Counted(**session, done);
   // Not recorded, as outcomes are: it says nothing of the command.
-  if (!counted.ok()) return done({sequence, counted.status()});
-  const TimerQueue::Id timer = (*session)->log.Wait(sequence, deadline, *std::move(counted));
+  if (!counted_done.ok()) return done({sequence, counted_done.status()});
+  const TimerQueue::Id timer = (*session)->log.Wait(sequence, deadline, *std::move(counted_done));
   if (wait != nullptr) wait->deadline = timer;
 }
 void LocalNode::Withdraw(const WaitRef& wait, absl::Time now) {
@@ -511,12 +511,14 @@ void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, O
                            const WaitRef& wait) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
-  absl::StatusOr<OnTensor> counted = Counted(**session, done);
-  if (!counted.ok()) return done(parts_->failures.RecordStatus(session->get(), counted.status()));
+  absl::StatusOr<OnTensor> counted_done = Counted(**session, done);
+  if (!counted_done.ok()) {
+    return done(parts_->failures.RecordStatus(session->get(), counted_done.status()));
+  }
   // What came before it may give the name.
   (*session)->log.WhenTaken([this, reader = session->get(), tensor, deadline, wait,
-                             done = *std::move(counted)](const absl::Status& taken) {
-    if (!taken.ok()) return done(taken);
+                             done = *std::move(counted_done)](const absl::Status& status) {
+    if (!status.ok()) return done(status);
     if (wait != nullptr && wait->withdrawn) {
       return done(MakeError(Reason::kCancelled, "nobody waits for the tensor any more"));
     }

@@ -76,8 +76,8 @@ class LocalNode {
   void SessionDied(SessionId session, absl::Time now);
   // Its channel was lost though the process lives, or is back.
   void SetDetached(SessionId session, bool detached, absl::Time now);
-  // `ended` is told of every session that ends, whatever ends it, on the node thread.
-  void OnSessionEnded(std::function<void(SessionId)> ended);
+  // `on_ended` is told of every session that ends, whatever ends it, on the node thread.
+  void OnSessionEnded(std::function<void(SessionId)> on_ended);
   absl::Status RenewLease(SessionId session, absl::Time now);
   // False of one that has ended, however lately.
   bool Lives(SessionId session) const;

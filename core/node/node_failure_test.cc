@@ -1,4 +1,4 @@
-// Failures in the node: who is told what, what goes on, and what nothing comes of.
+// Failures in the node: which session is told what, what goes on, and what nothing comes of.
 #include <memory>
 #include <string>
 #include <utility>

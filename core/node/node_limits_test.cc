@@ -1,4 +1,4 @@
-// What the node charges to whoever makes it hold something, and where it stops.
+// What the node charges to a session that makes it hold something, and where it stops.
 #include <iostream>
 #include <memory>
 #include <string>

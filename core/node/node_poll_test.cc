@@ -252,7 +252,7 @@ TEST_F(NodePollTest, ABrokenRingEndsOnlyItsSession) {
   EXPECT_LE(PollsUntilAllAreHeard(), 2);
 }
 
-// Their pages cannot be taken from whoever has them: by a mapping, or by a descriptor alone.
+// Their pages cannot be taken from a process that has them: by a mapping, or by a descriptor alone.
 TEST_F(NodePollTest, MemoryOfASessionThatHasEndedIsChargedAsLongAsAClientHasIt) {
   clients_.clear();
   const auto used = [this] { return node_->Stats("").memory_used_bytes; };
@@ -422,7 +422,7 @@ TEST_F(NodeTurnsTest, WhoAsksForLittleIsHeardBeforeTheOnlyOneThatAsksForMuch) {
   }
 }
 
-// However long a turn takes: who was left waiting by it is next.
+// However long a turn takes: a session that was left waiting by it is next.
 TEST_F(NodeTurnsTest, WhoIsLeftWaitingIsNextWhateverTimeHasPassed) {
   AddHeavy("uid:0", 7);
   const auto poll = [&] { node_->Poll(now_ += 2 * Rings::kInOrderFor); };

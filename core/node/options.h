@@ -21,8 +21,8 @@ inline constexpr int64_t kMaxInlineGraphBytes = 4096;
 
 inline constexpr int32_t kDefaultMaxSessions = 256;
 // What the node keeps for a call that waits for something, from above. (The call itself, or its
-// stream, is the server's.) A session is not charged for a few of them: who has no memory left must
-// be able to ask for what lets go of some.
+// stream, is the server's.) A session is not charged for a few of them: one that has no memory left
+// must be able to ask for what lets go of some.
 inline constexpr int64_t kWaitBytes = 768;
 inline constexpr int64_t kFreeWaits = 16;
 

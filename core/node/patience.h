@@ -1,4 +1,4 @@
-// How long one who was refused memory for now (IsForNow, core/runtime/budget.h) waits for it.
+// How long a caller that was refused memory for now (IsForNow, core/runtime/budget.h) waits for it.
 //
 // Threads: one. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_NODE_PATIENCE_H_

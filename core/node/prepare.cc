@@ -347,12 +347,12 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
       }
       if (cell->being_made()) {
         ++run->blockers;
-        const auto settled = [this, handle = run->handle](const CellRef& made) {
-          const bool failed = made->state == Cell::State::kFailed;
+        const auto on_settled = [this, handle = run->handle](const CellRef& tensor) {
+          const bool failed = tensor->state == Cell::State::kFailed;
           arrived_(handle, Storage::Arrival::kLater,
-                   failed ? ToStatus(*made->error) : absl::OkStatus());
+                   failed ? ToStatus(*tensor->error) : absl::OkStatus());
         };
-        run->awaited.emplace_back(cell, cell->on_settled.Add(settled));
+        run->awaited.emplace_back(cell, cell->on_settled.Add(on_settled));
       }
       run->inputs[i] = std::move(cell);
     }
@@ -477,21 +477,21 @@ absl::Status Preparer::FindInstances(RunState* run) {
 
 absl::Status Preparer::FindOneDomain(RunState* run) {
   if (!domains_->mixed()) return absl::OkStatus();
-  OneDomain found;
-  found.slots = domains_->AllOne(run->devices);
-  bool all = found.slots;
+  OneDomain one_domain;
+  one_domain.slots = domains_->AllOne(run->devices);
+  bool all_one = one_domain.slots;
   std::vector<DeviceIndex> devices;
-  for (const auto& bound : run->vote.groups) {
+  for (const auto& binding : run->vote.groups) {
     CHORUS_ASSIGN_OR_RETURN(const absl::Span<const Rank> members,
-                            run->world->agreement->GroupMembers(bound.group));
+                            run->world->agreement->GroupMembers(binding.group));
     devices.clear();
     for (const Rank rank : members) {
       devices.push_back(run->world->members[static_cast<size_t>(rank.value())].device);
     }
-    found.groups.push_back(domains_->AllOne(devices));
-    all &= found.groups.back();
+    one_domain.groups.push_back(domains_->AllOne(devices));
+    all_one &= one_domain.groups.back();
   }
-  if (!all) run->one_domain = std::move(found);
+  if (!all_one) run->one_domain = std::move(one_domain);
   return absl::OkStatus();
 }
 

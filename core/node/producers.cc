@@ -21,9 +21,9 @@ bool HidesProducers(const RunState& producer, const RunState& run) {
   return producer.local() && !(run.world != nullptr && HasVotedIn(run.world.get(), producer));
 }
 
-// The one at `place` among its consumers needs its results no more. The others keep their places.
-void DropConsumer(RunState* producer, int32_t place) {
-  producer->consumers[static_cast<size_t>(place)] = RunHandle();
+// The one at `index` among its consumers needs its results no more. The others keep their indices.
+void DropConsumer(RunState* producer, int32_t index) {
+  producer->consumers[static_cast<size_t>(index)] = RunHandle();
   if (++producer->consumers_gone < static_cast<int32_t>(producer->consumers.size())) return;
   producer->consumers.clear();
   producer->consumers_gone = 0;
@@ -84,12 +84,12 @@ void Adoption::Join(RunState* local) {
   CountWork(static_cast<int64_t>(local->voted_producers.size() + local->producers.size()));
   const int64_t look = runs_->BeginLook();
   for (const RunHandle handle : local->voted_producers) {
-    if (RunState* const known = runs_->Find(handle)) RunTable::FirstSeen(known, look);
+    if (RunState* const producer = runs_->Find(handle)) RunTable::FirstSeen(producer, look);
   }
   for (size_t i = 0; i < local->producers.size(); ++i) {
     RunState* const producer = runs_->Find(local->producers[i]);
     if (producer == nullptr || !HasVotedIn(world_.get(), *producer)) continue;
-    DropConsumer(producer, local->places[i]);
+    DropConsumer(producer, local->consumer_indices[i]);
     --local->blockers;
     AddVoted(producer, look, local);
   }
@@ -121,34 +121,34 @@ Adoption Producers::Adopt(const Names& names, const Run& command,
 }
 
 int64_t Producers::ThroughLocals(const RunState& run) const {
-  int64_t through = 0;
+  int64_t count = 0;
   for (const RunHandle handle : run.producers) {
     const RunState* const producer = runs_->Find(handle);
     if (producer == nullptr || producer->phase == RunState::Phase::kLaunched) continue;
     if (!HidesProducers(*producer, run)) continue;
-    through += static_cast<int64_t>(producer->voted_producers.size());
+    count += static_cast<int64_t>(producer->voted_producers.size());
   }
-  return through;
+  return count;
 }
 
 void Producers::Await(RunState* run) {
   const int64_t look = runs_->BeginLook();
-  run->places.resize(run->producers.size(), -1);
+  run->consumer_indices.resize(run->producers.size(), -1);
   for (size_t i = 0; i < run->producers.size(); ++i) {
     RunState* const producer = runs_->Find(run->producers[i]);
     if (producer == nullptr || producer->phase == RunState::Phase::kLaunched) continue;
     const bool voted = producer->phase == RunState::Phase::kVoted;
     if (voted) AddVoted(producer, look, run);
     if (HidesProducers(*producer, *run)) {
-      for (const RunHandle through : producer->voted_producers) {
-        RunState* const reached = runs_->Find(through);
-        if (reached != nullptr && reached->phase == RunState::Phase::kVoted) {
-          AddVoted(reached, look, run);
+      for (const RunHandle handle : producer->voted_producers) {
+        RunState* const voted_producer = runs_->Find(handle);
+        if (voted_producer != nullptr && voted_producer->phase == RunState::Phase::kVoted) {
+          AddVoted(voted_producer, look, run);
         }
       }
     }
     if (voted && producer->world == run->world) continue;
-    run->places[i] = static_cast<int32_t>(producer->consumers.size());
+    run->consumer_indices[i] = static_cast<int32_t>(producer->consumers.size());
     producer->consumers.push_back(run->handle);
     ++run->blockers;
   }

@@ -55,9 +55,9 @@ bool ErrorStore::Record(absl::string_view tenant, Error* error) {
   // One cause fails many runs one after the other: they share its record.
   const size_t recent = std::min<size_t>(errors.size(), 32);
   for (size_t i = 0; i < recent; ++i) {
-    const Kept& known = errors[errors.size() - 1 - i];
-    if (known.bytes != bytes) continue;
-    error->id = known.id;
+    const Kept& kept = errors[errors.size() - 1 - i];
+    if (kept.bytes != bytes) continue;
+    error->id = kept.id;
     return false;
   }
   error->id = ErrorId(next_++);
@@ -92,7 +92,7 @@ absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) con
     return it == of_tenant_.end() ? absl::nullopt : find(it->second);
   }
   for (const auto& [name, errors] : of_tenant_) {
-    if (absl::optional<Error> found = find(errors)) return found;
+    if (absl::optional<Error> error = find(errors)) return error;
   }
   return absl::nullopt;
 }

@@ -191,12 +191,12 @@ void Rings::PutInOrder() {
     session->tenant->turns.Enter(round_, turns_);
     session->process->Enter(round_, session->tenant->turns);
   }
-  const auto place = [](const Session* session) {
-    return std::make_tuple(session->tenant->turns.place(), session->process->place(),
-                           session->last_turn);
+  const auto sort_key = [](const Session* session) {
+    return std::make_tuple(session->tenant->turns.work_after_turn(),
+                           session->process->work_after_turn(), session->last_turn);
   };
   std::sort(waiting_.begin(), waiting_.end(),
-            [&](const Session* a, const Session* b) { return place(a) < place(b); });
+            [&](const Session* a, const Session* b) { return sort_key(a) < sort_key(b); });
 }
 
 int64_t Rings::TakeTurn(const std::shared_ptr<Session>& session, absl::Time now) {
@@ -231,16 +231,16 @@ void Rings::TakeFrames(const std::shared_ptr<Session>& session, absl::Time now) 
     // With what the frames made the daemon do, such as small kernels that ran at once.
     if (!SliceHasTime()) break;
     absl::string_view frame;
-    const SubmissionRingReader::Result got = session->ring->Poll(&frame_, &frame);
-    if (got == SubmissionRingReader::Result::kEmpty) break;
+    const SubmissionRingReader::Result result = session->ring->Poll(&frame_, &frame);
+    if (result == SubmissionRingReader::Result::kEmpty) break;
     bytes += frame.size();
-    if (got == SubmissionRingReader::Result::kMalformed) {
+    if (result == SubmissionRingReader::Result::kMalformed) {
       end_(session, EndedFor(session->ring->status()), now);
       break;
     }
     // A frame has no other answer than its sequence, which cannot be believed where it is none.
-    const absl::Status taken = take_(session, frame, now);
-    if (!taken.ok()) end_(session, EndedFor(taken), now);
+    const absl::Status status = take_(session, frame, now);
+    if (!status.ok()) end_(session, EndedFor(status), now);
   }
 }
 

@@ -1,10 +1,10 @@
 // The submission rings of attached sessions: which are looked at, whose turn it is, and what wakes
 // the node when it sleeps.
 //
-// Who asks for little is heard soon, whoever asks for much: a Poll() gives turns until a slice's
-// work is done; where that was not enough for all of them, and for a while after so much, it is the
-// turn of the tenant for whom least has been done, and within it of the process. So a process has
-// not more turns for having more sessions.
+// A session that asks for little is heard soon, however much others ask for: a Poll() gives turns
+// until a slice's work is done; where that was not enough for all of them, and for a while after so
+// much, it is the turn of the tenant for which least has been done, and within it of the process.
+// So a process has not more turns for having more sessions.
 //
 // Threads: the node thread. Ownership: owns the doorbell; each session owns its shared memory.
 // Errors: a ring with malformed bytes ends its session.
@@ -46,9 +46,9 @@ class Rings {
   // Makes the session's shared memory, at the first call. RESOURCE_EXHAUSTED: no memory, or no
   // descriptor.
   absl::StatusOr<SessionDescriptors> Attach(const std::shared_ptr<Session>& session);
-  // The client has mapped and sealed it (MapSessionMemory). It is not touched before: who touches
-  // memory out of which a client takes pages waits for that. FAILED_PRECONDITION: there is none.
-  // INVALID_ARGUMENT: it is not sealed. A second call does nothing.
+  // The client has mapped and sealed it (MapSessionMemory). It is not touched before: a thread that
+  // touches memory out of which a client takes pages waits for that. FAILED_PRECONDITION: there is
+  // none. INVALID_ARGUMENT: it is not sealed. A second call does nothing.
   absl::Status Confirm(const std::shared_ptr<Session>& session);
   // The session has ended; its shared memory goes, and is charged as long as clients hold it.
   void Detach(Session* session);
@@ -91,7 +91,7 @@ class Rings {
   UniqueFd wake_epoll_;
   std::vector<std::shared_ptr<Session>> active_;  // every Poll looks at them
   std::vector<Session*> waiting_;                 // of these, for a turn; null: it has ended
-  bool some_wait_ = false;                        // who had no turn in the last Poll
+  bool some_wait_ = false;                        // some had no turn in the last Poll
   absl::Time in_order_until_ = absl::InfinitePast();
   Turns turns_;  // of tenants
   int64_t last_turn_ = 0;

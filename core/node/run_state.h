@@ -95,23 +95,23 @@ struct RunState {
 
   // How much it waits for: runs that are not launched, whose results it needs, uploads, and tensors
   // that are being made. And the runs that need its own results, each once; so many of them not
-  // any more: there is no handle in their places.
+  // any more: their entries have no handle.
   int32_t blockers = 0;
   std::vector<std::pair<CellRef, Waiters<CellRef>::Id>> awaited;  // these tensors
   absl::InlinedVector<RunHandle, 2> consumers;
   int32_t consumers_gone = 0;
-  // The runs that were to compute its inputs when it came, each once (producers.h), and its place
-  // among the consumers of each; -1: it has none there.
+  // The runs that were to compute its inputs when it came, each once (producers.h), and its index
+  // among the consumers of each; -1: it is not among them.
   absl::InlinedVector<RunHandle, 2> producers;
-  absl::InlinedVector<int32_t, 2> places;
+  absl::InlinedVector<int32_t, 2> consumer_indices;
   // Those of its producers that have voted, also through local runs, each once.
   absl::InlinedVector<RunHandle, 2> voted_producers;
   int64_t looked_at = 0;  // by which look of RunTable's it was seen last
 
   // At launch: whether it knows its inputs' bytes, and its outputs have theirs; the instance of
   // each participation, and what each device is told.
-  bool bound = false;
-  bool placed = false;
+  bool inputs_bound = false;
+  bool outputs_bound = false;
   absl::InlinedVector<const LaunchedInstance*, 1> instances;
   absl::InlinedVector<LaunchMessage, 1> launches;
   absl::InlinedVector<int32_t, 1> left_out;  // groups of equal work that another run does
@@ -179,10 +179,10 @@ struct RunState {
     consumers.clear();
     consumers_gone = 0;
     producers.clear();
-    places.clear();
+    consumer_indices.clear();
     voted_producers.clear();
-    bound = false;
-    placed = false;
+    inputs_bound = false;
+    outputs_bound = false;
     instances.clear();
     equal_work.clear();
     launches.clear();

@@ -93,9 +93,9 @@ using EqualResults = decltype(World::equal_work);
 void LetGoOf(std::shared_ptr<EqualResults> results, Runs* runs) {
   if (results->size() == 0) return;
   runs->AfterFailing([runs, results = std::move(results)] {
-    const size_t had = results->size();
+    const size_t size_before = results->size();
     results->ForgetPart();
-    CountWork(static_cast<int64_t>(had - results->size()));
+    CountWork(static_cast<int64_t>(size_before - results->size()));
     LetGoOf(results, runs);
   });
 }
@@ -180,9 +180,9 @@ absl::Status Runs::AwaitProducers(RunState* run) {
   producers_.Find(run);
   // Each stands here, in the vote and in the sequencer.
   constexpr int64_t kPerProducer = 64;
-  const int64_t through = producers_.ThroughLocals(*run);
-  CountWork(through);
-  CHORUS_RETURN_IF_ERROR(Preparer::Charge(run, kPerProducer * through));
+  const int64_t num_producers = producers_.ThroughLocals(*run);
+  CountWork(num_producers);
+  CHORUS_RETURN_IF_ERROR(Preparer::Charge(run, kPerProducer * num_producers));
   producers_.Await(run);
   return absl::OkStatus();
 }
@@ -193,14 +193,14 @@ absl::StatusOr<bool> Runs::AdoptProducers(const std::shared_ptr<Session>& sessio
                                           const Run& command, const GraphStore::Waiting& waiting,
                                           absl::Time now) {
   if (command.groups.empty()) return true;
-  const RunGroup& bound = command.groups.front();
-  const auto joined = std::find_if(
-      session->memberships.begin(), session->memberships.end(),
-      [&](const Session::Membership& membership) { return membership.world->id == bound.world; });
-  if (joined == session->memberships.end() || !joined->world->formed()) return true;
-  Adoption found = producers_.Adopt(session->names, command, joined->world, bound.epoch);
-  if (found.done()) return true;
-  const auto adoption = std::make_shared<Adoption>(std::move(found));
+  const RunGroup& group = command.groups.front();
+  const auto it =
+      std::find_if(session->memberships.begin(), session->memberships.end(),
+                   [&](const Session::Membership& m) { return m.world->id == group.world; });
+  if (it == session->memberships.end() || !it->world->formed()) return true;
+  Adoption new_adoption = producers_.Adopt(session->names, command, it->world, group.epoch);
+  if (new_adoption.done()) return true;
+  const auto adoption = std::make_shared<Adoption>(std::move(new_adoption));
   // One step at least: each turn is nearer to the end.
   const auto adopt = [this, adoption](absl::Time at) {
     do {
@@ -216,10 +216,10 @@ absl::StatusOr<bool> Runs::AdoptProducers(const std::shared_ptr<Session>& sessio
     return false;
   };
   if (adopt(now)) return true;
-  CHORUS_ASSIGN_OR_RETURN(auto again, waiting.wait());
+  CHORUS_ASSIGN_OR_RETURN(auto on_adopted, waiting.wait());
   DoInTurns(
       go_on_later_, session, [this, adopt] { return adopt(clock_->now); },
-      [again = std::move(again), failed = waiting.failed] { again(failed); });
+      [on_adopted = std::move(on_adopted), failed = waiting.failed] { on_adopted(failed); });
   return false;
 }
 
@@ -230,11 +230,11 @@ absl::Status Runs::ReserveInTurns(const GraphStore::Waiting& waiting, RunState* 
   const auto rows = static_cast<int64_t>(run->refs.size() * sizeof(BufferRef));
   CHORUS_ASSIGN_OR_RETURN(reservation.rows,
                           session.budget->Charge(Domain::kHost, Resource::kRunBytes, rows));
-  CHORUS_ASSIGN_OR_RETURN(const auto again, waiting.wait());
+  CHORUS_ASSIGN_OR_RETURN(const auto prepare_again, waiting.wait());
   for (BufferRef& buffer : run->refs) {
-    if (buffer) reservation.kept.push_back(std::move(buffer));
+    if (buffer) reservation.buffers.push_back(std::move(buffer));
   }
-  again(waiting.failed);
+  prepare_again(waiting.failed);
   return absl::OkStatus();
 }
 
@@ -257,11 +257,11 @@ void Runs::CastVote(RunState* run, absl::Time now) {
   run->phase = RunState::Phase::kVoted;
   failures_->Note(FlightKind::kVoted, now, run->session.get(), world.get(), run->sequence);
   run->vote_taken = true;  // what comes of it may end the run before Submit() returns
-  const absl::Status voted = world->agreement->Submit(vote, now);
-  if (voted.ok()) return;
-  if (RunState* refused = table_->Find(handle)) {
-    refused->vote_taken = false;
-    RefuseVote(refused, voted, now);
+  const absl::Status status = world->agreement->Submit(vote, now);
+  if (status.ok()) return;
+  if (RunState* refused_run = table_->Find(handle)) {
+    refused_run->vote_taken = false;
+    RefuseVote(refused_run, status, now);
   }
 }
 
@@ -427,7 +427,7 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
         return m.session != nullptr && m.session->failing > 0;
       });
   if (fails_later) {
-    // Whoever goes on in the next epoch has the memory of this one, what ranks had in common too.
+    // A rank that goes on in the next epoch has this one's memory, what ranks had in common too.
     LetGoOf(std::exchange(world->shared, {}), this, background_);
     LetGoOf(std::make_shared<EqualResults>(std::exchange(world->equal_work, {})), this);
     AfterFailing(HoldBackAll(*world));
@@ -505,7 +505,7 @@ bool Runs::AwaitInputs(const Gang& gang, int32_t index) {
 void Runs::FinishGang(int32_t index, absl::Time now) {
   Gang& gang = gangs_->at(index);
   absl::Status status;
-  if (gang.published == 0) {
+  if (gang.num_published == 0) {
     if (AwaitInputs(gang, index)) return;
     CHORUS_FAILPOINT("node.before_publish");
     // What was computed from a result that failed is no result either, and has failed for that
@@ -523,16 +523,16 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
   const std::shared_ptr<World> world = gang.world;
   if (status.ok()) {
     // Before its runs, which may take more than a slice: it is not late any more.
-    if (gang.published == 0 && world != nullptr) {
+    if (gang.num_published == 0 && world != nullptr) {
       world->agreement->Finished(gang.ticket, status, now);
     }
     do {
-      RunState* const run = table_->Find(gang.runs[gang.published++]);
+      RunState* const run = table_->Find(gang.runs[gang.num_published++]);
       if (run->failed || run->failing) continue;
       Publish(run, now);
       run->intos.empty() ? End(run) : WriteOut(run);
-    } while (gang.published < gang.runs.size() && SliceWork() <= options_->fail_work);
-    if (gang.published < gang.runs.size()) return finishing_.push_back(index);
+    } while (gang.num_published < gang.runs.size() && SliceWork() <= options_->fail_work);
+    if (gang.num_published < gang.runs.size()) return finishing_.push_back(index);
   } else {
     status = ExecFailure(status);
     gangs_->Abort(index, status, now);
@@ -662,14 +662,14 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
 }
 
 std::function<void()> Runs::HoldBackAll(const World& world) {
-  std::vector<std::shared_ptr<Session>> held;
+  std::vector<std::shared_ptr<Session>> sessions;
   for (const World::Member& member : world.members) {
     if (member.session == nullptr) continue;
     HoldBack(member.session.get());
-    held.push_back(member.session);
+    sessions.push_back(member.session);
   }
-  return [this, held = std::move(held)] {
-    for (const std::shared_ptr<Session>& session : held) LetGoOn(session);
+  return [this, sessions = std::move(sessions)] {
+    for (const std::shared_ptr<Session>& session : sessions) LetGoOn(session);
   };
 }
 
@@ -689,7 +689,7 @@ void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
   Error error = cause;
   failures_->Record(session.get(), run->world.get(), &error);
   ++stats_->runs_failed;
-  const std::shared_ptr<const Error> kept = session->names.Keep(error);
+  const std::shared_ptr<const Error> kept_error = session->names.Keep(error);
   if (run->launches_left == 0) donations_->Return(run);
   // What an epoch that has ended had in common has gone with it.
   if (run->gang < 0 && run->world != nullptr && !HasEnded(*run)) equal_work_->Leave(run);
@@ -697,7 +697,7 @@ void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
     Cell* cell = run->outputs[i].get();
     if (cell == nullptr) continue;
     cell->state = Cell::State::kFailed;
-    cell->error = kept;
+    cell->error = kept_error;
     cell->buffer = BufferRef();
     if (!session->dead()) session->names.Publish(run->output_ids[i], *cell);
   }
@@ -711,7 +711,7 @@ void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
   for (const CellRef& cell : outputs) {
     if (cell != nullptr) Settled(cell, session->tenant->name);
   }
-  Follow(consumers, kept, now);
+  Follow(consumers, kept_error, now);
 }
 
 void Runs::FailNext(absl::Time now) {
@@ -786,13 +786,13 @@ void Runs::End(RunState* run) {
   session.run_bytes -= run->bytes;
   // Less never fails.
   (void)session.run_charge.Cover(session.run_bytes);
-  const std::shared_ptr<Session> ended = session.dead() ? run->session : nullptr;
+  const std::shared_ptr<Session> dead_session = session.dead() ? run->session : nullptr;
   table_->Remove(run->handle);
   // What its other runs do may be wanted no more. Once for all that end together.
-  if (ended == nullptr || std::exchange(ended->looks_for_unwanted, true)) return;
-  AfterFailing([this, ended] {
-    ended->looks_for_unwanted = false;
-    gangs_->AbandonAllOf(*ended);
+  if (dead_session == nullptr || std::exchange(dead_session->looks_for_unwanted, true)) return;
+  AfterFailing([this, dead_session] {
+    dead_session->looks_for_unwanted = false;
+    gangs_->AbandonAllOf(*dead_session);
   });
 }
 

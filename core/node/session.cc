@@ -24,7 +24,8 @@ absl::Status SessionLost(absl::string_view how) {
 
 absl::StatusOr<std::shared_ptr<WaitCharge>> ChargeWait(const BudgetRef& session) {
   const auto charge = std::make_shared<WaitCharge>();
-  CHORUS_ASSIGN_OR_RETURN(charge->counted, session->Charge(Domain::kHost, Resource::kWaits, 1));
+  CHORUS_ASSIGN_OR_RETURN(charge->count_charge,
+                          session->Charge(Domain::kHost, Resource::kWaits, 1));
   if (session->held(Resource::kWaits) > kFreeWaits) {
     CHORUS_ASSIGN_OR_RETURN(charge->bytes,
                             session->Charge(Domain::kHost, Resource::kRunBytes, kWaitBytes));
@@ -33,11 +34,11 @@ absl::StatusOr<std::shared_ptr<WaitCharge>> ChargeWait(const BudgetRef& session)
 }
 
 SessionTable::SessionTable(const NodeOptions* options, int device_count, TimerQueue* timers,
-                           Expire expire, int64_t opened)
+                           Expire expire, int64_t last_session)
     : options_(options),
       timers_(timers),
       expire_(std::move(expire)),
-      last_session_(opened),
+      last_session_(last_session),
       on_device_(static_cast<size_t>(device_count)) {}
 
 SessionTable::~SessionTable() {
@@ -93,14 +94,14 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenSessionReq
                                                   "to be started again"));
   }
   std::shared_ptr<Tenant> tenant = tenant_named(request.tenant);
-  CHORUS_ASSIGN_OR_RETURN(Charge counted,
+  CHORUS_ASSIGN_OR_RETURN(Charge count_charge,
                           tenant->budget->Charge(Domain::kHost, Resource::kSessions, 1));
   const Names::Limits limits{options_->max_tensors, options_->max_graphs};
   Budget::Limits bounds;
   bounds.downloads = options_->max_session_downloads;
   auto session = std::make_shared<Session>(SessionId(++last_session_), request, std::move(tenant),
                                            logs, limits, bounds, news);
-  session->counted = std::move(counted);
+  session->count_charge = std::move(count_charge);
   session->devices = std::move(devices);
   session->lease = request.lease > absl::ZeroDuration() ? request.lease : options_->lease;
   for (DeviceIndex device : session->devices) {
@@ -169,7 +170,7 @@ void SessionTable::Remove(Session* session, const std::string& died) {
     deaths_[session->id] = {session->tenant->name, died};
     if (deaths_.size() > kKeptDeaths) deaths_.erase(deaths_.begin());
   }
-  session->counted = Charge();
+  session->count_charge = Charge();
   sessions_.erase(session->id);
 }
 

@@ -57,7 +57,7 @@ struct Tenant {
 // What counts as one of a session's waits as long as it is there. RESOURCE_EXHAUSTED kQuota: it has
 // too many; kOutOfMemory: it cannot be charged.
 struct WaitCharge {
-  Charge counted;
+  Charge count_charge;
   Charge bytes;
 };
 absl::StatusOr<std::shared_ptr<WaitCharge>> ChargeWait(const BudgetRef& session);
@@ -73,7 +73,7 @@ struct Session : std::enable_shared_from_this<Session> {
     int64_t work = 0;  // of this turn
     // What there is by now, until the run is prepared again and finds it in its tenant's arenas:
     // nobody else is given it meanwhile.
-    std::vector<BufferRef> kept;
+    std::vector<BufferRef> buffers;
     Charge rows;  // of that list
 
     // The run is to be prepared again, in a turn in which less is left to do.
@@ -99,7 +99,7 @@ struct Session : std::enable_shared_from_this<Session> {
   const OpenSessionRequest request;
   const std::shared_ptr<Tenant> tenant;
   const BudgetRef budget;  // within the tenant's: what it holds is charged there
-  Charge counted;          // it is one of so many
+  Charge count_charge;     // it is one of so many
   SteppedCharge run_charge;
   std::vector<DeviceIndex> devices;
   SessionState state = SessionState::kActive;
@@ -151,9 +151,9 @@ class SessionTable {
   // Ends a session whose lease or grace is over: `how`, in words for its peers.
   using Expire = std::function<void(const std::shared_ptr<Session>& session, const std::string& how,
                                     absl::Time now)>;
-  // `options` and `timers` outlive it. `opened`: so many sessions as if there had been.
+  // `options` and `timers` outlive it. `last_session`: as if there had been so many.
   SessionTable(const NodeOptions* options, int device_count, TimerQueue* timers, Expire expire,
-               int64_t opened = 0);
+               int64_t last_session = 0);
   // Sessions and worlds hold each other; so do sessions and what waits for their tensors.
   ~SessionTable();
 

@@ -99,8 +99,8 @@ std::shared_ptr<const Tenant> Storage::FindTenant(absl::string_view name) const 
 void Storage::CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes,
                             Patience patience, OnStaging done) {
   if (session->dead()) return done(SessionLost(""));
-  absl::StatusOr<StagingArena> made = MakeStaging(session.get(), bytes);
-  if (patience.Waits(made.status(), clock_->now)) {
+  absl::StatusOr<StagingArena> staging = MakeStaging(session.get(), bytes);
+  if (patience.Waits(staging.status(), clock_->now)) {
     auto charge = ChargeWait(session->budget);
     if (charge.ok()) {
       return AwaitMemory(
@@ -110,7 +110,7 @@ void Storage::CreateStaging(const std::shared_ptr<Session>& session, int64_t byt
           });
     }
   }
-  done(std::move(made));
+  done(std::move(staging));
 }
 
 absl::StatusOr<StagingArena> Storage::MakeStaging(Session* session, int64_t bytes) {
@@ -147,8 +147,8 @@ absl::StatusOr<std::shared_ptr<Arena>> Storage::FindStaging(const Session& sessi
 
 absl::StatusOr<std::shared_ptr<Arena>> Storage::FindStable(const Session& session,
                                                            ArenaId arena) const {
-  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> found, FindStaging(session, arena));
-  if (!found->may_change()) return found;
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> staging, FindStaging(session, arena));
+  if (!staging->may_change()) return staging;
   return MakeError(Reason::kWrongState,
                    absl::StrCat("arena ", arena.value(),
                                 " is used before its client has sealed its mapping and said so "
@@ -232,13 +232,13 @@ void Storage::AwaitMemory(const Tenant& tenant, absl::Time until, std::function<
 bool Storage::AwaitMemory(Session* session, const absl::Status& answer, AskAgain ask_again) {
   Patience& patience = session->patience;
   if (!patience.Waits(answer, clock_->now)) return false;
-  auto again = ask_again();
-  if (!again.ok()) {
+  auto on_memory = ask_again();
+  if (!on_memory.ok()) {
     patience = Patience();
     return false;
   }
   AwaitMemory(*session->tenant, patience.until(),
-              [again = *std::move(again)] { again(absl::OkStatus()); });
+              [on_memory = *std::move(on_memory)] { on_memory(absl::OkStatus()); });
   return true;
 }
 
@@ -493,23 +493,23 @@ TimerQueue::Id Storage::ReadTensor(const Session& session, TensorId id, absl::Ti
   }
   // Whichever comes first takes the callback; bytes that are on their way to the host cannot be
   // stopped.
-  auto once = std::make_shared<OnTensor>(std::move(done));
+  auto shared_done = std::make_shared<OnTensor>(std::move(done));
   auto charge = std::make_shared<Charge>(*std::move(download));
   auto waiter = std::make_shared<Waiters<CellRef>::Id>();
   const std::weak_ptr<Cell> weak = *cell;
-  const TimerQueue::Id timer = timers_->Add(deadline, [once, weak, waiter, id](absl::Time) {
+  const TimerQueue::Id timer = timers_->Add(deadline, [shared_done, weak, waiter, id](absl::Time) {
     if (const CellRef cell = weak.lock()) cell->on_settled.Remove(*waiter);
-    OnTensor call = std::move(*once);
-    *once = nullptr;
+    OnTensor call = std::move(*shared_done);
+    *shared_done = nullptr;
     call(MakeError(Reason::kTransportTimeout, absl::StrCat("tensor ", id.slot, ".", id.generation,
                                                            " is not computed yet; ask again")));
   });
-  const auto answer = [this, budget = session.budget, once, charge, timer](const CellRef& cell,
-                                                                           absl::Status status) {
-    if (*once == nullptr) return;
+  const auto answer = [this, budget = session.budget, shared_done, charge, timer](
+                          const CellRef& cell, absl::Status status) {
+    if (*shared_done == nullptr) return;
     timers_->Cancel(timer);
-    OnTensor call = std::move(*once);
-    *once = nullptr;
+    OnTensor call = std::move(*shared_done);
+    *shared_done = nullptr;
     ReadableTensor view;
     view.download = std::move(*charge);
     if (status.ok()) {

@@ -81,8 +81,8 @@ class Storage {
   // arenas, and the run is to be prepared again (Session::Reservation).
   absl::StatusOr<BufferRef> Reserve(Session* session, DeviceIndex device, int64_t bytes);
   // Runs `then`, in a later turn, when what is on its way back to the kernel of the tenant by now
-  // is there (of all, where it has nothing there), or at `until`: who was refused memory for now
-  // asks again.
+  // is there (of all, where it has nothing there), or at `until`: a caller that was refused
+  // memory for now asks again.
   void AwaitMemory(const Tenant& tenant, absl::Time until, std::function<void()> then);
   // The same of a command of the session's log, to which `answer` came; what `ask_again` gives is
   // called then, with OK. False: that was the answer, or how it is asked again cannot be kept.
@@ -114,7 +114,7 @@ class Storage {
                              DeviceIndex device, bool stable, OnArrived arrived);
 
   // Where an output is to be written in client memory. INVALID_ARGUMENT: not inside the arena, or
-  // elements share a place. RESOURCE_EXHAUSTED kOutOfMemory: what is on its way needs host memory.
+  // elements share memory. RESOURCE_EXHAUSTED kOutOfMemory: what is on its way needs host memory.
   absl::StatusOr<ClientTarget> FindTarget(const Session& session, const ExternalRange& range,
                                           const TensorType& type) const;
   // Writes what stands at `address`, in a buffer of the caller's, which keeps it until `done` is
@@ -189,7 +189,7 @@ class Storage {
     std::weak_ptr<Budget> budget;  // outlives it while something is charged
   };
   absl::flat_hash_map<std::string, TenantEntry> tenants_;
-  // Those who wait for a range of a buffer that is on its way to the host: ranks have results in
+  // What waits for a range of a buffer that is on its way to the host: ranks have results in
   // common, and a rank may ask twice.
   using DownloadKey = std::tuple<const Buffer*, int64_t, int64_t>;  // its offset and bytes
   struct Reader {

@@ -26,7 +26,7 @@ absl::StatusOr<StridedExtent> CheckStrided(const TensorType& type,
                                            const std::vector<int64_t>& strides, int64_t offset,
                                            int64_t arena_bytes);
 
-// INVALID_ARGUMENT where elements may share a place, so that it cannot be written. The strides have
+// INVALID_ARGUMENT where elements may share memory, so that it cannot be written. The strides have
 // passed CheckStrided. (Some that interleave without meeting are refused as well.)
 absl::Status CheckNoOverlap(const TensorType& type, const std::vector<int64_t>& strides);
 

@@ -1,10 +1,10 @@
-// Whose turn it is, of those that share something: whoever will have had the least work done for it
-// with the next turn.
+// Whose turn it is, of those that share something: the one for which the least work will have been
+// done with its next turn.
 //
 // Work is compared within a whole, and a part may be a whole itself: sessions are in processes,
-// these in tenants, these in the node. Nobody saves up what it has not asked for: who comes back is
-// where those are whose turn it is. But who asks for little at a time is before those who ask for
-// much, or it would wait for a turn of each that comes at the same time.
+// these in tenants, these in the node. Nobody saves up what it has not asked for: one that comes
+// back is where those are whose turn it is. But one that asks for little at a time is before those
+// that ask for much, or it would wait for a turn of each that comes at the same time.
 //
 // Threads: one, whichever. Ownership: plain data; a part belongs to one whole. Errors: none.
 #ifndef CHORUS_CORE_NODE_TURNS_H_
@@ -25,8 +25,8 @@ class Turns {
     if (comes_back) used_ = std::max(used_, whole.clock_);
     round_ = round;
   }
-  // Of those that want one, whose place is the lowest has it.
-  int64_t place() const { return used_ + usual_; }
+  // Work done for it by the end of its next turn, about: of those that want one the least has it.
+  int64_t work_after_turn() const { return used_ + usual_; }
   // It has had one.
   void Leave(int64_t work, Turns* whole) {
     whole->clock_ = std::max(whole->clock_, used_);

@@ -15,7 +15,7 @@ class TurnsTest : public testing::Test {
     size_t next = 0;
     for (size_t i = 0; i < count; ++i) {
       parts_[i].Enter(round_, whole_);
-      if (parts_[i].place() < parts_[next].place()) next = i;
+      if (parts_[i].work_after_turn() < parts_[next].work_after_turn()) next = i;
     }
     return next;
   }

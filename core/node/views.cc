@@ -140,32 +140,32 @@ std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant
   return events;
 }
 
-NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStats& counted) {
-  NodeStats now;
+NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStats& counters) {
+  NodeStats result;
   if (tenant.empty()) {
-    now = counted;
-    now.memory_limit_bytes = node.storage->budget().limit();
-    now.memory_used_bytes = node.storage->budget().used();
-    now.client_held_bytes = node.storage->client_held_bytes();
-    now.idle_bytes = node.storage->idle_bytes();
-    now.largest_slice_work = LargestSliceWork();
-    now.live_runs = node.runs->live();
-    now.live_buffers = node.storage->live_buffers();
-    now.loaded_plans = node.launcher->loaded_plans();
-  } else if (const std::shared_ptr<const Tenant> shown = node.storage->FindTenant(tenant)) {
-    now.memory_limit_bytes = shown->budget->limit();
-    now.memory_used_bytes = shown->budget->used();
-    now.live_buffers = shown->arenas->live_buffers();
-    now.idle_bytes = shown->arenas->idle_bytes();
+    result = counters;
+    result.memory_limit_bytes = node.storage->budget().limit();
+    result.memory_used_bytes = node.storage->budget().used();
+    result.client_held_bytes = node.storage->client_held_bytes();
+    result.idle_bytes = node.storage->idle_bytes();
+    result.largest_slice_work = LargestSliceWork();
+    result.live_runs = node.runs->live();
+    result.live_buffers = node.storage->live_buffers();
+    result.loaded_plans = node.launcher->loaded_plans();
+  } else if (const std::shared_ptr<const Tenant> tenant_ref = node.storage->FindTenant(tenant)) {
+    result.memory_limit_bytes = tenant_ref->budget->limit();
+    result.memory_used_bytes = tenant_ref->budget->used();
+    result.live_buffers = tenant_ref->arenas->live_buffers();
+    result.idle_bytes = tenant_ref->arenas->idle_bytes();
   }
   int64_t worlds = 0;
   node.worlds->ForEach([&](const World& world) {
     ++worlds;
     if (world.formed() && Shows(tenant, world.tenant))
-      now.agreement_rows += static_cast<int64_t>(world.agreement->LiveRows());
+      result.agreement_rows += static_cast<int64_t>(world.agreement->LiveRows());
   });
   CountWork(worlds);
-  return now;
+  return result;
 }
 
 }  // namespace chorus::node

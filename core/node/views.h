@@ -40,8 +40,8 @@ Listing<WorldInfo> ViewWorlds(const Viewed& node, absl::string_view tenant,
                               absl::optional<WorldId> one, absl::Time now);
 Listing<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, absl::Time now);
 std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant, int64_t limit);
-// `counted`, with what is held at this moment; of a tenant only what it holds.
-NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStats& counted);
+// `counters`, with what is held at this moment; of a tenant only what it holds.
+NodeStats ViewStats(const Viewed& node, absl::string_view tenant, const NodeStats& counters);
 
 }  // namespace chorus::node
 

@@ -32,9 +32,9 @@ class Waiters {
   // Calls and forgets the closures that are there, in their order; what they add waits for the next
   // time.
   void Call(const Args&... args) {
-    std::map<Id, Fn> waiting;
-    waiting.swap(waiting_);
-    for (const auto& entry : waiting) entry.second(args...);
+    std::map<Id, Fn> closures;
+    closures.swap(waiting_);
+    for (const auto& entry : closures) entry.second(args...);
   }
   // Calls and forgets the first of them, if there is one.
   void CallNext(const Args&... args) {

@@ -41,7 +41,7 @@ absl::Status World::Reserve(size_t calls, int64_t path_bytes, size_t groups, siz
                         kPerMember);
 }
 
-void SayOpenEpoch(const World& world, Epoch open, Error* error) {
+void SayOpenEpoch(const World& world, Epoch open_epoch, Error* error) {
   if (error->alone) return;
   auto ended = std::find_if(error->ended.begin(), error->ended.end(),
                             [&world](const Error::EndedEpoch& e) { return e.world == world.id; });
@@ -49,8 +49,8 @@ void SayOpenEpoch(const World& world, Epoch open, Error* error) {
     if (error->ended.size() == Error::kMaxRanks) return;
     ended = error->ended.insert(ended, {world.id, Epoch()});
   }
-  if (ended->open == open) return;
-  ended->open = open;
+  if (ended->open == open_epoch) return;
+  ended->open = open_epoch;
   error->id = ErrorId();  // what was recorded does not say so
 }
 

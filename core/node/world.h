@@ -47,8 +47,8 @@ struct World : std::enable_shared_from_this<World> {
       : rows(std::move(budget), Resource::kAgreementBytes, int64_t{64} << 10) {}
 
   WorldId id;
-  Charge counted;      // it is one of its tenant's
-  SteppedCharge rows;  // of its agreement, and its groups; its tenant's, too
+  Charge count_charge;  // it is one of its tenant's
+  SteppedCharge rows;   // of its agreement, and its groups; its tenant's, too
   std::string tenant;
   std::string name;
   std::vector<Member> members;  // by rank
@@ -101,9 +101,9 @@ struct World : std::enable_shared_from_this<World> {
 // FAILED_PRECONDITION kWrongState, for a request that comes before all ranks have joined.
 absl::Status NotFormed(const World& world);
 
-// Says in `error` that a session which is told it goes on in epoch `open` of `world`. Where a call
-// failed alone no epoch has ended.
-void SayOpenEpoch(const World& world, Epoch open, Error* error);
+// Says in `error` that a session which is told it goes on in epoch `open_epoch` of `world`. Where a
+// call failed alone no epoch has ended.
+void SayOpenEpoch(const World& world, Epoch open_epoch, Error* error);
 
 }  // namespace chorus::node
 

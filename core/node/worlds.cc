@@ -62,10 +62,10 @@ absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session
                                                           const JoinRequest& request,
                                                           absl::Time now) {
   if (auto world = FindByName(session, request.name)) return world;
-  CHORUS_ASSIGN_OR_RETURN(Charge counted,
+  CHORUS_ASSIGN_OR_RETURN(Charge count_charge,
                           session.tenant->budget->Charge(Domain::kHost, Resource::kWorlds, 1));
   auto world = std::make_shared<World>(session.tenant->budget);
-  world->counted = std::move(counted);
+  world->count_charge = std::move(count_charge);
   world->id = WorldId(++last_world_);
   world->tenant = session.tenant->name;
   world->name = request.name;
@@ -95,23 +95,23 @@ void Worlds::LimitJoin(const std::shared_ptr<World>& joining, absl::Duration pat
     const std::shared_ptr<World> world = weak.lock();
     if (world == nullptr || world->formed()) return;
     std::vector<int> missing;
-    std::vector<Rank> joined;
+    std::vector<Rank> joined_ranks;
     for (int rank = 0; rank < world->size(); ++rank) {
       if (world->members[static_cast<size_t>(rank)].state == World::Member::State::kJoined) {
-        joined.push_back(Rank(rank));
+        joined_ranks.push_back(Rank(rank));
       } else {
         missing.push_back(rank);
       }
     }
-    const absl::Status late =
+    const absl::Status timeout_error =
         MembersMissing(Reason::kJoinTimeout,
                        absl::StrCat("world \"", world->name, "\" of ", world->size(),
                                     " was not complete after ", absl::FormatDuration(patience)),
                        missing);
-    for (Rank rank : joined) {
+    for (Rank rank : joined_ranks) {
       OnJoined done = std::move(world->members[static_cast<size_t>(rank.value())].on_joined);
       RemoveMember(world, rank, /*died=*/"", then);
-      if (done != nullptr) done(late);
+      if (done != nullptr) done(timeout_error);
     }
   });
 }
@@ -122,12 +122,12 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
   if (!request.device.has_value()) request.device = session->devices[0];
   const absl::Status checked = CheckJoin(*session, request);
   if (!checked.ok()) {
-    const std::shared_ptr<World> waiting = FindByName(*session, request.name);
-    if (waiting != nullptr) RefuseJoined(waiting, request.rank, *session, checked, now);
+    const std::shared_ptr<World> world = FindByName(*session, request.name);
+    if (world != nullptr) RefuseJoined(world, request.rank, *session, checked, now);
     return done(checked);
   }
-  if (const std::shared_ptr<World> there = FindByName(*session, request.name)) {
-    RemoveEnded(there, now);
+  if (const std::shared_ptr<World> existing_world = FindByName(*session, request.name)) {
+    RemoveEnded(existing_world, now);
   }
   absl::StatusOr<std::shared_ptr<World>> world_or = FindOrMake(*session, request, now);
   if (!world_or.ok()) return done(world_or.status());
@@ -270,11 +270,11 @@ void Worlds::RemoveMember(const std::shared_ptr<World>& world, Rank rank, const 
                     memberships.end());
   member.session = nullptr;
   // A call that still waits is told: a callback runs once, whatever ends the membership.
-  const absl::Status ended = MakeError(
+  const absl::Status status = MakeError(
       Reason::kSessionLost, absl::StrCat("rank ", rank.value(), " of world \"", world->name,
                                          "\" has left, or its session has ended"));
-  if (OnReformed done = std::exchange(member.on_reformed, nullptr)) done(ended);
-  if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(ended);
+  if (OnReformed done = std::exchange(member.on_reformed, nullptr)) done(status);
+  if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(status);
   if (!world->formed()) {
     member.state = World::Member::State::kMissing;
     DropIfEmpty(world);
@@ -297,7 +297,7 @@ void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
   timers_->Cancel(world->join_timer);
   timers_->Cancel(world->reform_timer);
   world->shared.clear();
-  world->counted = Charge();
+  world->count_charge = Charge();
   worlds_.erase(world->id);
   const auto it = by_name_.find(std::make_pair(world->tenant, world->name));
   if (it != by_name_.end() && it->second == world) by_name_.erase(it);
@@ -408,12 +408,12 @@ void Worlds::LimitReform(const std::shared_ptr<World>& reforming, absl::Duration
         missing.push_back(i);
       }
     }
-    const absl::Status late =
+    const absl::Status timeout_error =
         MembersMissing(Reason::kAgreeTimeout,
                        absl::StrCat("world \"", world->name, "\" was not reformed after ",
                                     absl::FormatDuration(patience)),
                        missing);
-    for (OnReformed& done : callbacks) done(late);
+    for (OnReformed& done : callbacks) done(timeout_error);
   });
 }
 
@@ -432,13 +432,13 @@ void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
     if (world->members[static_cast<size_t>(rank)].session == nullptr) continue;
     result.survivors.push_back({Rank(rank), world->agreement->LastPublished(Rank(rank))});
   }
-  const std::vector<int32_t> moved = world->agreement->Shrink(now);
+  const std::vector<int32_t> new_ranks = world->agreement->Shrink(now);
   std::vector<World::Member> members(static_cast<size_t>(survivors));
   std::vector<OnReformed> callbacks(static_cast<size_t>(survivors));
   for (size_t old_rank = 0; old_rank < world->members.size(); ++old_rank) {
     World::Member& member = world->members[old_rank];
     if (member.session == nullptr) continue;
-    const Rank rank(moved[old_rank]);
+    const Rank rank(new_ranks[old_rank]);
     for (Session::Membership& membership : member.session->memberships) {
       if (membership.world == world && membership.rank.value() == static_cast<int>(old_rank)) {
         membership.rank = rank;
@@ -468,16 +468,16 @@ size_t Worlds::DropTape(const Session& session, absl::Span<const chorus::DropTap
                         absl::Time now) {
   // A frame has thousands of entries, and a session may have as many memberships as there are
   // worlds.
-  using Place = std::pair<WorldId, Rank>;
-  const auto place_of = [](const Session::Membership* membership) {
-    return Place(membership->world->id, membership->rank);
+  using WorldRank = std::pair<WorldId, Rank>;
+  const auto rank_of = [](const Session::Membership* membership) {
+    return WorldRank(membership->world->id, membership->rank);
   };
   absl::InlinedVector<const Session::Membership*, 8> memberships;
   for (const Session::Membership& membership : session.memberships) {
     if (membership.world->formed()) memberships.push_back(&membership);
   }
   std::sort(memberships.begin(), memberships.end(),
-            [&](const auto* a, const auto* b) { return place_of(a) < place_of(b); });
+            [&](const auto* a, const auto* b) { return rank_of(a) < rank_of(b); });
   CountWork(static_cast<int64_t>(memberships.size()));
   size_t done = 0;
   while (done < entries.size() && (done == 0 || SliceHasTime())) {
@@ -490,15 +490,15 @@ size_t Worlds::DropTape(const Session& session, absl::Span<const chorus::DropTap
         static_cast<size_t>(entry.member.value()) >= members->size()) {
       continue;
     }
-    const Place place(entry.world, (*members)[static_cast<size_t>(entry.member.value())]);
+    const WorldRank rank(entry.world, (*members)[static_cast<size_t>(entry.member.value())]);
     const auto membership =
-        std::lower_bound(memberships.begin(), memberships.end(), place,
-                         [&](const auto* m, const Place& to) { return place_of(m) < to; });
-    if (membership == memberships.end() || place_of(*membership) != place) continue;
+        std::lower_bound(memberships.begin(), memberships.end(), rank,
+                         [&](const auto* m, const WorldRank& to) { return rank_of(m) < to; });
+    if (membership == memberships.end() || rank_of(*membership) != rank) continue;
     // The tape has a seat for each of the group; it is an event of the world's, too.
     constexpr int64_t kWorkPerEntry = 8;
     CountWork(kWorkPerEntry + static_cast<int64_t>(members->size()));
-    agreement->DropTape(place.second, entry.key, entry.consumed, (*membership)->epoch, now);
+    agreement->DropTape(rank.second, entry.key, entry.consumed, (*membership)->epoch, now);
   }
   return done;
 }
@@ -508,11 +508,11 @@ absl::Status Worlds::EnterEpoch(Session* session, const chorus::EnterEpoch& comm
   for (Session::Membership& membership : session->memberships) {
     if (membership.world->id != command.world || !membership.world->formed()) continue;
     is_member = true;
-    const Epoch open = membership.world->agreement->epoch();
-    if (command.epoch < membership.epoch || command.epoch > open) {
+    const Epoch open_epoch = membership.world->agreement->epoch();
+    if (command.epoch < membership.epoch || command.epoch > open_epoch) {
       return Malformed(absl::StrCat("epoch ", command.epoch.value(), " of world ",
                                     command.world.value(), " cannot be entered: the session is in ",
-                                    membership.epoch.value(), ", open is ", open.value()));
+                                    membership.epoch.value(), ", open is ", open_epoch.value()));
     }
     membership.epoch = command.epoch;
   }
@@ -549,11 +549,12 @@ void Worlds::AfterLeaving(std::function<void()> then) {
 }
 
 void Worlds::RemoveEnded(const std::shared_ptr<World>& world, absl::Time now) {
-  std::vector<Leaving> ended;
+  std::vector<Leaving> ended_sessions;
   for (const Leaving& leaving : leaving_) {
-    if (leaving.session != nullptr) ended.push_back({leaving.session, leaving.died, nullptr});
+    if (leaving.session == nullptr) continue;
+    ended_sessions.push_back({leaving.session, leaving.died, nullptr});
   }
-  for (const Leaving& leaving : ended) {
+  for (const Leaving& leaving : ended_sessions) {
     const auto& memberships = leaving.session->memberships;
     const auto next = [&] {
       return std::find_if(memberships.begin(), memberships.end(),
@@ -568,9 +569,9 @@ void Worlds::RemoveEnded(const std::shared_ptr<World>& world, absl::Time now) {
 
 void Worlds::Stop(const Error& why, absl::Time now) {
   stopped_ = true;
-  std::vector<std::shared_ptr<World>> all;
-  for (const auto& entry : worlds_) all.push_back(entry.second);
-  for (const std::shared_ptr<World>& world : all) {
+  std::vector<std::shared_ptr<World>> worlds;
+  for (const auto& entry : worlds_) worlds.push_back(entry.second);
+  for (const std::shared_ptr<World>& world : worlds) {
     for (World::Member& member : world->members) {
       if (OnReformed done = std::exchange(member.on_reformed, nullptr)) done(ToStatus(why));
       if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(ToStatus(why));

@@ -73,7 +73,7 @@ class Worlds {
   // --- By the node ----------------------------------------------------------------------------
   // The session has ended: it leaves its worlds; `died`: how, in words for its peers; empty: in an
   // orderly way. It leaves as many as the slice has time for, the others in the turns that come, or
-  // when somebody wants its place.
+  // when somebody wants its rank.
   void RemoveSession(const std::shared_ptr<Session>& session, const std::string& died,
                      absl::Time now);
   // Goes on with that, for a turn's share. False: there is nothing.
