@@ -380,8 +380,8 @@ HWY_INLINE void Take(D d, const ReducePass& pass, int operands, int k, int64_t i
 // of them in flight the cost of fetching the inputs' addresses again and again disappears. Of the
 // results that wait the latest is in registers, others in the first level of the cache.
 template <class Type, class Op>
-void ReduceBlocks(const ReducePass& given, int64_t begin, int64_t end, bool streaming) {
-  const ReducePass pass = given;  // in registers: a store could change it where it stands
+void ReduceBlocks(const ReducePass& pass_args, int64_t begin, int64_t end, bool streaming) {
+  const ReducePass pass = pass_args;  // in registers: a store could change it where it stands
   using T = typename Type::Stored;
   const hn::ScalableTag<typename Type::Lane> d;
   using V = hn::Vec<decltype(d)>;

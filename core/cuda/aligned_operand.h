@@ -30,10 +30,10 @@ class AlignedOperand {
     *end = room_ + bytes_;
   }
   // Where the library has it: `at`, or the room. `rooms`: the workspace's first aligned byte.
-  cuda::DevicePtr PlaceOf(cuda::DevicePtr at, cuda::DevicePtr rooms) const {
+  cuda::DevicePtr LocationOf(cuda::DevicePtr at, cuda::DevicePtr rooms) const {
     return LiesBadly(at) ? rooms + static_cast<cuda::DevicePtr>(room_) : at;
   }
-  // Between both places, where they differ: before the library reads it, behind what it writes.
+  // Between both addresses, where they differ: before the library reads it, behind what it writes.
   absl::Status Copy(const cuda::Api& driver, cuda::DevicePtr to, cuda::DevicePtr from,
                     cuda::Stream stream) const {
     if (to == from) return absl::OkStatus();

@@ -136,12 +136,12 @@ absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cu
   }
   const auto bring = [&](const Operand& operand, cuda::DevicePtr* at) {
     const cuda::DevicePtr from = *at;
-    *at = operand.memory.PlaceOf(from, rooms);
+    *at = operand.memory.LocationOf(from, rooms);
     return operand.memory.Copy(driver, *at, from, stream);
   };
   CHORUS_RETURN_IF_ERROR(bring(a_, &a));
   CHORUS_RETURN_IF_ERROR(bring(b_, &b));
-  const cuda::DevicePtr result = c_.memory.PlaceOf(c, rooms);
+  const cuda::DevicePtr result = c_.memory.LocationOf(c, rooms);
   if (adds) CHORUS_RETURN_IF_ERROR(c_.memory.Copy(driver, result, c, stream));
   static constexpr float kOne = 1;
   static constexpr float kZero = 0;
@@ -149,10 +149,10 @@ absl::Status BlasProduct::Enqueue(const cuda::Api& driver, cuda::DevicePtr a, cu
   static constexpr double kWideZero = 0;
   const void* const one = wide_ ? static_cast<const void*>(&kWideOne) : &kOne;
   const void* const zero = wide_ ? static_cast<const void*>(&kWideZero) : &kZero;
-  const void* const kept = adds ? one : zero;
+  const void* const beta = adds ? one : zero;
   const auto pointer = [](cuda::DevicePtr at) { return reinterpret_cast<void*>(at); };
   const BlasStatus status =
-      api_->Matmul(handle_, matmul_, one, pointer(b), b_.layout, pointer(a), a_.layout, kept,
+      api_->Matmul(handle_, matmul_, one, pointer(b), b_.layout, pointer(a), a_.layout, beta,
                    pointer(result), c_.layout, pointer(result), c_.layout, &algorithm_,
                    algorithm_bytes_ == 0 ? nullptr : pointer(rooms), algorithm_bytes_, stream);
   if (status != BlasStatus::kSuccess) {

@@ -285,8 +285,8 @@ DnnStatus DnnConvolution::Choose(DnnType type) {
     }
     if (IsOfTheMoment(heuristic.status())) return heuristic.status();
     for (int64_t i = 0; i < count; ++i) {
-      const DnnStatus taken = Take(std::move(configs[static_cast<size_t>(i)]), type);
-      if (taken == DnnStatus::kSuccess || IsOfTheMoment(taken)) return taken;
+      const DnnStatus status = Take(std::move(configs[static_cast<size_t>(i)]), type);
+      if (status == DnnStatus::kSuccess || IsOfTheMoment(status)) return status;
     }
   }
   return DnnStatus::kNotSupported;
@@ -297,14 +297,14 @@ absl::Status DnnConvolution::Enqueue(const cuda::Api& driver, cuda::DevicePtr x,
                                      cuda::Stream stream) const {
   const cuda::DnnApi& api = dnn_->library_.api();
   const auto rooms = static_cast<cuda::DevicePtr>(RoomFrom(static_cast<int64_t>(workspace)));
-  const cuda::DevicePtr given[] = {x, w, y};
-  cuda::DevicePtr places[] = {x, w, y};
-  void* pointers[std::size(given)];
-  for (size_t i = 0; i < std::size(given); ++i) {
-    places[i] = operands_[i].PlaceOf(given[i], rooms);
-    pointers[i] = reinterpret_cast<void*>(places[i]);
+  const cuda::DevicePtr addresses[] = {x, w, y};
+  cuda::DevicePtr locations[] = {x, w, y};
+  void* pointers[std::size(addresses)];
+  for (size_t i = 0; i < std::size(addresses); ++i) {
+    locations[i] = operands_[i].LocationOf(addresses[i], rooms);
+    pointers[i] = reinterpret_cast<void*>(locations[i]);
     if (i == result_) continue;
-    CHORUS_RETURN_IF_ERROR(operands_[i].Copy(driver, places[i], given[i], stream));
+    CHORUS_RETURN_IF_ERROR(operands_[i].Copy(driver, locations[i], addresses[i], stream));
   }
   void* const scratch = plan_bytes_ == 0 ? nullptr : reinterpret_cast<void*>(rooms);
   Descriptor pack(&api, DnnDescriptorType::kVariantPack);
@@ -322,7 +322,7 @@ absl::Status DnnConvolution::Enqueue(const cuda::Api& driver, cuda::DevicePtr x,
     return MakeError(Reason::kExecFailed,
                      absl::StrCat("cudnnBackendExecute: ", StatusText(api, status)));
   }
-  return operands_[result_].Copy(driver, given[result_], places[result_], stream);
+  return operands_[result_].Copy(driver, addresses[result_], locations[result_], stream);
 }
 
 absl::StatusOr<std::unique_ptr<DnnConvolution>> CudaDnn::Make(const DnnProblem& problem) {

@@ -152,8 +152,8 @@ class CudaDnn {
   friend class DnnConvolution;
 
   Library library_;
-  // Held where the handle is used, and for no more than one step of what is made: who runs a
-  // convolution waits for it, and with him whoever wants the GPU.
+  // Held where the handle is used, and for no more than one step of what is made: a caller that
+  // runs a convolution waits for it, and with it all callers that want the GPU.
   Mutex mutex_;
 };
 

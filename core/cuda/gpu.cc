@@ -68,8 +68,8 @@ CudaGpu::~CudaGpu() {
 
 absl::StatusOr<cuda::Function> CudaGpu::Find(const std::string& kernel) const {
   MutexLock lock(&mutex_);
-  const auto known = functions_.find(kernel);
-  if (known != functions_.end()) return known->second;
+  const auto it = functions_.find(kernel);
+  if (it != functions_.end()) return it->second;
   Enter();
   for (const cuda::Module module : modules_) {
     cuda::Function function = nullptr;
@@ -107,11 +107,11 @@ absl::StatusOr<PinnedMemory> CudaGpu::AllocatePinned(int64_t bytes) const {
   PinnedMemory memory;
   CHORUS_CUDA(*api_, MemHostAlloc, &memory.host, static_cast<size_t>(bytes),
               cuda::kHostAllocPortable | cuda::kHostAllocDeviceMap);
-  const absl::Status mapped = Check(api_->MemHostGetDevicePointer(&memory.device, memory.host, 0),
+  const absl::Status status = Check(api_->MemHostGetDevicePointer(&memory.device, memory.host, 0),
                                     "cuMemHostGetDevicePointer");
-  if (mapped.ok()) return memory;
+  if (status.ok()) return memory;
   api_->MemFreeHost(memory.host);
-  return mapped;
+  return status;
 }
 
 void CudaGpu::FreePinned(const PinnedMemory& memory) const {

@@ -1,5 +1,5 @@
 // A library of functions and the one handle that it is used by, opened when it is first wanted: it
-// takes seconds and hundreds of megabytes, and who does not want it does without.
+// takes seconds and hundreds of megabytes, and a program that does not want it does without.
 //
 // Threads: any. Ownership: the handle is destroyed with it. Errors: where it cannot be had there is
 // no handle, which is told on the standard error once.
@@ -49,9 +49,9 @@ class LazyLibrary {
     auto api = load_();
     if (!api.ok()) return without(ErrorOf(api.status()).message);
     Handle handle = nullptr;
-    const auto created = api->Create(&handle);
-    if (static_cast<int>(created) != 0) {
-      return without(api->path + " gives no handle: " + StatusText(*api, created));
+    const auto status = api->Create(&handle);
+    if (static_cast<int>(status) != 0) {
+      return without(api->path + " gives no handle: " + StatusText(*api, status));
     }
     api_ = *std::move(api);
     handle_ = handle;

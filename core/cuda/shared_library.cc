@@ -26,11 +26,11 @@ bool IsFolder(const std::string& path) {
 
 std::vector<std::string> Glob(const std::string& pattern) {
   std::vector<std::string> paths;
-  glob_t found{};
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  glob_t matches{};
+  if (glob(pattern.c_str(), 0, nullptr, &matches) == 0) {
+    paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   }
-  globfree(&found);
+  globfree(&matches);
   return paths;
 }
 
@@ -83,10 +83,10 @@ absl::StatusOr<SharedLibrary> SharedLibrary::Open(const std::vector<std::string>
     if (handle == nullptr && reason.empty()) reason = dlerror();
     return handle;
   };
-  const auto opened = [](void* handle, const std::string& asked) {
+  const auto make_library = [](void* handle, const std::string& name) {
     link_map* map = nullptr;
-    const bool told = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map->l_name[0] != '\0';
-    return SharedLibrary(handle, told ? map->l_name : asked);
+    const bool has_path = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map->l_name[0] != '\0';
+    return SharedLibrary(handle, has_path ? map->l_name : name);
   };
   const auto from = [&](const std::vector<std::string>& folders, const std::string& name) -> void* {
     for (const std::string& folder : folders) {
@@ -100,7 +100,7 @@ absl::StatusOr<SharedLibrary> SharedLibrary::Open(const std::vector<std::string>
     void* handle = from(first, name);
     if (handle == nullptr) handle = load(name);
     if (handle == nullptr) handle = from(last, name);
-    if (handle != nullptr) return opened(handle, name);
+    if (handle != nullptr) return make_library(handle, name);
   }
   return MakeError(Reason::kWrongState,
                    absl::StrCat("no ", absl::StrJoin(names, " or "), ": ", reason));

@@ -12,7 +12,7 @@ absl::StatusOr<std::unique_ptr<BounceCopier>> BounceCopier::Create(const CudaGpu
   std::unique_ptr<BounceCopier> copier(new BounceCopier(gpu));
   for (Buffer& buffer : copier->buffers_) {
     CHORUS_ASSIGN_OR_RETURN(buffer.memory, gpu->AllocatePinned(kBufferBytes));
-    CHORUS_CUDA(gpu->api(), EventCreate, &buffer.passed,
+    CHORUS_CUDA(gpu->api(), EventCreate, &buffer.last_use,
                 cuda::kEventDisableTiming | cuda::kEventBlockingSync);
   }
   copier->thread_ = std::thread([raw = copier.get()] { raw->Work(); });
@@ -23,7 +23,7 @@ BounceCopier::~BounceCopier() {
   Stop();
   gpu_->Enter();
   for (const Buffer& buffer : buffers_) {
-    if (buffer.passed != nullptr) gpu_->api().EventDestroy(buffer.passed);
+    if (buffer.last_use != nullptr) gpu_->api().EventDestroy(buffer.last_use);
     gpu_->FreePinned(buffer.memory);
   }
 }
@@ -72,9 +72,9 @@ cuda::Result BounceCopier::Bring(const Copy& copy, const char** call) {
   };
   // Whether the driver did what it was asked for.
   cuda::Result result = cuda::Result::kSuccess;
-  const auto is_done = [&](cuda::Result answer, const char* asked) {
+  const auto is_done = [&](cuda::Result answer, const char* name) {
     result = answer;
-    *call = asked;
+    *call = name;
     return answer == cuda::Result::kSuccess;
   };
   // To the host a piece is taken out of its buffer when the next is on its way.
@@ -84,7 +84,7 @@ cuda::Result BounceCopier::Bring(const Copy& copy, const char** call) {
       const cuda::DevicePtr device =
           copy.device + static_cast<cuda::DevicePtr>(piece * kBufferBytes);
       // Of the last copy too, whosever it was.
-      if (!is_done(api.EventSynchronize(buffer.passed), "cuEventSynchronize")) return result;
+      if (!is_done(api.EventSynchronize(buffer.last_use), "cuEventSynchronize")) return result;
       if (copy.from_host) {
         std::memcpy(buffer.memory.host, host_of(piece), bytes_of(piece));
         if (!is_done(api.MemcpyHtoDAsync(device, buffer.memory.host, bytes_of(piece), copy.stream),
@@ -96,12 +96,12 @@ cuda::Result BounceCopier::Bring(const Copy& copy, const char** call) {
                      "cuMemcpyDtoHAsync")) {
         return result;
       }
-      if (!is_done(api.EventRecord(buffer.passed, copy.stream), "cuEventRecord")) return result;
+      if (!is_done(api.EventRecord(buffer.last_use, copy.stream), "cuEventRecord")) return result;
     }
     if (copy.from_host || piece == 0) continue;
-    const Buffer& before = buffer_of(piece - 1);
-    if (!is_done(api.EventSynchronize(before.passed), "cuEventSynchronize")) return result;
-    std::memcpy(host_of(piece - 1), before.memory.host, bytes_of(piece - 1));
+    const Buffer& previous = buffer_of(piece - 1);
+    if (!is_done(api.EventSynchronize(previous.last_use), "cuEventSynchronize")) return result;
+    std::memcpy(host_of(piece - 1), previous.memory.host, bytes_of(piece - 1));
   }
   return result;
 }

@@ -1,5 +1,5 @@
 // Moves bytes between the GPU and memory of the host that is not pinned: by way of two buffers that
-// are, on a thread of its own, so that who enqueues a copy does not wait for its bytes.
+// are, on a thread of its own, so that a caller that enqueues a copy does not wait for its bytes.
 //
 // Threads: any; a thread of its own, on which it calls what it was given, with no lock held.
 // Ownership: streams and both ends of a copy are the caller's, and stay until `done`; buffers are
@@ -48,7 +48,7 @@ class BounceCopier {
  private:
   struct Buffer {
     PinnedMemory memory;
-    cuda::Event passed = nullptr;  // whatever the GPU last did with it
+    cuda::Event last_use = nullptr;  // whatever the GPU last did with it
   };
 
   explicit BounceCopier(const CudaGpu* gpu) : gpu_(gpu) {}

@@ -83,10 +83,10 @@ absl::Status CudaEngine::Start() {
   for (int n = 0; n < kQueuesPerDevice * devices_; ++n) {
     queues_.push_back(std::make_unique<Queue>());
     Queue& queue = *queues_.back();
-    queue.number = n;
+    queue.index = n;
     CHORUS_CUDA(api, StreamCreateWithPriority, &queue.stream, cuda::kStreamNonBlocking, 0);
-    CHORUS_CUDA(api, EventCreate, &queue.here, cuda::kEventDisableTiming);
-    CHORUS_CUDA(api, EventCreate, &queue.met, cuda::kEventDisableTiming);
+    CHORUS_CUDA(api, EventCreate, &queue.gather_event, cuda::kEventDisableTiming);
+    CHORUS_CUDA(api, EventCreate, &queue.release_event, cuda::kEventDisableTiming);
     streams.push_back(queue.stream);
   }
   CHORUS_CUDA(api, StreamCreateWithPriority, &reading_, cuda::kStreamNonBlocking, 0);
@@ -95,11 +95,11 @@ absl::Status CudaEngine::Start() {
     next_queue_.assign(static_cast<size_t>(devices_), 0);
   }
   GpuWatch::Listener listener;
-  listener.woken = [this] {
+  listener.on_wake = [this] {
     MutexLock lock(&mutex_);
     Schedule();
   };
-  listener.overdue = [this](cuda::Stream stream) {
+  listener.on_overdue = [this](cuda::Stream stream) {
     MutexLock lock(&mutex_);
     if (lost_.ok()) Check(gpu_->api().StreamQuery(stream), "cuStreamQuery").IgnoreError();
   };
@@ -122,8 +122,8 @@ CudaEngine::~CudaEngine() {
     if (queue->stream == nullptr) continue;
     api.StreamSynchronize(queue->stream);
     api.StreamDestroy(queue->stream);
-    if (queue->here != nullptr) api.EventDestroy(queue->here);
-    if (queue->met != nullptr) api.EventDestroy(queue->met);
+    if (queue->gather_event != nullptr) api.EventDestroy(queue->gather_event);
+    if (queue->release_event != nullptr) api.EventDestroy(queue->release_event);
   }
   if (reading_ != nullptr) api.StreamDestroy(reading_);
 }
@@ -221,9 +221,9 @@ void CudaEngine::Count(Queue* queue, int64_t calls) {
   if (queue->since_mark < kMarkEvery) return;
   Tell(
       queue,
-      [this, queue, ended = std::exchange(queue->since_mark, 0)](const absl::Status&) {
+      [this, queue, num_calls = std::exchange(queue->since_mark, 0)](const absl::Status&) {
         MutexLock lock(&mutex_);
-        queue->in_flight -= ended;
+        queue->in_flight -= num_calls;
         std::vector<StreamState*> throttled;
         throttled.swap(queue->throttled);
         for (StreamState* stream : throttled) Resume(stream);
@@ -236,45 +236,45 @@ void CudaEngine::TrimMarks(CudaStream* stream) {
   while (stream->marks.size() > kKeptMarks) {
     const Mark& oldest = stream->marks.front();
     if (gpu_->api().EventQuery(oldest.event) != cuda::Result::kSuccess) return;
-    stream->forgotten_behind = oldest.behind;
+    stream->trimmed_callback = oldest.last_callback;
     pool_.GiveBack(oldest.event);
     stream->marks.pop_front();
   }
 }
 
 absl::Status CudaEngine::HandOverRecord(CudaStream* stream) {
-  // Whoever waits takes a record that is missing for one that has passed.
-  absl::StatusOr<cuda::Event> taken = pool_.TakeEvent();
-  CHORUS_RETURN_IF_ERROR(Require(taken.status()));
-  const cuda::Event event = *taken;
-  const absl::Status recorded =
+  // What waits takes a record that is missing for one that has passed.
+  absl::StatusOr<cuda::Event> event_or = pool_.TakeEvent();
+  CHORUS_RETURN_IF_ERROR(Require(event_or.status()));
+  const cuda::Event event = *event_or;
+  const absl::Status status =
       Require(Check(gpu_->api().EventRecord(event, QueueOf(stream)->stream), "cuEventRecord"));
-  if (!recorded.ok()) {
+  if (!status.ok()) {
     pool_.GiveBack(event);
-    return recorded;
+    return status;
   }
-  stream->marks.push_back({stream->completed + 1, event, stream->behind});
+  stream->marks.push_back({stream->completed + 1, event, stream->last_callback});
   TrimMarks(stream);
   Count(QueueOf(stream));
   return absl::OkStatus();
 }
 
 void CudaEngine::PassWait(StreamState* stream, const WaitItem& wait) {
-  auto* const waits = static_cast<CudaStream*>(stream);
-  auto* const on = static_cast<CudaStream*>(wait.on);
+  auto* const waiter = static_cast<CudaStream*>(stream);
+  auto* const source = static_cast<CudaStream*>(wait.on);
   const auto mark =
-      std::lower_bound(on->marks.begin(), on->marks.end(), wait.position,
+      std::lower_bound(source->marks.begin(), source->marks.end(), wait.position,
                        [](const Mark& m, uint64_t position) { return m.position < position; });
-  if (mark == on->marks.end() || mark->position != wait.position) {
+  if (mark == source->marks.end() || mark->position != wait.position) {
     // The GPU has passed it; callbacks in front of it may not have run.
-    waits->behind = std::max(waits->behind, on->forgotten_behind);
+    waiter->last_callback = std::max(waiter->last_callback, source->trimmed_callback);
     return;
   }
-  waits->behind = std::max(waits->behind, mark->behind);
-  Queue* const queue = QueueOf(waits);
+  waiter->last_callback = std::max(waiter->last_callback, mark->last_callback);
+  Queue* const queue = QueueOf(waiter);
   // From here on the stream has something of its own. A loss is what the next item finds.
-  CatchUp(waits).IgnoreError();
-  if (queue != on->queue) WaitFor(queue, mark->event).IgnoreError();
+  CatchUp(waiter).IgnoreError();
+  if (queue != source->queue) WaitFor(queue, mark->event).IgnoreError();
 }
 
 absl::Status CudaEngine::WaitFor(Queue* queue, cuda::Event event) {
@@ -283,8 +283,9 @@ absl::Status CudaEngine::WaitFor(Queue* queue, cuda::Event event) {
 }
 
 absl::Status CudaEngine::CatchUp(CudaStream* stream) {
-  Queue* const late = std::exchange(stream->late, nullptr);
-  return late == nullptr ? absl::OkStatus() : WaitFor(QueueOf(stream), late->met);
+  Queue* const awaited_queue = std::exchange(stream->awaited_queue, nullptr);
+  return awaited_queue == nullptr ? absl::OkStatus()
+                                  : WaitFor(QueueOf(stream), awaited_queue->release_event);
 }
 
 absl::Status CudaEngine::Gather(const std::vector<CudaStream*>& streams) {
@@ -293,17 +294,18 @@ absl::Status CudaEngine::Gather(const std::vector<CudaStream*>& streams) {
   CHORUS_RETURN_IF_ERROR(CatchUp(first));
   for (size_t i = 1; i < streams.size(); ++i) {
     CudaStream* const other = streams[i];
-    first->behind = std::max(first->behind, other->behind);
-    if (other->late != nullptr) {
+    first->last_callback = std::max(first->last_callback, other->last_callback);
+    if (other->awaited_queue != nullptr) {
       // That collective was behind all that the other stream has.
-      if (other->late != queue) CHORUS_RETURN_IF_ERROR(WaitFor(queue, other->late->met));
+      if (other->awaited_queue == queue) continue;
+      CHORUS_RETURN_IF_ERROR(WaitFor(queue, other->awaited_queue->release_event));
       continue;
     }
-    Queue* const ahead = QueueOf(other);
-    if (ahead == queue) continue;
-    CHORUS_RETURN_IF_ERROR(
-        Check(gpu_->api().EventRecord(ahead->here, ahead->stream), "cuEventRecord"));
-    CHORUS_RETURN_IF_ERROR(WaitFor(queue, ahead->here));
+    Queue* const other_queue = QueueOf(other);
+    if (other_queue == queue) continue;
+    CHORUS_RETURN_IF_ERROR(Check(
+        gpu_->api().EventRecord(other_queue->gather_event, other_queue->stream), "cuEventRecord"));
+    CHORUS_RETURN_IF_ERROR(WaitFor(queue, other_queue->gather_event));
   }
   return absl::OkStatus();
 }
@@ -311,15 +313,16 @@ absl::Status CudaEngine::Gather(const std::vector<CudaStream*>& streams) {
 absl::Status CudaEngine::Release(const std::vector<CudaStream*>& streams) {
   CudaStream* const first = streams[0];
   Queue* const queue = QueueOf(first);
-  bool others = false;
+  bool has_others = false;
   for (size_t i = 1; i < streams.size(); ++i) {
-    streams[i]->behind = std::max(streams[i]->behind, first->behind);
+    streams[i]->last_callback = std::max(streams[i]->last_callback, first->last_callback);
     if (QueueOf(streams[i]) == queue) continue;
-    streams[i]->late = queue;
-    others = true;
+    streams[i]->awaited_queue = queue;
+    has_others = true;
   }
-  if (!others) return absl::OkStatus();
-  return Require(Check(gpu_->api().EventRecord(queue->met, queue->stream), "cuEventRecord"));
+  if (!has_others) return absl::OkStatus();
+  return Require(
+      Check(gpu_->api().EventRecord(queue->release_event, queue->stream), "cuEventRecord"));
 }
 
 absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const KernelCall& call) {
@@ -365,16 +368,16 @@ absl::Status CudaEngine::HandOverKernel(CudaStream* stream, const KernelCall& ca
   CHORUS_RETURN_IF_ERROR(check(call.workspace, facts.workspace_bytes));
   CHORUS_ASSIGN_OR_RETURN(const KernelFault fault, FaultOf(stream, call));
   Queue* const queue = QueueOf(stream);
-  absl::Status launched = CheckLaunch(kernel->Enqueue(call, fault, *gpu_, queue->stream), queue);
+  absl::Status status = CheckLaunch(kernel->Enqueue(call, fault, *gpu_, queue->stream), queue);
   Count(queue, kernel->calls());
-  return launched;
+  return status;
 }
 
-absl::Status CudaEngine::CheckLaunch(const absl::Status& launched, Queue* queue) {
+absl::Status CudaEngine::CheckLaunch(const absl::Status& status, Queue* queue) {
   // Whether the context survives it, the stream tells.
-  if (launched.ok()) return launched;
+  if (status.ok()) return status;
   Check(gpu_->api().StreamQuery(queue->stream), "cuStreamQuery").IgnoreError();
-  return lost_.ok() ? launched : Detached(lost_);
+  return lost_.ok() ? status : Detached(lost_);
 }
 
 bool CudaEngine::HandOverCopy(CudaStream* stream, const CopyItem& item, absl::Status* status) {
@@ -432,9 +435,9 @@ bool CudaEngine::HandOverCopy(CudaStream* stream, const CopyItem& item, absl::St
 }
 
 void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
-  const uint64_t number = ++last_callback_;
-  unfinished_.insert(number);
-  stream->behind = number;
+  const uint64_t id = ++last_callback_;
+  unfinished_.insert(id);
+  stream->last_callback = id;
   Queue* const queue = QueueOf(stream);
   absl::Status status = std::move(callback->status);
   Slab* const fault = std::exchange(stream->fault, nullptr);
@@ -445,7 +448,7 @@ void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
   }
   Tell(
       queue,
-      [this, number, fault, reporting = std::move(stream->reporting),
+      [this, id, fault, reporting = std::move(stream->reporting),
        done = std::move(callback->done)](absl::Status result) {
         if (fault != nullptr) {
           if (result.ok()) result = FailureOf(*fault, reporting);
@@ -453,7 +456,7 @@ void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
           pool_.GiveBack(fault);
         }
         done(std::move(result));
-        CallbackHasRun(number);
+        CallbackHasRun(id);
       },
       std::move(status));
   stream->reporting.clear();
@@ -461,12 +464,12 @@ void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
 }
 
 absl::Status CudaEngine::FailureOf(const Slab& fault, const std::vector<Reporting>& reporting) {
-  uint64_t told = kNoFault;
-  std::memcpy(&told, fault.host.host, sizeof(told));
-  if (told == kNoFault) return absl::OkStatus();
-  const Reporting& failed = reporting[static_cast<size_t>(told >> kElementBits)];
+  uint64_t fault_word = kNoFault;
+  std::memcpy(&fault_word, fault.host.host, sizeof(fault_word));
+  if (fault_word == kNoFault) return absl::OkStatus();
+  const Reporting& report = reporting[static_cast<size_t>(fault_word >> kElementBits)];
   const auto read = [&](size_t input, int64_t offset, int64_t bytes, void* to) {
-    const DeviceAddress from = failed.inputs[input] + static_cast<DeviceAddress>(offset);
+    const DeviceAddress from = report.inputs[input] + static_cast<DeviceAddress>(offset);
     CHORUS_RETURN_IF_ERROR(owned_space_->memory_->Check(from, bytes));
     CHORUS_CUDA(gpu_->api(), MemcpyDtoHAsync, fault.host.host, from, static_cast<size_t>(bytes),
                 reading_);
@@ -474,39 +477,39 @@ absl::Status CudaEngine::FailureOf(const Slab& fault, const std::vector<Reportin
     std::memcpy(to, fault.host.host, static_cast<size_t>(bytes));
     return absl::OkStatus();
   };
-  const CudaKernel::Facts& facts = failed.kernel->facts();
-  const uint64_t element = told & ((uint64_t{1} << kElementBits) - 1);
-  return KernelFailure(failed.kernel->Failure(element, read), facts.op, facts.source,
+  const CudaKernel::Facts& facts = report.kernel->facts();
+  const uint64_t element = fault_word & ((uint64_t{1} << kElementBits) - 1);
+  return KernelFailure(report.kernel->Failure(element, read), facts.op, facts.source,
                        facts.op_may_fail);
 }
 
 void CudaEngine::Tell(Queue* queue, std::function<void(absl::Status)> done, absl::Status status) {
   Count(queue);
-  // A word that will not be written is no reason not to call: whoever waits learns of it.
-  Require(Check(watch_->Await(queue->number, std::move(done), std::move(status)),
+  // A word that will not be written is no reason not to call: what waits learns of it.
+  Require(Check(watch_->Await(queue->index, std::move(done), std::move(status)),
                 "cuStreamWriteValue32"))
       .IgnoreError();
 }
 
 bool CudaEngine::HostHasPassed(StreamState* stream) {
-  auto* const asks = static_cast<CudaStream*>(stream);
-  if (unfinished_.empty() || *unfinished_.begin() > asks->behind) return true;
-  asking_.push_back(asks);
+  auto* const cuda_stream = static_cast<CudaStream*>(stream);
+  if (unfinished_.empty() || *unfinished_.begin() > cuda_stream->last_callback) return true;
+  asking_.push_back(cuda_stream);
   return false;
 }
 
-void CudaEngine::CallbackHasRun(uint64_t number) {
+void CudaEngine::CallbackHasRun(uint64_t id) {
   MutexLock lock(&mutex_);
-  unfinished_.erase(number);
-  size_t kept = 0;
+  unfinished_.erase(id);
+  size_t num_asking = 0;
   for (CudaStream* stream : asking_) {
-    if (unfinished_.empty() || *unfinished_.begin() > stream->behind) {
+    if (unfinished_.empty() || *unfinished_.begin() > stream->last_callback) {
       Resume(stream);
     } else {
-      asking_[kept++] = stream;
+      asking_[num_asking++] = stream;
     }
   }
-  asking_.resize(kept);
+  asking_.resize(num_asking);
   Schedule();
 }
 
@@ -582,7 +585,7 @@ void CudaEngine::GoOnWithNumbers(Meeting* meeting, const Numbers& numbers, Slab*
   owned_space_->Clear();
   const char* from = static_cast<const char*>(slab->host.host);
   for (const auto& [address, size] : numbers) {
-    // Of several that begin at one place the longest has them all.
+    // Of several that begin at one address the longest has them all.
     std::string& number = owned_space_->numbers[address];
     if (number.size() < static_cast<size_t>(size)) number.assign(from, static_cast<size_t>(size));
     from += size;
@@ -646,11 +649,11 @@ absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream
         "cuMemcpyHtoDAsync"));
   }
   Count(queue);
-  const absl::Status launched =
+  const absl::Status status =
       gpu_->Launch(kernel, program_.Arguments(slab == nullptr ? 0 : slab->device), program_.units(),
                    queue->stream);
   if (slab != nullptr) GiveBack(slab, queue);
-  return CheckLaunch(launched, queue);
+  return CheckLaunch(status, queue);
 }
 
 absl::Status CudaEngine::WriteResults(CudaStream* stream) {

@@ -88,9 +88,9 @@ class CudaEngine : public StreamEngine {
   // A stream of the GPU.
   struct Queue {
     cuda::Stream stream = nullptr;
-    cuda::Event here = nullptr;           // recorded, and waited for at once
-    cuda::Event met = nullptr;            // the last collective that ran on it has ended
-    int number = 0;                       // in queues_, and of what watches it
+    cuda::Event gather_event = nullptr;   // recorded by Gather, and waited for at once
+    cuda::Event release_event = nullptr;  // the last collective that ran on it has ended
+    int index = 0;                        // in queues_, and of what watches it
     int64_t in_flight = 0;                // calls of the driver
     int64_t since_mark = 0;               // those since the last that `in_flight` will be told of
     std::vector<StreamState*> throttled;  // wait until less is in flight
@@ -99,17 +99,17 @@ class CudaEngine : public StreamEngine {
   struct Mark {
     uint64_t position = 0;
     cuda::Event event = nullptr;
-    uint64_t behind = 0;
+    uint64_t last_callback = 0;
   };
   struct CudaStream : StreamState {
     Queue* queue = nullptr;  // null: it has had no work
     std::deque<Mark> marks;  // by position
     // What comes next must wait for the collectives that ran there; nothing has come since. Of
     // collectives in a row no stream but the one that they run on is given anything.
-    Queue* late = nullptr;
-    // The last callback, by its number, that stands in front of what is enqueued next.
-    uint64_t behind = 0;
-    uint64_t forgotten_behind = 0;  // of marks that are not kept
+    Queue* awaited_queue = nullptr;
+    // The last callback, by its id, that stands in front of what is enqueued next.
+    uint64_t last_callback = 0;
+    uint64_t trimmed_callback = 0;  // of marks that are not kept
     // Since the last callback: where kernels that can fail tell it, and these.
     Slab* fault = nullptr;
     std::vector<Reporting> reporting;
@@ -181,7 +181,7 @@ class CudaEngine : public StreamEngine {
   // The driver's result, as a status; what a context does not survive is remembered, and given for
   // it.
   absl::Status Check(cuda::Result result, const char* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckLaunch(const absl::Status& launched, Queue* queue)
+  absl::Status CheckLaunch(const absl::Status& status, Queue* queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of what orders the streams, or tells the host: where it is missing, later work would run too
   // early. So the context is given up, also where it survives, and everything ends with why, which
@@ -190,14 +190,14 @@ class CudaEngine : public StreamEngine {
 
   // --- On the watch's thread ---
 
-  void CallbackHasRun(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
+  void CallbackHasRun(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);
   // What a fault word says, which may be nothing.
   absl::Status FailureOf(const Slab& fault, const std::vector<Reporting>& reporting)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   static constexpr int kQueuesPerDevice = 4;
   // Calls of a stream, and beyond them those of the item that is the last: of about a thousand the
-  // driver makes who launches wait, with the mutex held.
+  // driver makes a thread that launches wait, with the mutex held.
   static constexpr int64_t kMostInFlight = 512;
   static constexpr int64_t kMarkEvery = 64;
   static constexpr size_t kKeptMarks = 16;

@@ -65,11 +65,11 @@ void GpuWatch::Stop() {
 cuda::Result GpuWatch::Await(int stream, std::function<void(absl::Status)> done,
                              absl::Status status) {
   Word& word = words_[static_cast<size_t>(stream)];
-  const uint32_t value = ++word.asked;
+  const uint32_t value = ++word.last_value;
   {
     MutexLock lock(&mutex_);
     if (word.awaited.empty()) watched_.push_back(&word);
-    word.awaited.push_back({++last_number_, value, std::move(done), std::move(status)});
+    word.awaited.push_back({++last_id_, value, std::move(done), std::move(status)});
     fresh_ = true;
     changed_.Signal();
     if (!lost_.ok()) return cuda::Result::kSuccess;
@@ -93,21 +93,22 @@ bool GpuWatch::Look() {
   bool is_new = false;
   for (Word* const word : watched_) {
     const uint32_t value = cuda::LoadShared(word->host);
-    is_new |= value != std::exchange(word->seen, value);
+    is_new |= value != std::exchange(word->seen_value, value);
   }
   return is_new;
 }
 
-void GpuWatch::Collect(std::vector<Awaited>* reached) {
+void GpuWatch::Collect(std::vector<Awaited>* arrivals) {
   while (Look()) {
   }
   for (size_t i = 0; i < watched_.size();) {
     Word* const word = watched_[i];
     while (!word->awaited.empty() &&
-           (!lost_.ok() || static_cast<int32_t>(word->seen - word->awaited.front().value) >= 0)) {
-      reached->push_back(std::move(word->awaited.front()));
+           (!lost_.ok() ||
+            static_cast<int32_t>(word->seen_value - word->awaited.front().value) >= 0)) {
+      arrivals->push_back(std::move(word->awaited.front()));
       word->awaited.pop_front();
-      reached->back().status.Update(lost_);
+      arrivals->back().status.Update(lost_);
     }
     if (word->awaited.empty()) {
       watched_[i] = watched_.back();
@@ -116,20 +117,20 @@ void GpuWatch::Collect(std::vector<Awaited>* reached) {
       ++i;
     }
   }
-  std::sort(reached->begin(), reached->end(),
-            [](const Awaited& a, const Awaited& b) { return a.number < b.number; });
+  std::sort(arrivals->begin(), arrivals->end(),
+            [](const Awaited& a, const Awaited& b) { return a.id < b.id; });
 }
 
 void GpuWatch::Watch() {
   gpu_->Enter();
-  std::vector<Awaited> reached;
+  std::vector<Awaited> arrivals;
   absl::Time since;  // something was reached, or came to be awaited
   MutexLock lock(&mutex_);
   while (!ends_) {
     if (wake_) {
       wake_ = false;
       mutex_.Unlock();
-      listener_.woken();
+      listener_.on_wake();
       mutex_.Lock();
       continue;
     }
@@ -139,30 +140,30 @@ void GpuWatch::Watch() {
     }
     if (fresh_) since = SteadyNow();
     fresh_ = false;
-    Collect(&reached);
-    if (!reached.empty()) {
+    Collect(&arrivals);
+    if (!arrivals.empty()) {
       mutex_.Unlock();
-      for (Awaited& awaited : reached) awaited.done(std::move(awaited.status));
-      reached.clear();
+      for (Awaited& awaited : arrivals) awaited.done(std::move(awaited.status));
+      arrivals.clear();
       mutex_.Lock();
       fresh_ = true;
       continue;
     }
-    const absl::Duration waited = SteadyNow() - since;
-    if (waited < kWatchClosely) {
+    const absl::Duration wait_time = SteadyNow() - since;
+    if (wait_time < kWatchClosely) {
       mutex_.Unlock();
       std::this_thread::yield();
       mutex_.Lock();
       continue;
     }
-    const absl::Duration sleep = std::min(kLongestSleep, std::max(kShortestSleep, waited / 8));
+    const absl::Duration sleep = std::min(kLongestSleep, std::max(kShortestSleep, wait_time / 8));
     if (sleep < kLongestSleep) {
       changed_.WaitFor(&mutex_, sleep);
       continue;
     }
     const cuda::Stream oldest = watched_.front()->stream;
     mutex_.Unlock();
-    listener_.overdue(oldest);
+    listener_.on_overdue(oldest);
     mutex_.Lock();
     if (!ends_ && !wake_ && lost_.ok()) changed_.WaitFor(&mutex_, sleep);
   }

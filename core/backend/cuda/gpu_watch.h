@@ -40,11 +40,11 @@ namespace chorus {
 class GpuWatch {
  public:
   struct Listener {
-    std::function<void()> woken;  // by Wake()
+    std::function<void()> on_wake;  // by Wake()
     // Nothing has come for long, least of all this stream: the driver may know why.
-    std::function<void(cuda::Stream stream)> overdue;
+    std::function<void(cuda::Stream stream)> on_overdue;
   };
-  // Of these streams, which are named by their places. The driver's error: there is no pinned
+  // Of these streams, which are named by their indices. The driver's error: there is no pinned
   // memory.
   static absl::StatusOr<std::unique_ptr<GpuWatch>> Create(const CudaGpu* gpu,
                                                           const std::vector<cuda::Stream>& streams,
@@ -59,14 +59,14 @@ class GpuWatch {
   // Everything that is awaited, now or later, ends with `why`, unless it has a status of its own;
   // in the order of the asking.
   void Lose(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Has the listener's `woken` called soon: once, however often it is asked for until then.
+  // Has the listener's `on_wake` called soon: once, however often it is asked for until then.
   void Wake() ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends the thread. What is awaited by then is never called.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Awaited {
-    uint64_t number = 0;  // in the order of the asking, of all streams
+    uint64_t id = 0;  // in the order of the asking, of all streams
     uint32_t value = 0;
     std::function<void(absl::Status)> done;
     absl::Status status;
@@ -75,8 +75,8 @@ class GpuWatch {
     cuda::Stream stream = nullptr;
     const uint32_t* host = nullptr;
     cuda::DevicePtr device = 0;
-    uint32_t asked = 0;           // the last value that the stream will write: the caller's
-    uint32_t seen = 0;            // at the last look; guarded by mutex_
+    uint32_t last_value = 0;      // that the stream will write: the caller's
+    uint32_t seen_value = 0;      // at the last look; guarded by mutex_
     std::deque<Awaited> awaited;  // guarded by mutex_
   };
 
@@ -85,7 +85,7 @@ class GpuWatch {
   // Reads the words that are watched; false: all are as they were.
   bool Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What has been reached, out of `watched_`, in the order in which it is to be told.
-  void Collect(std::vector<Awaited>* reached) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Collect(std::vector<Awaited>* arrivals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const CudaGpu* const gpu_;
   const Listener listener_;
@@ -95,7 +95,7 @@ class GpuWatch {
   Mutex mutex_;
   CondVar changed_;
   std::vector<Word*> watched_ ABSL_GUARDED_BY(mutex_);  // have something awaited
-  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool fresh_ ABSL_GUARDED_BY(mutex_) = false;  // something is awaited, newly
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;

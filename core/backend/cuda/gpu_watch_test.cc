@@ -28,8 +28,8 @@ class GpuWatchTest : public ::testing::Test {
  protected:
   GpuWatchTest() : streams_{gpu_.NewStream(), gpu_.NewStream()} {
     GpuWatch::Listener listener;
-    listener.woken = [this] { woken_.set_value(); };
-    listener.overdue = [this](cuda::Stream stream) {
+    listener.on_wake = [this] { woken_.set_value(); };
+    listener.on_overdue = [this](cuda::Stream stream) {
       if (!std::exchange(told_, true)) overdue_.set_value(stream);
     };
     watch_ = *GpuWatch::Create(gpu_.get(), streams_, std::move(listener));
@@ -190,7 +190,7 @@ TEST_F(GpuWatchTest, TellsInTheOrderOfTheGpuWhateverMovesBetweenReads) {
   const auto gpu = *CudaGpu::Open(&api, 0, {{kImage, sizeof(kImage)}}, {});
   constexpr int kStreams = TrappingWords::kPages * TrappingWords::kStreamsOfPage;
   GpuWatch::Listener listener;
-  listener.overdue = [](cuda::Stream) {};
+  listener.on_overdue = [](cuda::Stream) {};
   const auto watch =
       *GpuWatch::Create(gpu.get(), std::vector<cuda::Stream>(kStreams), std::move(listener));
   constexpr int kAwaited = 24;

@@ -51,7 +51,7 @@ struct Mark {
 // A communicator's member: shared by its owner and by calls that are held.
 struct Member {
   std::shared_ptr<Communicator> inner;  // null once closed
-  absl::Status ended;                   // why lost calls end: aborted or closed
+  absl::Status end_status;              // why lost calls end: aborted or closed
 };
 
 // What is enqueued on a stream.
@@ -101,25 +101,25 @@ class Core {
   }
 
   absl::optional<FaultRule> Draw(Site site, int device) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::optional<FaultRule> drawn;
+    absl::optional<FaultRule> drawn_rule;
     {
       MutexLock lock(&mutex_);
-      for (size_t i = 0; i < script_.rules.size() && !drawn.has_value(); ++i) {
+      for (size_t i = 0; i < script_.rules.size() && !drawn_rule.has_value(); ++i) {
         const FaultRule& rule = script_.rules[i];
         if (rule.site != site || (rule.device >= 0 && rule.device != device)) continue;
         if (seen_[i]++ < rule.skip) continue;
         if (rule.times >= 0 && hit_[i] >= rule.times) continue;
         if (std::uniform_real_distribution<double>(0, 1)(random_) >= rule.probability) continue;
         ++hit_[i];
-        drawn = rule;
+        drawn_rule = rule;
       }
     }
-    if (drawn.has_value() && on_fault_ != nullptr) {
+    if (drawn_rule.has_value() && on_fault_ != nullptr) {
       const char* const effects[] = {"delayed", "failing", "out of memory", "lost"};
-      on_fault_(absl::StrCat(SiteName(site), " ", effects[static_cast<int>(drawn->effect)],
+      on_fault_(absl::StrCat(SiteName(site), " ", effects[static_cast<int>(drawn_rule->effect)],
                              " on device ", device));
     }
-    return drawn;
+    return drawn_rule;
   }
 
   void Push(const std::shared_ptr<StreamState>& stream, Item item) ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -145,7 +145,7 @@ class Core {
     std::shared_ptr<Communicator> inner;
     {
       MutexLock lock(&mutex_);
-      if (member->ended.ok()) member->ended = Detached(why);
+      if (member->end_status.ok()) member->end_status = Detached(why);
       inner = member->inner;
       if (close) member->inner = nullptr;
     }
@@ -157,11 +157,11 @@ class Core {
 
   // Drops everything that is held. Nothing is enqueued any more.
   void Clear() ABSL_LOCKS_EXCLUDED(mutex_) {
-    std::vector<std::shared_ptr<StreamState>> dropped;
+    std::vector<std::shared_ptr<StreamState>> streams;
     MutexLock lock(&mutex_);
     stopping_ = true;
     while (forwarding_) changed_.WaitFor(&mutex_, absl::Milliseconds(1));
-    dropped.swap(active_);
+    streams.swap(active_);
   }
 
  private:
@@ -170,7 +170,7 @@ class Core {
     if (item->wait != nullptr && !item->wait->forwarded) return false;
     if (!item->fault.has_value()) return true;
     if (item->fault->effect == FaultEffect::kLost) {
-      return item->member != nullptr && !item->member->ended.ok();
+      return item->member != nullptr && !item->member->end_status.ok();
     }
     if (item->fault->effect == FaultEffect::kDelay) {
       if (!item->delayed) {
@@ -207,7 +207,7 @@ class Core {
   }
 
   void ForwardOne(StreamState* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    // The emptied place keeps later items behind this one until it has been forwarded.
+    // The emptied item keeps later ones behind this one until it has been forwarded.
     Item item = std::move(stream->items.front());
     const bool fails = item.fault.has_value() && item.fault->effect == FaultEffect::kError;
     const bool lost = item.fault.has_value() && item.fault->effect == FaultEffect::kLost;
@@ -217,7 +217,9 @@ class Core {
     std::shared_ptr<Communicator> communicator;
     if (item.member != nullptr) {
       communicator = item.member->inner;
-      if ((lost && !awaited) || communicator == nullptr) failure = Detached(item.member->ended);
+      if ((lost && !awaited) || communicator == nullptr) {
+        failure = Detached(item.member->end_status);
+      }
     }
     if (fails) failure = InjectedError(item.site, stream->device);
     absl::Status earlier;

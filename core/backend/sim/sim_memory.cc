@@ -56,18 +56,18 @@ absl::StatusOr<DeviceAddress> SimMemory::Allocate(int device, int64_t bytes) {
 }
 
 void SimMemory::Free(int device, DeviceAddress address) {
-  if (Forget(Place(SpaceOf(device), address))) malloc_trim(0);
+  if (Forget(AddressInSpace(SpaceOf(device), address))) malloc_trim(0);
 }
 
-bool SimMemory::Forget(const Place& place) {
+bool SimMemory::Forget(const AddressInSpace& first) {
   MutexLock lock(&mutex_);
-  const auto it = blocks_.find(place);
+  const auto it = blocks_.find(first);
   if (it == blocks_.end() || it->second.freed) return false;
   Block& block = it->second;
   std::memset(block.memory.get(), kFreed, block.bytes);
   block.freed = true;
   used_ -= block.bytes;
-  freed_.push_back(place);
+  freed_.push_back(first);
   freed_bytes_ += block.bytes;
   while (freed_.size() > kMostFreedBlocks || freed_bytes_ > kMostFreedBytes) {
     const auto oldest = blocks_.find(freed_.front());

@@ -48,22 +48,22 @@ class SimMemory : public AddressSpace {
     std::unique_ptr<char, Deleter> memory;
   };
 
-  // Domains of several devices have the same addresses, as those of GPUs may, so that who mixes
-  // them up finds other bytes. Those of single devices differ: who mixes these up is told.
+  // Domains of several devices have the same addresses, as those of GPUs may, so that a caller that
+  // mixes them up finds other bytes. Those of single devices differ: there it is told.
   int SpaceOf(int device) const { return devices_per_domain_ > 1 ? domain(device) : 0; }
 
-  using Place = std::pair<int, DeviceAddress>;  // a space, and an address in it
+  using AddressInSpace = std::pair<int, DeviceAddress>;  // a space, and an address in it
   // Frees what begins there. Whether so much was forgotten that it is time to trim.
-  bool Forget(const Place& place) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Forget(const AddressInSpace& first) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const int64_t limit_;
   const int devices_per_domain_;
   mutable Mutex mutex_;
   int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<int, DeviceAddress> next_ ABSL_GUARDED_BY(mutex_);  // by space, behind the first
-  std::map<Place, Block> blocks_ ABSL_GUARDED_BY(mutex_);      // by their first address
+  std::map<int, DeviceAddress> next_ ABSL_GUARDED_BY(mutex_);       // by space, behind the first
+  std::map<AddressInSpace, Block> blocks_ ABSL_GUARDED_BY(mutex_);  // by their first address
   // Freed blocks are forgotten, oldest first, when there are many of them or they are large.
-  std::deque<Place> freed_ ABSL_GUARDED_BY(mutex_);
+  std::deque<AddressInSpace> freed_ ABSL_GUARDED_BY(mutex_);
   int64_t freed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t untrimmed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that were forgotten
 };

@@ -445,8 +445,8 @@ class CaseRunner {
   }
   void CheckMemory(int m, DeviceAddress address, Bytes expected, const char* what, int index) {
     if (address == 0) return;
-    const std::pair<int, DeviceAddress> place(rig_->backend()->domain(m), address);
-    const bool bordered = std::find(bordered_.begin(), bordered_.end(), place) != bordered_.end();
+    const std::pair<int, DeviceAddress> start(rig_->backend()->domain(m), address);
+    const bool bordered = std::find(bordered_.begin(), bordered_.end(), start) != bordered_.end();
     if (bordered) expected.resize(expected.size() + kBehind, kFill);
     const auto got = rig_->Download<uint8_t>(m, address, static_cast<int64_t>(expected.size()));
     const auto differ = std::mismatch(got.begin(), got.end(), expected.begin());
@@ -670,7 +670,7 @@ TEST_P(BackendConformance, EveryFormAndDTypeIsTheTreeOverAllRanksWhoeverIsAbsent
 }
 
 // Floats that round: the bits tell how they were bracketed, for each element, whatever the count,
-// the place and the run.
+// the position and the run.
 template <typename T>
 class Bits {
  public:
@@ -867,7 +867,7 @@ TEST_P(BackendConformance, AMemberMayRunAheadOfTheOthers) {
 }
 
 // A collective reads what its members' streams did before it, and what comes behind it on any of
-// them finds its results; whoever takes part in it.
+// them finds its results; whichever members take part in it.
 TEST_P(BackendConformance, ACollectiveIsInOrderWithTheWorkOfEachMember) {
   constexpr int kSize = 4;
   constexpr int64_t kCount = 300;

@@ -8,8 +8,8 @@
 // was made for, or without a context is an error, as with the real one. What it cannot show is
 // which problems and alignments the real one takes.
 //
-// Threads: any. Ownership: what the functions make is whoever's destroys it; it is counted. Errors:
-// as said, CUBLAS_STATUS_INVALID_VALUE or CUBLAS_STATUS_NOT_SUPPORTED.
+// Threads: any. Ownership: what the functions make is the caller's, which destroys it; it is
+// counted. Errors: as said, CUBLAS_STATUS_INVALID_VALUE or CUBLAS_STATUS_NOT_SUPPORTED.
 #ifndef CHORUS_CORE_CUDA_TESTING_FAKE_BLAS_H_
 #define CHORUS_CORE_CUDA_TESTING_FAKE_BLAS_H_
 

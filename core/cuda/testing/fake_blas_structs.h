@@ -1,7 +1,7 @@
 // What cuBLASLt's handles point to in its stand-ins: this repository has two, one beneath the ops
 // (fake_blas.h) and one beneath tools/gpu_probe, which never meet in one program.
 //
-// Threads: plain data. Ownership: whoever's call destroys it. Errors: none.
+// Threads: plain data. Ownership: the caller's, which destroys it. Errors: none.
 #ifndef CHORUS_CORE_CUDA_TESTING_FAKE_BLAS_STRUCTS_H_
 #define CHORUS_CORE_CUDA_TESTING_FAKE_BLAS_STRUCTS_H_
 

@@ -16,7 +16,7 @@ namespace cuda {
 
 struct DnnHandleStruct {
   Stream stream = nullptr;
-  std::thread::id user;  // who set it
+  std::thread::id user;  // the thread that set it
   std::atomic<bool> used{false};
 };
 
@@ -320,7 +320,7 @@ DnnStatus SetStream(DnnHandle handle, Stream stream) {
   const Use use(handle);
   handle->stream = stream;
   handle->user = std::this_thread::get_id();
-  std::this_thread::yield();  // to one who would not wait for the handle
+  std::this_thread::yield();  // to one that would not wait for the handle
   return use.alone() ? DnnStatus::kSuccess : DnnStatus::kBadParameter;
 }
 DnnStatus CreateDescriptor(DnnDescriptorType type, DnnDescriptor* descriptor) {

@@ -9,7 +9,7 @@
 // it cannot show is which problems the real one takes, and with which engines.
 //
 // Threads: any; a handle used by two at a time is an error. Ownership: what the functions make is
-// whoever's destroys it; it is counted. Errors: as said, CUDNN_STATUS_BAD_PARAM or
+// the caller's, which destroys it; it is counted. Errors: as said, CUDNN_STATUS_BAD_PARAM or
 // CUDNN_STATUS_NOT_SUPPORTED.
 #ifndef CHORUS_CORE_CUDA_TESTING_FAKE_DNN_H_
 #define CHORUS_CORE_CUDA_TESTING_FAKE_DNN_H_

@@ -224,13 +224,13 @@ Result MakeLaunch(Function function, unsigned int blocks, unsigned int block_thr
     uint64_t word = 0;
     std::memcpy(&word, static_cast<const char*>(params[0]) + at, sizeof(word));
     if (word < kLowestAddress || word > kHighestAddress) continue;
-    const FakeMemory::Place place = state->memory.Find(word, gpu);
-    if (place.block == 0) continue;
-    if (!place.usable) {
+    const FakeMemory::Location location = state->memory.Find(word, gpu);
+    if (location.block == 0) continue;
+    if (!location.usable) {
       ReportMisuse(work->name + " on GPU " + std::to_string(gpu) +
                    " is given memory to which that GPU has no access");
     }
-    work->uses.push_back(place.block);
+    work->uses.push_back(location.block);
   }
   FakeLaunch launch;
   launch.argument = params[0];
@@ -283,16 +283,16 @@ Result CopyWithHost(const char* name, uint64_t device, uint64_t host, size_t byt
   const int gpu = GpuOf(stream);
   if (gpu < 0) return kInvalidHandle;
   if (bytes == 0) return Result::kSuccess;
-  const FakeMemory::Place place = state->memory.Find(host, gpu);
+  const FakeMemory::Location location = state->memory.Find(host, gpu);
   if (!state->memory.Usable(device, bytes, gpu, /*pinned=*/false) ||
-      (place.block != 0 && (!place.pinned || place.bytes_left < bytes))) {
+      (location.block != 0 && (!location.pinned || location.bytes_left < bytes))) {
     return Result::kInvalidValue;
   }
   FakeWork work{name, nullptr, {BlockOf(device, gpu)}};
-  if (place.block != 0) work.uses.push_back(place.block);
+  if (location.block != 0) work.uses.push_back(location.block);
   if (!up) {
     work.run = [=] { CopyBytes(host, device, bytes); };
-  } else if (place.block != 0) {
+  } else if (location.block != 0) {
     work.run = [=] { CopyBytes(device, host, bytes); };
   } else {
     // Memory that is not pinned is read before the call returns.
@@ -734,13 +734,13 @@ Result cuStreamWriteValue32_v2(Stream stream, DevicePtr address, uint32_t value,
   FAKE_READY(StreamWriteValue32);
   const int user = GpuOf(stream);
   if (user < 0) return kInvalidHandle;
-  const FakeMemory::Place place = state->memory.Find(address, user);
-  if (flags != 0 || address % 4 != 0 || !place.usable || place.bytes_left < 4) {
+  const FakeMemory::Location location = state->memory.Find(address, user);
+  if (flags != 0 || address % 4 != 0 || !location.usable || location.bytes_left < 4) {
     return Result::kInvalidValue;
   }
   return EnqueueWork(stream, {"a write of a value",
                               [=] { StoreShared(reinterpret_cast<uint32_t*>(address), value); },
-                              {place.block}});
+                              {location.block}});
 }
 Result cuStreamWaitValue32_v2(Stream /*stream*/, DevicePtr /*address*/, uint32_t /*value*/,
                               unsigned int /*flags*/) {

@@ -73,7 +73,7 @@ void Write(const WriteArgs& args, const Lane& lane) {
 // Which thread came as which, and what it found in its scratch.
 struct RollCallArgs {
   static constexpr int kScratchPacks = 1;
-  uint32_t* came = nullptr;  // [0]: how many have come, then who
+  uint32_t* came = nullptr;  // [0]: how many have come, then which
   uint32_t* scratch = nullptr;
 };
 void RollCall(const RollCallArgs& args, const Lane& lane) {
@@ -288,8 +288,8 @@ TEST(FakeDriverOrderTest, EveryOrderOfIndependentStreamsHappens) {
     for (int n = 0; n < 3; ++n) callers.push_back({&order, n});
     for (Caller& caller : callers) {
       const auto call = [](void* data) {
-        const auto* const who = static_cast<Caller*>(data);
-        who->order->push_back(who->index);
+        const auto* const caller = static_cast<Caller*>(data);
+        caller->order->push_back(caller->index);
       };
       Rig::Expect(rig.api.LaunchHostFunc(rig.NewStream(), call, &caller));
     }

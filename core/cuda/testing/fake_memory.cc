@@ -134,7 +134,7 @@ size_t FakeMemory::FreeBytes(int gpu) {
 
 // --- Where an address is ---
 
-FakeMemory::Place FakeMemory::Find(uint64_t address, int gpu) {
+FakeMemory::Location FakeMemory::Find(uint64_t address, int gpu) {
   MutexLock lock(&mutex_);
   if (const auto it = Holder(allocations_, address); it != allocations_.end()) {
     return {it->first, it->first + it->second.bytes - address, false, it->second.gpu == gpu};
@@ -157,8 +157,9 @@ FakeMemory::Place FakeMemory::Find(uint64_t address, int gpu) {
 }
 
 bool FakeMemory::Usable(uint64_t address, size_t bytes, int gpu, bool pinned) {
-  const Place place = Find(address, gpu);
-  return place.block != 0 && place.usable && place.pinned == pinned && bytes <= place.bytes_left;
+  const Location location = Find(address, gpu);
+  return location.block != 0 && location.usable && location.pinned == pinned &&
+         bytes <= location.bytes_left;
 }
 
 void FakeMemory::CheckUnused(uint64_t block, const char* call) const {

@@ -9,7 +9,7 @@
 // Memory of a GPU may be used by that GPU alone; a mapping of a chunk by those that got access.
 //
 // Threads: all of it is thread-safe. Ownership: all memory, until the end of this object; chunks
-//   live on in whoever has a descriptor of theirs. Errors: as the driver's functions say.
+//   live on in processes that have a descriptor of theirs. Errors: as the driver's functions say.
 #ifndef CHORUS_CORE_CUDA_TESTING_FAKE_MEMORY_H_
 #define CHORUS_CORE_CUDA_TESTING_FAKE_MEMORY_H_
 
@@ -36,7 +36,7 @@ class FakeMemory {
   static constexpr size_t kGranularity = size_t{2} << 20;
 
   // What of the memory an address is in.
-  struct Place {
+  struct Location {
     uint64_t block = 0;       // where the allocation, mapping or pinned memory begins; 0: in none
     uint64_t bytes_left = 0;  // from the address to its end
     bool pinned = false;
@@ -51,7 +51,7 @@ class FakeMemory {
 
   size_t total_bytes() const { return total_bytes_; }
   size_t FreeBytes(int gpu);
-  Place Find(uint64_t address, int gpu);
+  Location Find(uint64_t address, int gpu);
   // Whether all these bytes are in one block of a GPU (or: pinned) that `gpu` may use.
   bool Usable(uint64_t address, size_t bytes, int gpu, bool pinned);
 

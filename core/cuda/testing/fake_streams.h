@@ -88,7 +88,7 @@ class FakeStreams {
   const absl::Duration patience_;
 
   Mutex mutex_;
-  CondVar enqueued_;   // whoever has the turn waits for work
+  CondVar enqueued_;   // the thread that has the turn waits for work
   CondVar turn_free_;  // all others wait for the turn
   CondVar done_;       // callers wait for work's end
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
@@ -100,7 +100,8 @@ class FakeStreams {
   std::map<const Stream*, StreamRef> busy_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t held_at_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Who picks. A number, so that a thread whose work took long sees that it is another's by now.
+  // Which thread picks. A number, so that a thread whose work took long sees that it is another's
+  // by now.
   uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;
   bool turn_taken_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time running_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // in this turn
