@@ -41,21 +41,21 @@ int64_t AdaptiveSpin::bound_ns() const {
 }
 
 int64_t AdaptiveSpin::Begin(int64_t now) {
-  const int64_t passed = now - last_.load(kRelaxed);
+  const int64_t elapsed = now - last_.load(kRelaxed);
   last_.store(now, kRelaxed);
-  Earn(static_cast<int64_t>(static_cast<double>(std::max<int64_t>(passed, 0)) * options_.share));
+  Earn(static_cast<int64_t>(static_cast<double>(std::max<int64_t>(elapsed, 0)) * options_.share));
   const int64_t bound = bound_ns();
   return budget_.load(kRelaxed) >= bound ? bound : 0;
 }
 
 void AdaptiveSpin::Succeeded(int64_t start, int64_t now, int64_t used_ns, int64_t bound) {
-  const int64_t waited = now - start;
-  const bool mostly_waits = waited >= start - ended_.load(kRelaxed);
+  const int64_t wait_ns = now - start;
+  const bool mostly_waits = wait_ns >= start - ended_.load(kRelaxed);
   ended_.store(now, kRelaxed);
   // A round that lasted beyond the bound gave the processor to a thread with long work: asleep this
   // thread would have been woken ahead of it.
-  Earn(waited <= bound ? options_.credit_ns - (mostly_waits ? 0 : used_ns) : -bound);
-  Learn(waited);
+  Earn(wait_ns <= bound ? options_.credit_ns - (mostly_waits ? 0 : used_ns) : -bound);
+  Learn(wait_ns);
 }
 
 // A step up is 7 times a step down, so the value rests where one wait in eight is longer.

@@ -30,7 +30,7 @@ struct alignas(16) Pack {
 // In a block of every kernel.
 inline constexpr int kBlockThreads = 128;
 
-// A thread's place in its launch, in which all take the same part.
+// A thread's position in its launch, in which all take the same part.
 struct Lane {
   int64_t index = 0;  // in the whole grid
   int64_t count = 1;  // of the grid's threads
@@ -55,7 +55,7 @@ CHORUS_DEVICE int64_t DeviceNanos() {
 }
 
 // Words that others write or read meanwhile: the host, other kernels, other processes. What a
-// thread wrote before it stores one is seen by whoever sees the word.
+// thread wrote before it stores one is seen by every thread that sees the word.
 CHORUS_DEVICE uint32_t LoadShared(const uint32_t* word) {
 #ifdef __CUDA_ARCH__
   uint32_t value;
@@ -84,9 +84,9 @@ CHORUS_DEVICE void StoreLeast(uint64_t* word, uint64_t value) {
 #ifdef __CUDA_ARCH__
   atomicMin(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
 #else
-  uint64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
-  while (value < seen && !__atomic_compare_exchange_n(word, &seen, value, true, __ATOMIC_RELAXED,
-                                                      __ATOMIC_RELAXED)) {
+  uint64_t current = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (value < current && !__atomic_compare_exchange_n(word, &current, value, true,
+                                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 #endif
 }

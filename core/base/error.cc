@@ -358,8 +358,8 @@ Error DecodeError(absl::string_view bytes) {
     version.source = std::string(in.GetString());
     error.ranks.push_back(std::move(version));
   }
-  const size_t ended = in.GetCount(2);
-  for (size_t i = 0; i < ended && i < Error::kMaxRanks; ++i) {
+  const size_t num_ended = in.GetCount(2);
+  for (size_t i = 0; i < num_ended && i < Error::kMaxRanks; ++i) {
     Error::EndedEpoch epoch;
     epoch.world = WorldId(in.GetSigned());
     epoch.open = Epoch(in.GetSigned());

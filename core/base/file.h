@@ -23,8 +23,8 @@ struct HeldBytes {
 };
 HeldBytes Hold(std::string bytes);
 
-// The file's bytes, mapped. Whoever makes the file shorter meanwhile kills its readers (SIGBUS), so
-// files are replaced, not cut.
+// The file's bytes, mapped. A process that makes the file shorter meanwhile kills its readers
+// (SIGBUS), so files are replaced, not cut.
 absl::StatusOr<HeldBytes> MapFile(const std::string& path);
 
 // Writes `parts`, one behind the other, into a file beside `path`, which takes its place when all

@@ -21,9 +21,9 @@ class ReleaseQueue {
  public:
   ReleaseQueue() = default;
   ~ReleaseQueue() {
-    for (bool more = true; more;) {
+    for (bool has_more = true; has_more;) {
       const WorkSlice slice;
-      more = Continue();
+      has_more = Continue();
     }
   }
   ReleaseQueue(const ReleaseQueue&) = delete;

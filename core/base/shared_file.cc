@@ -33,9 +33,9 @@ bool IsSealedMapped(int fd) {
 bool SealMapped(int fd) { return IsSealedMapped(fd) || fcntl(fd, F_ADD_SEALS, kMappedSeals) == 0; }
 
 bool KernelGivesLeases() {
-  const UniqueFd made(memfd_create("chorus-lease", MFD_CLOEXEC));
-  const UniqueFd own = OpenAgain(made.get(), O_RDWR);
-  return own.valid() && !IsHeldByOthers(own.get());
+  const UniqueFd memory_fd(memfd_create("chorus-lease", MFD_CLOEXEC));
+  const UniqueFd fd = OpenAgain(memory_fd.get(), O_RDWR);
+  return fd.valid() && !IsHeldByOthers(fd.get());
 }
 
 }  // namespace chorus

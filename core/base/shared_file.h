@@ -1,7 +1,7 @@
 // Files of memory whose descriptors go to other processes, and whether these still have them.
 //
 // A descriptor can be passed on, reopened or mapped, and none of it is told. But the kernel counts
-// those who have opened a file by its name, and gives a write lease to an only one. So each side
+// those that have opened a file by its name, and gives a write lease to an only one. So each side
 // gets a descriptor that OpenAgain() has made: what memfd_create gives does not count as an opener.
 //
 // Threads: any. Ownership: the caller's. Errors: said at each function.
@@ -22,9 +22,9 @@ UniqueFd OpenAgain(int fd, int flags);
 bool IsHeldByOthers(int fd);
 
 // Of a memfd that the caller has mapped for writing: from now on nobody can map it so, write to it
-// by a descriptor or take pages out of it (who touches one meanwhile waits until all are out, and
-// so does who unmaps it), nor add seals. False: errno says why not. Waits for whoever does
-// something long with the file.
+// by a descriptor or take pages out of it (a thread that touches or unmaps one meanwhile waits
+// until all are out), nor add seals. False: errno says why not. Waits for what does something long
+// with the file.
 bool SealMapped(int fd);
 // Whether that has been done. Waits for nobody.
 bool IsSealedMapped(int fd);

@@ -36,7 +36,7 @@ TEST(SharedFileTest, IsHeldByWhoeverHasADescriptorOrAMappingOfAnotherOpener) {
   }
 }
 
-// Whoever does not know that a file is free gives nobody its memory back.
+// A caller that does not know that a file is free gives nobody its memory back.
 TEST(SharedFileTest, IsHeldWhereTheKernelDoesNotSay) {
   EXPECT_TRUE(KernelGivesLeases());
   int ends[2];

@@ -27,7 +27,7 @@ namespace chorus {
 template <typename Entry>
 class SplitHashTable {
  public:
-  // As many as 1,023 places have room for.
+  // As many as 1,023 slots have room for.
   static constexpr size_t kMostOfPart = 895;
   // On average, if there are several: those whose turn to be split comes last have twice as many.
   static constexpr size_t kUsualOfPart = 400;
@@ -109,7 +109,7 @@ class SplitHashTable {
   using Part = absl::flat_hash_set<Entry, HashOf, IsEqual>;
 
   Part& PartAt(size_t part) { return part == 0 ? first_ : others_[part - 1]; }
-  // By other bits than those by which a part finds its places.
+  // By other bits than those by which a part finds its slots.
   Part& PartOf(uint64_t hash) {
     if (others_.empty()) return first_;
     const size_t part = static_cast<size_t>(hash >> 32) & (2 * round_ - 1);
@@ -119,11 +119,12 @@ class SplitHashTable {
     if (others_.size() + 1 == 2 * round_) round_ *= 2;
     const size_t part = others_.size() + 1 - round_;
     others_.emplace_back();  // from here on it may be the part of an entry
-    Part all = std::exchange(PartAt(part), {});
+    Part old_part = std::exchange(PartAt(part), {});
     PartAt(part).reserve(kMostOfPart);
     others_.back().reserve(kMostOfPart);
-    CountWork(static_cast<int64_t>(all.size() / kMovedOfWork));
-    for (const Entry& entry : all) PartOf(entry.hash).insert(std::move(const_cast<Entry&>(entry)));
+    CountWork(static_cast<int64_t>(old_part.size() / kMovedOfWork));
+    for (const Entry& entry : old_part)
+      PartOf(entry.hash).insert(std::move(const_cast<Entry&>(entry)));
   }
 
   Part first_;
@@ -146,8 +147,8 @@ class SplitHashMap {
 
   // Null: there is none.
   Value* Find(const Key& key) {
-    Entry* const found = entries_.Find(HashOf(key), Is(key));
-    return found == nullptr ? nullptr : &found->value;
+    Entry* const entry = entries_.Find(HashOf(key), Is(key));
+    return entry == nullptr ? nullptr : &entry->value;
   }
   const Value* Find(const Key& key) const { return const_cast<SplitHashMap*>(this)->Find(key); }
   bool Contains(const Key& key) const { return Find(key) != nullptr; }
@@ -195,9 +196,9 @@ class SplitHashIndex {
   // Null: there is none. The hash is the key's.
   template <typename Rows>
   const int32_t* Find(uint64_t hash, const Key& key, const Rows& rows) const {
-    const Entry* const found =
+    const Entry* const entry =
         entries_.Find(hash, [&](const Entry& entry) { return rows[entry.row].key == key; });
-    return found == nullptr ? nullptr : &found->row;
+    return entry == nullptr ? nullptr : &entry->row;
   }
   template <typename Rows>
   const int32_t* Find(const Key& key, const Rows& rows) const {

@@ -137,8 +137,8 @@ void ThreadPool::Post(std::function<void()> function) {
   auto* task = new FunctionTask;
   task->function = std::move(function);
   task->run = [](Task* self) {
-    std::unique_ptr<FunctionTask> owned(static_cast<FunctionTask*>(self));
-    owned->function();
+    std::unique_ptr<FunctionTask> function_task(static_cast<FunctionTask*>(self));
+    function_task->function();
   };
   Post(task);
 }
@@ -182,18 +182,19 @@ struct ChunkedRun {
   std::function<void(int64_t)> chunk;
   std::function<void()> done;
   std::atomic<int64_t> next{0};
-  std::atomic<int64_t> ended{0};
+  std::atomic<int64_t> num_ended{0};
 
   void Work(int64_t most) {
-    int64_t mine = 0;
-    while (mine < most) {
+    int64_t num_run = 0;
+    while (num_run < most) {
       const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
       if (i >= count) break;
       chunk(i);
-      ++mine;
+      ++num_run;
     }
     // acq_rel: the thread that brings the sum to `count` sees what all others wrote.
-    if (mine > 0 && ended.fetch_add(mine, std::memory_order_acq_rel) + mine == count) done();
+    if (num_run > 0 && num_ended.fetch_add(num_run, std::memory_order_acq_rel) + num_run == count)
+      done();
   }
 };
 
@@ -211,8 +212,8 @@ void RunInChunks(ThreadPool* pool, int64_t count, int64_t own_chunks,
   run->done = std::move(done);
   const int64_t helpers = std::min<int64_t>(count, pool->size());
   // A thread of the pool that stays to the end is one of the helpers itself.
-  const int64_t others = own_chunks >= count ? helpers - 1 : helpers;
-  for (int64_t i = 0; i < others; ++i) {
+  const int64_t num_posted = own_chunks >= count ? helpers - 1 : helpers;
+  for (int64_t i = 0; i < num_posted; ++i) {
     pool->Post([run] { run->Work(run->count); });
   }
   run->Work(std::min(own_chunks, count));

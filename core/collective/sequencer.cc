@@ -3110,8 +3110,8 @@ int64_t Sequencer::InstanceBytes() const {
          SeatBytes(sizeof(Seat));
 }
 
-// Rows that were used once are there for the next ones; what an entry of theirs has is not. Whoever
-// keeps something by the name of what is pending has that name once more.
+// Rows that were used once are there for the next ones; what an entry of theirs has is not. A
+// table that keeps something by the name of what is pending has that name once more.
 int64_t Sequencer::HeldBytes() const {
   constexpr int64_t kPair = kInTable<decltype(Member::pairs)> + kLineBytes + 16;
   int64_t bytes = tapes_.end() * TapeBytes() + instances_.end() * InstanceBytes();

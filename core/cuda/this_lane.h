@@ -1,5 +1,5 @@
-// A thread's place in its launch, as the kernels of a .cu file hand it to their bodies. Only nvcc
-// can read this.
+// A thread's position in its launch, as the kernels of a .cu file hand it to their bodies. Only
+// nvcc can read this.
 //
 // Threads: each call is of the one thread that makes it. Ownership: the scratch memory is the
 //   block's. Errors: none.

@@ -358,8 +358,8 @@ class Decoder {
   GroupSlot GetGroupSlot() {
     GroupSlot slot;
     slot.size = GetInt32();
-    const size_t held = GetRoom(&slot.held);
-    for (size_t i = 0; i < held && in_.ok(); ++i) slot.held.emplace_back(GetInt32());
+    const size_t count = GetRoom(&slot.held);
+    for (size_t i = 0; i < count && in_.ok(); ++i) slot.held.emplace_back(GetInt32());
     slot.device_slots = GetInts32<int32_t>();
     return slot;
   }

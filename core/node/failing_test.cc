@@ -851,7 +851,7 @@ TEST_P(AdoptionInSlicesTest, TheyAreLaunchedTogetherAndInOrderHoweverManySlicesI
   EXPECT_EQ(result, kFirst * (kLocals + 1) + 2 + 3);
 }
 
-// Who waits for that hears of it, though the node ends.
+// A caller that waits for that hears of it, though the node ends.
 TEST_F(FailingTest, TheNodesEndIsTheirs) {
   RunAhead();
   Close(rank(0));

@@ -198,7 +198,7 @@ absl::Status Names::Hold(GraphSlot* slot, absl::StatusOr<std::shared_ptr<GraphRe
   CHORUS_RETURN_IF_ERROR(record.status());
   CHORUS_ASSIGN_OR_RETURN(Charge count_charge,
                           budget_->Charge(Domain::kHost, Resource::kGraphs, 1));
-  // Whoever had it made has been charged for it.
+  // The session that had it made has been charged for it.
   if (!(*record)->charge.LiesWithin(*budget_)) {
     CHORUS_ASSIGN_OR_RETURN(
         Charge charge, budget_->Charge(Domain::kHost, Resource::kGraphBytes, (*record)->bytes));

@@ -37,7 +37,7 @@ struct LocalNode::Parts {
   Parts(NodeOptions node_options, std::unique_ptr<chorus::Devices> node_devices,
         std::function<void()> wake, LocalNode* node);
   ~Parts() {
-    // Whoever waits for runs that fail is told.
+    // What waits for runs that fail is told.
     while (worlds.Continue(clock.now) || runs.Continue(clock.now)) {
     }
     ending = true;

@@ -295,7 +295,8 @@ TEST_F(NodePollTest, MemoryThatWasNeverSealedStaysMappedAsLongAsAClientHasIt) {
   EXPECT_EQ(testing::MappedArenas(), mapped);
 }
 
-// Who opens sessions and keeps the memory of each gets to the end of its share, and no further.
+// A client that opens sessions and keeps the memory of each gets to the end of its share, and no
+// further.
 TEST(NodeSessionMemoryTest, CannotBeKeptOfOneSessionAfterTheOther) {
   NodeOptions options;
   options.memory_limit_bytes = int64_t{32} << 20;

@@ -237,7 +237,7 @@ TEST_F(StorageTest, ATenantsArenasAreItsOwn) {
   EXPECT_EQ(storage_->TenantNamed("uid:1"), session_->tenant);
 }
 
-// Who touches a page while its client takes it out waits for the client.
+// A thread that touches a page while its client takes it out waits for the client.
 TEST_F(StorageTest, WhatAClientMayTakePagesOutOfIsNotTouched) {
   const absl::StatusOr<StagingArena> staging = CreateStaging(4096);
   ASSERT_TRUE(staging.ok()) << staging.status();

@@ -39,7 +39,7 @@ struct KernelFault {
   uint64_t first = 0;
 };
 
-// Bytes of an input of a call that has failed, from a place in it on. The driver's error. What
+// Bytes of an input of a call that has failed, from an offset in it on. The driver's error. What
 // stands there may have been overwritten since, by what comes behind the call.
 using ReadInput =
     std::function<absl::Status(size_t input, int64_t offset, int64_t bytes, void* to)>;

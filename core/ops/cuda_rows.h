@@ -37,7 +37,7 @@ T* Offset(int64_t bytes) {
 // How many results of a row a thread takes together.
 inline constexpr int64_t kMergedParts = 64;
 
-// Memory of the workspace for what parts give: `result`, a state of each row, and two places
+// Memory of the workspace for what parts give: `result`, a state of each row, and two arrays
 // between which states go back and forth until there is but one of each row.
 struct PartStates {
   int64_t result = 0;
@@ -49,7 +49,7 @@ struct PartStates {
 };
 // At `end` of the workspace, which they move. A state of each row, of so many bytes.
 int64_t PlaceResult(const cuda::RowParts& rows, int64_t state_bytes, int64_t* end);
-// That and the two places, which reductions that follow each other may share: those of states whose
+// That and the two arrays, which reductions that follow each other may share: those of states whose
 // sizes are divisors of state_bytes.
 PartStates PlaceStates(const cuda::RowParts& rows, int64_t state_bytes, int64_t* end);
 

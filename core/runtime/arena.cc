@@ -115,9 +115,9 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, in
   if (writable == nullptr) return OutOfMemory("mmap", bytes, errno);
   char* data = writable;
   if (kind == Kind::kStaging && (data = map(PROT_READ)) == nullptr) {
-    const absl::Status refused = OutOfMemory("mmap", bytes, errno);
+    const absl::Status status = OutOfMemory("mmap", bytes, errno);
     munmap(writable, static_cast<size_t>(bytes));
-    return refused;
+    return status;
   }
   auto memory =
       std::make_shared<const ArenaMemory>(file, data, bytes, data == writable ? nullptr : writable);

@@ -207,7 +207,7 @@ TEST(ArenaTest, PagesThatClientsHoldStayChargedUntilNobodyDoes) {
   EXPECT_EQ(OpenDescriptors(), descriptors);
 }
 
-// Clients may hold thousands. Whoever has too little memory does not look at all of them.
+// Clients may hold thousands. A session that has too little memory does not look at all of them.
 TEST(ArenaTest, AFullBudgetLooksAtSomeOfThoseThatAreHeldInTurns) {
   constexpr int kHeld = 200;
   const BudgetRef node = Budget::OfNode(2 * kMiB);
@@ -241,7 +241,7 @@ TEST(ArenaTest, AFullBudgetLooksAtSomeOfThoseThatAreHeldInTurns) {
   clients.back().Reset();
   EXPECT_TRUE(look(*tenants[1])) << "it does not wait for others'";
   EXPECT_EQ(tenants[1]->used(), 0);
-  // Who asks again gets what there is.
+  // A caller that asks again gets what there is.
   for (int i = 0; i < 100; ++i) clients[static_cast<size_t>(i)].Reset();
   const int64_t free = 2 * kMiB - node->used();
   int asked = 0;

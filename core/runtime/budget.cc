@@ -55,7 +55,7 @@ absl::Status Charge::Resize(int64_t amount) {
   return absl::OkStatus();
 }
 
-bool IsForNow(const absl::Status& refused) { return refused.GetPayload(kForNow).has_value(); }
+bool IsForNow(const absl::Status& refusal) { return refusal.GetPayload(kForNow).has_value(); }
 
 // --- Budget -------------------------------------------------------------------------------------
 
@@ -133,9 +133,9 @@ absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
       }
     }
     if (fits()) continue;
-    absl::Status refused = at->Refuse(domain, resource, amount);
-    if (will_fit() || ran_out_of_time) refused.SetPayload(kForNow, absl::Cord());
-    return refused;
+    absl::Status refusal = at->Refuse(domain, resource, amount);
+    if (will_fit() || ran_out_of_time) refusal.SetPayload(kForNow, absl::Cord());
+    return refusal;
   }
   for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
     if (IsBytes(resource)) at->bytes_[static_cast<size_t>(domain)] += amount;

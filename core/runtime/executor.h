@@ -69,9 +69,9 @@ class Executor {
   virtual void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) = 0;
   virtual void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
                         LaunchId after) = 0;
-  // After a LostMessage, of devices that can be lost: whoever uses this one knows that nothing that
-  // was loaded or opened is there any more, and goes on with the device as it is started again.
-  // Until then everything ends with kDeviceLost.
+  // After a LostMessage, of devices that can be lost: a caller that uses this one knows that
+  // nothing that was loaded or opened is there any more, and goes on with the device as it is
+  // started again. Until then everything ends with kDeviceLost.
   virtual void Recover() {}
   // What it does, does not end: it is ended by force where that can be done, and the device lost.
   virtual void Kill(absl::string_view /*why*/) {}

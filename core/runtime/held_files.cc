@@ -29,9 +29,10 @@ bool HeldFiles::LookWithin(const Budget& budget) {
   constexpr size_t kMostLooks = 16;
   // It is most often in vain, and one command may have a thousand charges that fail.
   if (SliceWork() > kReclaimWork) return false;
-  const size_t before = held_.size();
+  const size_t size_before = held_.size();
   size_t looks = 0;
-  for (size_t left = std::min(before, kMostPassed); left > 0 && looks < kMostLooks; --left) {
+  for (size_t looks_left = std::min(size_before, kMostPassed); looks_left > 0 && looks < kMostLooks;
+       --looks_left) {
     Held next = std::move(held_.front());
     held_.pop_front();
     const bool is_within = next.bytes.LiesWithin(budget);
@@ -39,7 +40,7 @@ bool HeldFiles::LookWithin(const Budget& budget) {
     if (!is_within || IsHeld(&next)) held_.push_back(std::move(next));
     CountWork(1);
   }
-  return held_.size() < before;
+  return held_.size() < size_before;
 }
 
 bool HeldFiles::IsHeld(Held* held) {

@@ -108,22 +108,22 @@ absl::StatusOr<Buffer*> ArenaSet::Grow(int size_class, int64_t class_bytes) {
       CHORUS_ASSIGN_OR_RETURN(Block * block, AddBlock(class_bytes, false));
       return Cut(block, size_class, class_bytes);
     }
-    absl::StatusOr<Block*> added = AddBlock(next, true);
+    absl::StatusOr<Block*> block_or = AddBlock(next, true);
     // Where a generous arena does not fit any more, a smaller one may, or one for this buffer
     // alone.
-    for (int64_t less = next / 4; !added.ok() && less > class_bytes; less /= 4) {
-      added = AddBlock(less, true);
+    for (int64_t smaller = next / 4; !block_or.ok() && smaller > class_bytes; smaller /= 4) {
+      block_or = AddBlock(smaller, true);
     }
-    if (!added.ok()) {
+    if (!block_or.ok()) {
       CHORUS_ASSIGN_OR_RETURN(Block * block, AddBlock(class_bytes, false));
       return Cut(block, size_class, class_bytes);
     }
-    current_ = *added;
+    current_ = *block_or;
   }
   return Cut(current_, size_class, class_bytes);
 }
 
-// Whoever asks a full budget makes sets trim: what has been cut counts as in use by now.
+// A caller that asks a full budget makes sets trim: what has been cut counts as in use by now.
 void ArenaSet::PrepareSpare() {
   if (options_.helpers.thread == nullptr || spare_ != nullptr || current_ == nullptr ||
       current_->used <= current_->arena->bytes() / 2) {

@@ -338,7 +338,7 @@ TEST(LeftSetsTest, ArenasOfASetThatWasLeftGoInSlicesAndStayChargedUntilThen) {
       is_back = true;
       EXPECT_EQ(node->used(), kBytes) << "the last buffer";
     });
-    // Who needs the memory does not wait for the others' turns.
+    // A tenant that needs the memory does not wait for the others' turns.
     const int64_t before = node->used();
     EXPECT_TRUE(
         node->Charge(Domain::kHost, Resource::kResultBytes, node->limit() - before + 1).ok());

@@ -24,7 +24,7 @@ struct MemoryThread::State {
   // touched yet.
   struct Touching {
     std::weak_ptr<const ArenaMemory> memory;
-    int64_t done = 0;
+    int64_t bytes_done = 0;
   };
 
   struct Disposal {
@@ -37,10 +37,10 @@ struct MemoryThread::State {
   static bool TouchPart(Touching* touching) {
     const std::shared_ptr<const ArenaMemory> memory = touching->memory.lock();
     if (memory == nullptr) return false;
-    const int64_t bytes = std::min(kTouchBytes, memory->bytes() - touching->done);
-    memory->Touch(touching->done, bytes);
-    touching->done += bytes;
-    return touching->done < memory->bytes();
+    const int64_t bytes = std::min(kTouchBytes, memory->bytes() - touching->bytes_done);
+    memory->Touch(touching->bytes_done, bytes);
+    touching->bytes_done += bytes;
+    return touching->bytes_done < memory->bytes();
   }
 
   void Loop() {
@@ -67,9 +67,9 @@ struct MemoryThread::State {
         ++*disposal.done_of_tenant;
         ++*disposal.done_of_all;
       }
-      const bool more = touches && TouchPart(&touching);
+      const bool has_more = touches && TouchPart(&touching);
       MutexLock lock(&mutex);
-      if (more) touched.push_front(std::move(touching));
+      if (has_more) touched.push_front(std::move(touching));
       busy = false;
       changed.SignalAll();
     }
@@ -105,10 +105,10 @@ void MemoryThread::Touch(const std::shared_ptr<const ArenaMemory>& memory) {
 
 void MemoryThread::Dispose(const Budget& of, std::shared_ptr<const void> memory) {
   Disposals& disposals = tenants_[&of.share()].disposals;
-  ++disposals.asked;
-  ++all_.asked;
+  ++disposals.num_asked;
+  ++all_.num_asked;
   MutexLock lock(&state_->mutex);
-  state_->disposals.Push(&of.share(), {std::move(memory), disposals.done, all_.done});
+  state_->disposals.Push(&of.share(), {std::move(memory), disposals.num_done, all_.num_done});
   state_->changed.SignalAll();
 }
 
@@ -117,15 +117,16 @@ void MemoryThread::Leave(Charge charge) {
   if (charge.amount() == 0) return;
   Tenant& tenant = tenants_[&charge.budget().share()];
   charge.Leave();
-  tenant.leaving.emplace_back(tenant.disposals.asked, std::move(charge));
+  tenant.leaving.emplace_back(tenant.disposals.num_asked, std::move(charge));
 }
 
 bool MemoryThread::Settle() {
-  bool settled = false;
+  bool has_settled = false;
   for (auto it = tenants_.begin(); it != tenants_.end();) {
     Tenant& tenant = it->second;
-    const int64_t done = *tenant.disposals.done;
-    for (; !tenant.leaving.empty() && tenant.leaving.front().first <= done; settled = true) {
+    const int64_t num_done = *tenant.disposals.num_done;
+    for (; !tenant.leaving.empty() && tenant.leaving.front().first <= num_done;
+         has_settled = true) {
       tenant.leaving.pop_front();
     }
     if (tenant.leaving.empty() && tenant.disposals.all_done()) {
@@ -134,7 +135,7 @@ bool MemoryThread::Settle() {
       ++it;
     }
   }
-  return settled;
+  return has_settled;
 }
 
 std::function<bool()> MemoryThread::WhetherGone(const Budget& of) {

@@ -1,7 +1,7 @@
 // A thread that touches new memory and gives old memory back, which take milliseconds.
 //
-// What is given back comes first, and new memory is touched a part at a time: who needs the room
-// waits for the pages that the kernel is still to take. Tenants take turns.
+// What is given back comes first, and new memory is touched a part at a time: a caller that needs
+// the room waits for the pages that the kernel is still to take. Tenants take turns.
 //
 // Threads: the node thread makes all calls. Ownership: it shares the memory that it is to dispose
 // of until it has, and that it touches while it does; it owns the charges that leave with it.
@@ -51,12 +51,12 @@ class MemoryThread {
   struct State;
   // How many disposals were asked for, and how many of these, the first ones, are done.
   struct Disposals {
-    int64_t asked = 0;
-    std::shared_ptr<std::atomic<int64_t>> done = std::make_shared<std::atomic<int64_t>>(0);
+    int64_t num_asked = 0;
+    std::shared_ptr<std::atomic<int64_t>> num_done = std::make_shared<std::atomic<int64_t>>(0);
 
-    bool all_done() const { return *done >= asked; }
+    bool all_done() const { return *num_done >= num_asked; }
     std::function<bool()> WhetherGone() const {
-      return [done = done, asked = asked] { return *done >= asked; };
+      return [num_done = num_done, num_asked = num_asked] { return *num_done >= num_asked; };
     }
   };
   struct Tenant {

@@ -160,9 +160,9 @@ absl::Status CompletionWaiter::Await(const Done& done, absl::Time deadline, cons
   bool look_around = false;
   uint32_t slept_at = control.completion.completed.load(std::memory_order_seq_cst);
   for (;;) {
-    const uint32_t seen = control.completion.completed.load(std::memory_order_seq_cst);
-    // Of those who sleep the daemon has woken the first.
-    if (std::exchange(slept_at, seen) != seen &&
+    const uint32_t completed = control.completion.completed.load(std::memory_order_seq_cst);
+    // Of those that sleep the daemon has woken the first.
+    if (std::exchange(slept_at, completed) != completed &&
         control.client.completion_waiters.load(std::memory_order_seq_cst) > kWakesPerSignal) {
       FutexWake(control.completion.completed, 1);
     }
@@ -181,7 +181,7 @@ absl::Status CompletionWaiter::Await(const Done& done, absl::Time deadline, cons
       break;
     }
     CHORUS_FAILPOINT("completion.waiting");
-    look_around = FutexWait(control.completion.completed, seen,
+    look_around = FutexWait(control.completion.completed, completed,
                             std::min(left, options_.look_around)) == FutexResult::kTimeout;
   }
   control.client.completion_waiters.fetch_sub(1, std::memory_order_seq_cst);
@@ -195,16 +195,17 @@ absl::StatusOr<TensorRecord> CompletionWaiter::WaitForTensor(TensorId id, Until 
   const bool in_table = id.slot >= 0 && static_cast<uint32_t>(id.slot) < memory_->tensor_slots();
   const std::atomic<uint64_t>* const word = in_table ? &memory_->tensors()[id.slot].word : nullptr;
   // Looking is one load as long as nothing has changed.
-  uint64_t seen = Word(id.generation, TensorState::kPending);
+  uint64_t last_word = Word(id.generation, TensorState::kPending);
   CHORUS_RETURN_IF_ERROR(Await(
       [&] {
-        const uint64_t now = in_table ? word->load(std::memory_order_relaxed) : 0;
-        if (in_table && now == seen) return false;
+        const uint64_t current_word = in_table ? word->load(std::memory_order_relaxed) : 0;
+        if (in_table && current_word == last_word) return false;
         record = Tensor(id);
         if (!record.ok()) return true;
-        // Of this generation: what the record says, which may be older or newer than `now`. A
-        // record may change and end with the same word.
-        seen = record->state == TensorState::kEmpty ? now : Word(id.generation, record->state);
+        // Of this generation: what the record says, which may be older or newer than
+        // `current_word`. A record may change and end with the same word.
+        last_word = record->state == TensorState::kEmpty ? current_word
+                                                         : Word(id.generation, record->state);
         return record->state == TensorState::kReady || record->state == TensorState::kFailed ||
                (record->state == TensorState::kOnDevice && until == Until::kDone);
       },

@@ -8,7 +8,7 @@
 // changes `completed`, reads `completion_waiters`. The two stores and the two loads are
 // sequentially consistent: if the daemon misses the waiter, the waiter reads the changed word, and
 // with it the records published before. The daemon wakes a few; where there are more, each waiter
-// that sees the word changed wakes one, and those who sleep for the change stand before those who
+// that sees the word changed wakes one, and those that sleep for the change stand before those that
 // have seen it.
 //
 // Threads: said at each class. Ownership: both refer to the session's memory, which outlives them.

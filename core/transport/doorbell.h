@@ -66,11 +66,11 @@ class Doorbell {
   template <typename AnyWork, typename Sleep>
   bool SleepUnless(const AnyWork& any_work, const Sleep& sleep) {
     page_->asleep.store(1, std::memory_order_seq_cst);  // D1
-    const bool slept = !any_work();                     // D2
-    if (slept) sleep();
+    const bool sleeps = !any_work();                    // D2
+    if (sleeps) sleep();
     // Late is harmless: a client that still sees 1 writes to its eventfd for nothing.
     page_->asleep.store(0, std::memory_order_relaxed);
-    return slept;
+    return sleeps;
   }
 
  private:

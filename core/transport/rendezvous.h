@@ -20,8 +20,8 @@ class Rendezvous {
  public:
   // `side` is 0 or 1. Returns when the other side has come as often.
   void Meet(int side) {
-    const int64_t mine = came_[side].count.fetch_add(1) + 1;
-    for (int looks = 1; came_[1 - side].count.load() < mine; ++looks) {
+    const int64_t own_count = came_[side].count.fetch_add(1) + 1;
+    for (int looks = 1; came_[1 - side].count.load() < own_count; ++looks) {
       // Only where both threads share a processor.
       if (looks % 4096 == 0) sched_yield();
     }

@@ -49,15 +49,15 @@ uint64_t SubmissionRingWriter::SkipFor(uint64_t record_bytes) const {
 
 absl::StatusOr<bool> SubmissionRingWriter::Fits(size_t frame_bytes) {
   const uint64_t record = Padded(frame_bytes);
-  const uint64_t needed = record + SkipFor(record);
-  if (tail_ + needed - known_head_ <= ring_bytes_) return true;
+  const uint64_t bytes_needed = record + SkipFor(record);
+  if (tail_ + bytes_needed - known_head_ <= ring_bytes_) return true;
   const uint64_t head = memory_->control().daemon.head.load(std::memory_order_acquire);
   if (tail_ - head > ring_bytes_) {
     return Damaged(absl::StrCat("expected the daemon's head within ", ring_bytes_,
                                 " bytes before the tail ", tail_, ", got ", head));
   }
   known_head_ = head;
-  return tail_ + needed - known_head_ <= ring_bytes_;
+  return tail_ + bytes_needed - known_head_ <= ring_bytes_;
 }
 
 absl::StatusOr<bool> SubmissionRingWriter::TryWrite(absl::string_view frame) {
@@ -111,7 +111,7 @@ absl::Status SubmissionRingWriter::WaitForSpace(size_t frame_bytes, absl::Time d
     // The daemon stores `head`, then reads `space_waiter`; this side the other way round, all
     // sequentially consistent: one of the two sees the other.
     control.client.space_waiter.store(1, std::memory_order_seq_cst);
-    const uint32_t seen =
+    const uint32_t head =
         static_cast<uint32_t>(control.daemon.head.load(std::memory_order_seq_cst));
     if (ready()) {
       status = fits.status();
@@ -126,7 +126,7 @@ absl::Status SubmissionRingWriter::WaitForSpace(size_t frame_bytes, absl::Time d
     }
     CHORUS_FAILPOINT("ring.waiting_for_space");
     const absl::Duration slice = std::min(left, options_.look_around);
-    if (FutexWait(control.daemon.head, seen, slice) == FutexResult::kTimeout && options_.liveness) {
+    if (FutexWait(control.daemon.head, head, slice) == FutexResult::kTimeout && options_.liveness) {
       status = options_.liveness();
       if (!status.ok()) break;
     }
@@ -226,12 +226,12 @@ Submitter::Submitter(SessionMemory* memory, const DoorbellView* doorbell, Unique
       wake_event_(std::move(wake_event)) {}
 
 absl::Status Submitter::Submit(absl::string_view frame, absl::Duration timeout) {
-  CHORUS_ASSIGN_OR_RETURN(bool written, writer_.TryWrite(frame));
-  if (!written) {
+  CHORUS_ASSIGN_OR_RETURN(bool is_written, writer_.TryWrite(frame));
+  if (!is_written) {
     const absl::Time deadline = SteadyNow() + timeout;
-    while (!written) {
+    while (!is_written) {
       CHORUS_RETURN_IF_ERROR(writer_.WaitForSpace(frame.size(), deadline));
-      CHORUS_ASSIGN_OR_RETURN(written, writer_.TryWrite(frame));
+      CHORUS_ASSIGN_OR_RETURN(is_written, writer_.TryWrite(frame));
     }
   }
   CHORUS_FAILPOINT("ring.before_doorbell");

@@ -105,9 +105,9 @@ absl::StatusOr<std::unique_ptr<SessionMemory>> MapSessionMemory(int fd) {
   if (base == MAP_FAILED) return SystemError("mmap");
   // Nobody takes pages out of it from now on: its other side would have to wait for that.
   if (!SealMapped(fd)) {
-    const absl::Status refused = SystemError("sealing");
+    const absl::Status status = SystemError("sealing");
     munmap(base, total_bytes);
-    return refused;
+    return status;
   }
   const SessionHeader header = reinterpret_cast<const SessionControl*>(base)->header;
   const SessionMemoryOptions options{header.ring_bytes, header.tensor_slots};

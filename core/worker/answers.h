@@ -24,9 +24,9 @@ class Answers {
   static constexpr int64_t kLongest = kMaxBytes / 64;
 
   absl::optional<int64_t> Find(absl::string_view question) const {
-    const auto known = answers_.find(question);
-    if (known == answers_.end()) return absl::nullopt;
-    return known->second;
+    const auto it = answers_.find(question);
+    if (it == answers_.end()) return absl::nullopt;
+    return it->second;
   }
   // Where there is no room all others are forgotten first: most of what is asked still is soon
   // known again.

@@ -53,22 +53,23 @@ absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(size_t longest, Descrip
   }
   UniqueFd socket(sockets[0]);
   UniqueFd other_socket(sockets[1]);
-  Descriptors theirs;
-  theirs[0] = in->TakeFd();
-  theirs[1] = out->TakeFd();
-  CHORUS_ASSIGN_OR_RETURN(theirs[2], Duplicate(other_event.get()));
-  CHORUS_ASSIGN_OR_RETURN(theirs[3], Duplicate(own_event.get()));
-  theirs[4] = std::move(other_socket);
-  *other = std::move(theirs);
+  Descriptors other_descriptors;
+  other_descriptors[0] = in->TakeFd();
+  other_descriptors[1] = out->TakeFd();
+  CHORUS_ASSIGN_OR_RETURN(other_descriptors[2], Duplicate(other_event.get()));
+  CHORUS_ASSIGN_OR_RETURN(other_descriptors[3], Duplicate(own_event.get()));
+  other_descriptors[4] = std::move(other_socket);
+  *other = std::move(other_descriptors);
   return std::unique_ptr<Channel>(new Channel(std::move(out), std::move(in), std::move(own_event),
                                               std::move(other_event), std::move(socket), longest));
 }
 
-absl::StatusOr<std::unique_ptr<Channel>> Channel::Open(Descriptors own, size_t longest) {
-  CHORUS_ASSIGN_OR_RETURN(auto out, MapSessionMemory(own[0].get()));
-  CHORUS_ASSIGN_OR_RETURN(auto in, MapSessionMemory(own[1].get()));
-  return std::unique_ptr<Channel>(new Channel(std::move(out), std::move(in), std::move(own[2]),
-                                              std::move(own[3]), std::move(own[4]), longest));
+absl::StatusOr<std::unique_ptr<Channel>> Channel::Open(Descriptors descriptors, size_t longest) {
+  CHORUS_ASSIGN_OR_RETURN(auto out, MapSessionMemory(descriptors[0].get()));
+  CHORUS_ASSIGN_OR_RETURN(auto in, MapSessionMemory(descriptors[1].get()));
+  return std::unique_ptr<Channel>(new Channel(std::move(out), std::move(in),
+                                              std::move(descriptors[2]), std::move(descriptors[3]),
+                                              std::move(descriptors[4]), longest));
 }
 
 Channel::Channel(std::unique_ptr<SessionMemory> out, std::unique_ptr<SessionMemory> in,
@@ -91,9 +92,9 @@ absl::StatusOr<bool> Channel::TrySendPiece(absl::string_view piece, bool is_last
                          is_last ? kLastPiece : kPiece, kFrameVersion};
   std::memcpy(&frame_[0], &start, sizeof(start));
   frame_.append(piece.data(), piece.size());
-  CHORUS_ASSIGN_OR_RETURN(const bool sent, writer_.TryWrite(frame_));
-  if (sent && writer_.must_ring()) RingWakeEvent(other_event_.get());
-  return sent;
+  CHORUS_ASSIGN_OR_RETURN(const bool is_sent, writer_.TryWrite(frame_));
+  if (is_sent && writer_.must_ring()) RingWakeEvent(other_event_.get());
+  return is_sent;
 }
 
 absl::StatusOr<bool> Channel::TrySend(absl::string_view message) {
@@ -107,14 +108,14 @@ absl::Status Channel::Send(absl::string_view message, const std::function<absl::
     const absl::string_view piece = message.substr(0, most);
     message.remove_prefix(piece.size());
     for (;;) {
-      CHORUS_ASSIGN_OR_RETURN(const bool sent, TrySendPiece(piece, message.empty()));
-      if (sent) break;
+      CHORUS_ASSIGN_OR_RETURN(const bool is_sent, TrySendPiece(piece, message.empty()));
+      if (is_sent) break;
       CHORUS_RETURN_IF_ERROR(go_on());
-      CHORUS_RETURN_IF_ERROR(Sleep(/*rung=*/false, 0));
+      CHORUS_RETURN_IF_ERROR(Sleep(/*until_rung=*/false, 0));
       constexpr absl::Duration kTurn = absl::Milliseconds(100);
-      const absl::Status waited =
+      const absl::Status status =
           writer_.WaitForSpace(kFrameHeaderBytes + piece.size(), SteadyNow() + kTurn);
-      if (!waited.ok() && ErrorOf(waited).reason != Reason::kTransportTimeout) return waited;
+      if (!status.ok() && ErrorOf(status).reason != Reason::kTransportTimeout) return status;
     }
   } while (!message.empty());
   return absl::OkStatus();
@@ -150,13 +151,13 @@ absl::StatusOr<bool> Channel::Receive(std::string* message) {
   }
 }
 
-absl::Status Channel::Sleep(bool rung, int timeout_ms) {
-  pollfd watched[2] = {{socket_.get(), POLLIN, 0}, {own_event_.get(), POLLIN, 0}};
-  if (poll(watched, rung ? 2 : 1, timeout_ms) <= 0) return absl::OkStatus();
-  if (watched[0].revents != 0) return Gone();  // nobody ever writes there
+absl::Status Channel::Sleep(bool until_rung, int timeout_ms) {
+  pollfd polls[2] = {{socket_.get(), POLLIN, 0}, {own_event_.get(), POLLIN, 0}};
+  if (poll(polls, until_rung ? 2 : 1, timeout_ms) <= 0) return absl::OkStatus();
+  if (polls[0].revents != 0) return Gone();  // nobody ever writes there
   uint64_t times = 0;
-  const ssize_t taken = read(own_event_.get(), &times, sizeof(times));
-  static_cast<void>(taken);  // it is readable, and this is its only reader
+  const ssize_t bytes_read = read(own_event_.get(), &times, sizeof(times));
+  static_cast<void>(bytes_read);  // it is readable, and this is its only reader
   return absl::OkStatus();
 }
 
@@ -164,22 +165,22 @@ absl::Status Channel::Wait(absl::Duration at_most) {
   const auto ready = [this] {
     return reader_.HasFrame() || woken_.load(std::memory_order_acquire);
   };
-  absl::Status there;
+  absl::Status status;
   if (!spin_.Spin(ready)) {
-    const absl::Time started = SteadyNow();
+    const absl::Time start = SteadyNow();
     // Rung after this store, whatever comes is seen by the poll.
     if (reader_.StopLooking()) {
       if (!woken_.load(std::memory_order_seq_cst)) {
         const int64_t millis = std::min<int64_t>(absl::ToInt64Milliseconds(at_most), 1000);
-        there = Sleep(/*rung=*/true, static_cast<int>(std::max<int64_t>(millis, 0)));
+        status = Sleep(/*until_rung=*/true, static_cast<int>(std::max<int64_t>(millis, 0)));
       }
       reader_.LookAgain();
     }
-    spin_.WaitEnded(absl::ToInt64Nanoseconds(SteadyNow() - started));
+    spin_.WaitEnded(absl::ToInt64Nanoseconds(SteadyNow() - start));
   }
   woken_.store(false, std::memory_order_relaxed);
   // What the other end has sent before it went is still taken.
-  return reader_.HasFrame() ? absl::OkStatus() : there;
+  return reader_.HasFrame() ? absl::OkStatus() : status;
 }
 
 void Channel::Wake() {

@@ -39,7 +39,7 @@ class Channel {
   // RESOURCE_EXHAUSTED kOutOfMemory: what the system refuses.
   static absl::StatusOr<std::unique_ptr<Channel>> Create(size_t longest, Descriptors* other);
   // INVALID_ARGUMENT kMalformed, UNIMPLEMENTED kVersion: not what Create() made.
-  static absl::StatusOr<std::unique_ptr<Channel>> Open(Descriptors own, size_t longest);
+  static absl::StatusOr<std::unique_ptr<Channel>> Open(Descriptors descriptors, size_t longest);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -63,8 +63,8 @@ class Channel {
   Channel(std::unique_ptr<SessionMemory> out, std::unique_ptr<SessionMemory> in, UniqueFd own_event,
           UniqueFd other_event, UniqueFd socket, size_t longest);
   absl::StatusOr<bool> TrySendPiece(absl::string_view piece, bool is_last);
-  // Sleeps until the other end has gone or, if `rung`, until this one was rung for.
-  absl::Status Sleep(bool rung, int timeout_ms);
+  // Sleeps until the other end has gone or, if `until_rung`, until this one was rung for.
+  absl::Status Sleep(bool until_rung, int timeout_ms);
 
   const std::unique_ptr<SessionMemory> out_;
   const std::unique_ptr<SessionMemory> in_;

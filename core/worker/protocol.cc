@@ -79,7 +79,7 @@ class Reader {
   ByteReader* const in_;
 };
 
-// A message is its place in the variant, then its fields.
+// A message is its index in the variant, then its fields.
 template <typename Messages>
 void EncodeOneOf(const Messages& message, ByteWriter* out) {
   out->Put(static_cast<uint8_t>(message.index()));

@@ -58,7 +58,7 @@ inline constexpr size_t kLongestToDaemon = size_t{64} << 10;
 // --- To the worker ---
 
 // The addresses from `begin` on are now a piece of `bytes` of that domain's memory. Whether there
-// was so much is told to those who use it.
+// was so much is told to those that use it.
 struct MapMemory {
   int32_t domain = 0;
   DeviceAddress begin = 0;

@@ -29,7 +29,7 @@ bool UnderWay::End(const EventMessage& event) {
     bool operator()(const TransferredMessage& of) {
       const Transfer* const transfer = all->Find(of.transfer);
       if (transfer == nullptr) return false;
-      const bool is_whole = transfer->come == transfer->bytes;
+      const bool is_whole = transfer->bytes_done == transfer->bytes;
       // An upload's memory is read until then, whatever becomes of it.
       if (!is_whole && (transfer->is_upload() || of.status.ok())) return false;
       all->End(of.transfer);
@@ -41,7 +41,7 @@ bool UnderWay::End(const EventMessage& event) {
   return absl::visit(Ended{this}, event);
 }
 
-std::vector<EventMessage> UnderWay::EndAll(const absl::Status& why, TransferId kept) {
+std::vector<EventMessage> UnderWay::EndAll(const absl::Status& why, TransferId excluded) {
   std::vector<EventMessage> events;
   // The status is told on other threads.
   const auto status = [&why] { return Detached(why); };
@@ -55,7 +55,7 @@ std::vector<EventMessage> UnderWay::EndAll(const absl::Status& why, TransferId k
   std::vector<TransferId> transfers;
   for (const auto& transfer : transfers_) transfers.push_back(transfer.first);
   for (const TransferId id : Ascending<TransferId>(transfers)) {
-    if (id == kept) continue;
+    if (id == excluded) continue;
     events.push_back(TransferredMessage{id, status()});
     transfers_.erase(id);
   }

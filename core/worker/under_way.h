@@ -23,7 +23,7 @@ class UnderWay {
     int64_t bytes = 0;
     const char* from = nullptr;  // an upload's
     char* to = nullptr;          // a download's
-    int64_t come = 0;            // bytes that have been taken, or have come, so far
+    int64_t bytes_done = 0;      // taken, or come, so far
     bool has_last = false;       // a download's last piece has come; it may be empty
 
     bool is_upload() const { return from != nullptr; }
@@ -41,8 +41,9 @@ class UnderWay {
   // changed then.
   bool End(const EventMessage& event);
   void End(TransferId id) { transfers_.erase(id); }
-  // Everything has ended but `kept`; returns with which events, in which each kind is in its order.
-  std::vector<EventMessage> EndAll(const absl::Status& why, TransferId kept);
+  // Everything has ended but `excluded`; returns with which events, in which each kind is in its
+  // order.
+  std::vector<EventMessage> EndAll(const absl::Status& why, TransferId excluded);
   bool has_loads() const { return !loads_.empty(); }
   bool empty() const {
     return launches_.empty() && loads_.empty() && opens_.empty() && transfers_.empty();

@@ -31,7 +31,7 @@ TEST(UnderWayTest, EachIsAnsweredOnce) {
   // Its memory is read until all of it has been taken.
   EXPECT_FALSE(all.End(TransferredMessage{TransferId(1), absl::OkStatus()}));
   EXPECT_FALSE(all.End(TransferredMessage{TransferId(1), Lost()}));
-  all.Find(TransferId(1))->come = 1;
+  all.Find(TransferId(1))->bytes_done = 1;
   const std::vector<EventMessage> answers = {CompletionMessage{LaunchId(1), absl::OkStatus()},
                                              LoadedMessage{PlanId(1), Lost()},
                                              OpenedMessage{CommunicatorId(1), absl::OkStatus()},
@@ -49,7 +49,7 @@ TEST(UnderWayTest, ADownloadEndsWellOnlyWithAllItsBytes) {
   UnderWay all;
   char to[8];
   all.Add(TransferId(1), Download(to, 8));
-  all.Find(TransferId(1))->come = 7;
+  all.Find(TransferId(1))->bytes_done = 7;
   EXPECT_FALSE(all.End(TransferredMessage{TransferId(1), absl::OkStatus()}));
   EXPECT_TRUE(all.End(TransferredMessage{TransferId(1), Lost()})) << "without them it may fail";
   EXPECT_EQ(all.Find(TransferId(1)), nullptr);

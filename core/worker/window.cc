@@ -39,12 +39,12 @@ absl::StatusOr<std::unique_ptr<Window>> Window::Create() {
 }
 
 absl::StatusOr<std::unique_ptr<Window>> Window::Map(UniqueFd fd) {
-  struct stat about = {};
+  struct stat info = {};
   const int seals = fcntl(fd.get(), F_GET_SEALS);
-  if (fstat(fd.get(), &about) != 0 || about.st_size != kWindowBytes || seals < 0 ||
+  if (fstat(fd.get(), &info) != 0 || info.st_size != kWindowBytes || seals < 0 ||
       (seals & F_SEAL_SHRINK) == 0) {
     return Malformed(absl::StrCat("window: expected a sealed file of ", kWindowBytes,
-                                  " bytes, got one of ", about.st_size));
+                                  " bytes, got one of ", info.st_size));
   }
   return MapWhole(std::move(fd));
 }

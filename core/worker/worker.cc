@@ -41,19 +41,19 @@ class Memory {
   }
 
   // INVALID_ARGUMENT kMalformed: what no daemon asks for.
-  absl::Status Map(const MapMemory& asked) {
-    CHORUS_RETURN_IF_ERROR(Check(asked.domain));
-    Domain& domain = domains_[static_cast<size_t>(asked.domain)];
-    const auto [at, added] = domain.pieces.try_emplace(asked.begin);
-    if (!added) return Malformed(absl::StrCat("memory at ", absl::Hex(asked.begin), " twice"));
-    const absl::StatusOr<DeviceAddress> address = domain.device->Allocate(asked.bytes);
-    at->second = {asked.bytes, address.value_or(0), address.status()};
+  absl::Status Map(const MapMemory& request) {
+    CHORUS_RETURN_IF_ERROR(Check(request.domain));
+    Domain& domain = domains_[static_cast<size_t>(request.domain)];
+    const auto [at, added] = domain.pieces.try_emplace(request.begin);
+    if (!added) return Malformed(absl::StrCat("memory at ", absl::Hex(request.begin), " twice"));
+    const absl::StatusOr<DeviceAddress> address = domain.device->Allocate(request.bytes);
+    at->second = {request.bytes, address.value_or(0), address.status()};
     return absl::OkStatus();
   }
-  absl::Status Unmap(const UnmapMemory& asked) {
-    CHORUS_RETURN_IF_ERROR(Check(asked.domain));
-    Domain& domain = domains_[static_cast<size_t>(asked.domain)];
-    const auto piece = domain.pieces.find(asked.begin);
+  absl::Status Unmap(const UnmapMemory& request) {
+    CHORUS_RETURN_IF_ERROR(Check(request.domain));
+    Domain& domain = domains_[static_cast<size_t>(request.domain)];
+    const auto piece = domain.pieces.find(request.begin);
     if (piece == domain.pieces.end()) return absl::OkStatus();  // an earlier worker had it
     domain.device->Free(piece->second.address);
     domain.pieces.erase(piece);
@@ -72,7 +72,7 @@ class Memory {
       --piece;
       const DeviceAddress offset = address - piece->first;
       if (offset <= static_cast<DeviceAddress>(piece->second.bytes)) {
-        if (!piece->second.refused.ok()) return Detached(piece->second.refused);
+        if (!piece->second.status.ok()) return Detached(piece->second.status);
         return piece->second.address + offset;
       }
     }
@@ -85,7 +85,7 @@ class Memory {
   struct Piece {
     int64_t bytes = 0;
     DeviceAddress address = 0;
-    absl::Status refused;  // why there is no memory for it
+    absl::Status status;  // why there is no memory for it
   };
   struct Domain {
     Device* device = nullptr;
@@ -127,18 +127,18 @@ class Server {
       bool worked = Continue();
       CHORUS_ASSIGN_OR_RETURN(const bool received, channel_->Receive(&message));
       if (received) {
-        CHORUS_ASSIGN_OR_RETURN(const ToWorker asked, DecodeToWorker(message));
-        CHORUS_RETURN_IF_ERROR(absl::visit([this](const auto& m) { return Take(m); }, asked));
+        CHORUS_ASSIGN_OR_RETURN(const ToWorker request, DecodeToWorker(message));
+        CHORUS_RETURN_IF_ERROR(absl::visit([this](const auto& m) { return Take(m); }, request));
         worked = true;
       }
       worked |= GoOnDownloading();
       if (failed_.load(std::memory_order_acquire)) {
         return MakeError(Reason::kDeviceLost, "the daemon takes no events");
       }
-      if (absl::Status lost = backend_->lost(); !lost.ok()) {
+      if (absl::Status status = backend_->lost(); !status.ok()) {
         // Behind what has been said of the work that was lost first.
-        Say(NotReady{lost});
-        return lost;
+        Say(NotReady{status});
+        return status;
       }
       if (!worked) CHORUS_RETURN_IF_ERROR(channel_->Wait(absl::Seconds(1)));
     }
@@ -159,8 +159,8 @@ class Server {
     absl::Status status;  // the first failure
   };
   struct Downloading {
-    Download asked;
-    int64_t begun = 0;  // bytes
+    Download request;
+    int64_t bytes_begun = 0;
   };
 
   // --- What is said: on any thread ---
@@ -169,194 +169,196 @@ class Server {
     ByteWriter bytes;
     Encode(message, &bytes);
     MutexLock lock(&say_mutex_);
-    const absl::Status said = channel_->Send(bytes.bytes(), [] { return absl::OkStatus(); });
-    if (!said.ok()) failed_.store(true, std::memory_order_release);
+    const absl::Status status = channel_->Send(bytes.bytes(), [] { return absl::OkStatus(); });
+    if (!status.ok()) failed_.store(true, std::memory_order_release);
   }
 
   void OnEvent(int device, absl::string_view bytes) {
-    // Who looks after the devices may be waiting.
+    // The serving thread may be waiting.
     if (!backend_->lost().ok()) channel_->Wake();
     const absl::StatusOr<EventMessage> event = DecodeEvent(bytes);
     if (event.ok() && absl::holds_alternative<TransferredMessage>(*event)) {
       return OnTransferred(device, absl::get<TransferredMessage>(*event));
     }
-    Event said;
-    said.device = device;
-    said.bytes = bytes;
-    Say(said);
+    Event message;
+    message.device = device;
+    message.bytes = bytes;
+    Say(message);
   }
 
   // Of one piece: the pieces of a transfer end in their order.
-  void OnTransferred(int device, const TransferredMessage& ended) {
+  void OnTransferred(int device, const TransferredMessage& message) {
     Piece piece;
     absl::Status status;
     {
       MutexLock lock(&transfers_mutex_);
-      const auto it = transfers_.find(ended.transfer);
+      const auto it = transfers_.find(message.transfer);
       if (it == transfers_.end()) return;
-      it->second.status.Update(ended.status);
+      it->second.status.Update(message.status);
       piece = it->second.pieces.front();
       it->second.pieces.pop_front();
       status = Detached(it->second.status);
       if (piece.is_last) transfers_.erase(it);
-      if (!piece.is_upload && !ended.status.ok()) free_slots_.push_back(piece.slot);
+      if (!piece.is_upload && !message.status.ok()) free_slots_.push_back(piece.slot);
     }
     if (piece.is_upload) {
       Say(Uploaded{piece.slot});
-    } else if (ended.status.ok()) {
-      Say(Downloaded{device, ended.transfer, piece.slot, piece.offset, piece.bytes});
+    } else if (message.status.ok()) {
+      Say(Downloaded{device, message.transfer, piece.slot, piece.offset, piece.bytes});
     } else {
       channel_->Wake();  // a slot is free
     }
-    if (piece.is_last) SayTransferred(device, ended.transfer, status);
+    if (piece.is_last) SayTransferred(device, message.transfer, status);
   }
 
   void SayTransferred(int device, TransferId transfer, const absl::Status& status) {
     ByteWriter bytes;
     EncodeEvent(TransferredMessage{transfer, status}, &bytes);
-    Event said;
-    said.device = device;
-    said.bytes = bytes.bytes();
-    Say(said);
+    Event message;
+    message.device = device;
+    message.bytes = bytes.bytes();
+    Say(message);
   }
 
   // --- What is asked: on the serving thread ---
 
   bool Continue() {
-    bool more = false;
-    for (auto& executor : executors_) more |= executor->Continue();
-    return more;
+    bool has_more = false;
+    for (auto& executor : executors_) has_more |= executor->Continue();
+    return has_more;
   }
 
   absl::Status FindMemory(int device, LaunchMessage* launch) const {
     for (DeviceAddress& address : launch->buffers) {
       // What other devices of the run use stands there too.
       const bool is_own = DomainOf(address) == backend_->domain(device);
-      const absl::StatusOr<DeviceAddress> found = memory_.Find(device, address);
-      if (!found.ok() && is_own) return found.status();
-      address = found.value_or(0);
+      const absl::StatusOr<DeviceAddress> backend_address = memory_.Find(device, address);
+      if (!backend_address.ok() && is_own) return backend_address.status();
+      address = backend_address.value_or(0);
     }
     return absl::OkStatus();
   }
 
   template <typename Message>
-  absl::Status Take(const Message& asked) {
+  absl::Status Take(const Message& request) {
     if constexpr (NamesDevice<Message>::value) {
-      if (asked.device < 0 || static_cast<size_t>(asked.device) >= executors_.size()) {
+      if (request.device < 0 || static_cast<size_t>(request.device) >= executors_.size()) {
         return MakeError(Reason::kDeviceLost,
-                         absl::StrCat("the daemon asks for device ", asked.device));
+                         absl::StrCat("the daemon asks for device ", request.device));
       }
-      return Do(asked, executors_[static_cast<size_t>(asked.device)].get());
+      return Do(request, executors_[static_cast<size_t>(request.device)].get());
     } else {
-      return Do(asked);
+      return Do(request);
     }
   }
 
-  absl::Status Do(const MapMemory& asked) { return memory_.Map(asked); }
-  absl::Status Do(const UnmapMemory& asked) { return memory_.Unmap(asked); }
-  absl::Status Do(const LoadPlan& asked, Executor* executor) {
-    loading_.Post([executor, plan = asked.plan, bytes = std::string(asked.bytes)] {
+  absl::Status Do(const MapMemory& request) { return memory_.Map(request); }
+  absl::Status Do(const UnmapMemory& request) { return memory_.Unmap(request); }
+  absl::Status Do(const LoadPlan& request, Executor* executor) {
+    loading_.Post([executor, plan = request.plan, bytes = std::string(request.bytes)] {
       executor->LoadPlan(plan, bytes);
     });
     return absl::OkStatus();
   }
-  absl::Status Do(const UnloadPlan& asked, Executor* executor) {
-    loading_.Post([plan = executor->UnloadPlan(asked.plan)]() mutable { plan.reset(); });
+  absl::Status Do(const UnloadPlan& request, Executor* executor) {
+    loading_.Post([plan = executor->UnloadPlan(request.plan)]() mutable { plan.reset(); });
     return absl::OkStatus();
   }
-  absl::Status Do(const OpenCommunicator& asked, Executor* executor) {
-    executor->OpenCommunicator(asked.communicator, asked.devices, asked.member);
+  absl::Status Do(const OpenCommunicator& request, Executor* executor) {
+    executor->OpenCommunicator(request.communicator, request.devices, request.member);
     return absl::OkStatus();
   }
-  absl::Status Do(const AbortCommunicator& asked, Executor* executor) {
-    executor->AbortCommunicator(asked.communicator, asked.why);
+  absl::Status Do(const AbortCommunicator& request, Executor* executor) {
+    executor->AbortCommunicator(request.communicator, request.why);
     return absl::OkStatus();
   }
-  absl::Status Do(const CloseCommunicator& asked, Executor* executor) {
-    executor->CloseCommunicator(asked.communicator);
+  absl::Status Do(const CloseCommunicator& request, Executor* executor) {
+    executor->CloseCommunicator(request.communicator);
     return absl::OkStatus();
   }
-  absl::Status Do(const Launch& asked, Executor* executor) {
-    executor->Launch(asked.bytes);
+  absl::Status Do(const Launch& request, Executor* executor) {
+    executor->Launch(request.bytes);
     return absl::OkStatus();
   }
-  absl::Status Do(const Abandon& asked, Executor* executor) {
-    executor->Abandon(asked.launch);
+  absl::Status Do(const Abandon& request, Executor* executor) {
+    executor->Abandon(request.launch);
     return absl::OkStatus();
   }
-  absl::Status Do(const Settled& asked, Executor* executor) {
-    if (asked.launch != LaunchId()) executor->Settled(asked.launch);
-    if (asked.upload != TransferId()) executor->Settled(asked.upload);
+  absl::Status Do(const Settled& request, Executor* executor) {
+    if (request.launch != LaunchId()) executor->Settled(request.launch);
+    if (request.upload != TransferId()) executor->Settled(request.upload);
     return absl::OkStatus();
   }
 
-  absl::Status Do(const Upload& asked, Executor* executor) {
-    if (asked.slot < 0 || asked.slot >= kSlots || asked.bytes < 0 || asked.bytes > kSlotBytes) {
+  absl::Status Do(const Upload& request, Executor* executor) {
+    if (request.slot < 0 || request.slot >= kSlots || request.bytes < 0 ||
+        request.bytes > kSlotBytes) {
       return MakeError(Reason::kDeviceLost, "the daemon uploads from beyond the window");
     }
-    const absl::StatusOr<DeviceAddress> to = memory_.Find(asked.device, asked.to);
+    const absl::StatusOr<DeviceAddress> to = memory_.Find(request.device, request.to);
     {
       MutexLock lock(&transfers_mutex_);
-      Transfer& transfer = transfers_[asked.transfer];
-      transfer.pieces.push_back({/*is_upload=*/true, asked.slot, 0, asked.bytes, asked.is_last});
+      Transfer& transfer = transfers_[request.transfer];
+      transfer.pieces.push_back(
+          {/*is_upload=*/true, request.slot, 0, request.bytes, request.is_last});
     }
     if (to.ok()) {
-      executor->Upload(asked.transfer, *to, window_->upload_slot(asked.slot), asked.bytes);
+      executor->Upload(request.transfer, *to, window_->upload_slot(request.slot), request.bytes);
     } else {
-      OnTransferred(asked.device, {asked.transfer, to.status()});
+      OnTransferred(request.device, {request.transfer, to.status()});
     }
     return absl::OkStatus();
   }
 
-  absl::Status Do(const Download& asked, Executor*) {
-    downloading_.push_back({asked, 0});
+  absl::Status Do(const Download& request, Executor*) {
+    downloading_.push_back({request, 0});
     return absl::OkStatus();
   }
-  absl::Status Do(const FreeSlot& asked) {
-    if (asked.slot < 0 || asked.slot >= kSlots) {
+  absl::Status Do(const FreeSlot& request) {
+    if (request.slot < 0 || request.slot >= kSlots) {
       return MakeError(Reason::kDeviceLost, "the daemon frees what is beyond the window");
     }
     MutexLock lock(&transfers_mutex_);
-    free_slots_.push_back(asked.slot);
+    free_slots_.push_back(request.slot);
     return absl::OkStatus();
   }
 
   // Begins as much of downloads as there are slots. Whether that was any.
   bool GoOnDownloading() {
-    bool any = false;
+    bool has_begun = false;
     while (!downloading_.empty()) {
       Downloading& next = downloading_.front();
-      const Download& asked = next.asked;
-      const absl::StatusOr<DeviceAddress> from = memory_.Find(asked.device, asked.from);
+      const Download& request = next.request;
+      const absl::StatusOr<DeviceAddress> from = memory_.Find(request.device, request.from);
       if (!from.ok()) {
-        SayTransferred(asked.device, asked.transfer, from.status());
+        SayTransferred(request.device, request.transfer, from.status());
         downloading_.pop_front();
         continue;
       }
       Piece piece;
-      piece.offset = next.begun;
-      piece.bytes = std::min(asked.bytes - next.begun, kSlotBytes);
-      piece.is_last = next.begun + piece.bytes == asked.bytes;
+      piece.offset = next.bytes_begun;
+      piece.bytes = std::min(request.bytes - next.bytes_begun, kSlotBytes);
+      piece.is_last = next.bytes_begun + piece.bytes == request.bytes;
       {
         MutexLock lock(&transfers_mutex_);
-        if (free_slots_.empty()) return any;
+        if (free_slots_.empty()) return has_begun;
         piece.slot = free_slots_.back();
         free_slots_.pop_back();
-        transfers_[asked.transfer].pieces.push_back(piece);
+        transfers_[request.transfer].pieces.push_back(piece);
       }
-      any = true;
-      next.begun += piece.bytes;
-      const Download begun = asked;
+      has_begun = true;
+      next.bytes_begun += piece.bytes;
+      const Download download = request;
       if (piece.is_last) downloading_.pop_front();
-      executors_[static_cast<size_t>(begun.device)]->Download(
-          begun.transfer, window_->download_slot(piece.slot),
-          *from + static_cast<DeviceAddress>(piece.offset), piece.bytes, begun.after);
+      executors_[static_cast<size_t>(download.device)]->Download(
+          download.transfer, window_->download_slot(piece.slot),
+          *from + static_cast<DeviceAddress>(piece.offset), piece.bytes, download.after);
     }
-    return any;
+    return has_begun;
   }
 
-  absl::Status Do(const AskWorkspace& asked) {
-    loading_.Post([this, question = asked.question, node = std::string(asked.node)] {
+  absl::Status Do(const AskWorkspace& request) {
+    loading_.Post([this, question = request.question, node = std::string(request.node)] {
       Workspace answer;
       answer.question = question;
       absl::StatusOr<int64_t> bytes = WorkspaceOf(node);

@@ -72,12 +72,12 @@ class FarDevices final : public WorkerDevices {
   }
 
   absl::Status Begin() {
-    absl::optional<absl::Status> begun;
-    keeper_ = std::thread([this, &begun] { Keep(&begun); });
+    absl::optional<absl::Status> start_status;
+    keeper_ = std::thread([this, &start_status] { Keep(&start_status); });
     MutexLock lock(&mutex_);
-    while (!begun.has_value()) changed_.Wait(&mutex_);
-    if (begun->ok()) sender_ = std::thread([this] { SendQueued(); });
-    return *begun;
+    while (!start_status.has_value()) changed_.Wait(&mutex_);
+    if (start_status->ok()) sender_ = std::thread([this] { SendQueued(); });
+    return *start_status;
   }
 
   const DevicesInfo& info() const override { return info_; }
@@ -130,7 +130,7 @@ class FarDevices final : public WorkerDevices {
     UnderWay under_way;
   };
   // In the order of the calls: a message, or an upload, which is sent in pieces. How many there are
-  // is for clients to decide, who have been charged for more than they take: of plans
+  // is for clients to decide, which have been charged for more than they take: of plans
   // MemoryOfLoadedPart, of launches what the node charges for a run (Preparer::ChargeRows).
   struct Queued {
     std::string message;
@@ -149,9 +149,9 @@ class FarDevices final : public WorkerDevices {
     ~FarExecutor() override { devices_->Close(device_); }
 
     void LoadPlan(PlanId id, absl::string_view plan) override {
-      const auto refused = devices_->Post(device_, worker::LoadPlan{device_, id, plan},
-                                          [id](UnderWay* all) { all->Add(id); });
-      if (!refused.ok()) devices_->Say(device_, LoadedMessage{id, refused});
+      const auto status = devices_->Post(device_, worker::LoadPlan{device_, id, plan},
+                                         [id](UnderWay* under_way) { under_way->Add(id); });
+      if (!status.ok()) devices_->Say(device_, LoadedMessage{id, status});
     }
     std::shared_ptr<void> UnloadPlan(PlanId id) override {
       devices_->Post(device_, worker::UnloadPlan{device_, id}).IgnoreError();
@@ -163,8 +163,9 @@ class FarDevices final : public WorkerDevices {
       open.communicator = id;
       open.member = member;
       open.devices.assign(devices.begin(), devices.end());
-      const auto refused = devices_->Post(device_, open, [id](UnderWay* all) { all->Add(id); });
-      if (!refused.ok()) devices_->Say(device_, OpenedMessage{id, refused});
+      const auto status =
+          devices_->Post(device_, open, [id](UnderWay* under_way) { under_way->Add(id); });
+      if (!status.ok()) devices_->Say(device_, OpenedMessage{id, status});
     }
     void AbortCommunicator(CommunicatorId id, absl::Status why) override {
       devices_->Post(device_, worker::AbortCommunicator{device_, id, std::move(why)}).IgnoreError();
@@ -174,10 +175,10 @@ class FarDevices final : public WorkerDevices {
     }
     bool Launch(absl::string_view launch) override {
       const LaunchId id = LaunchOf(launch);
-      const auto refused = devices_->Post(device_, worker::Launch{device_, launch},
-                                          [id](UnderWay* all) { all->Add(id); });
-      if (!refused.ok()) {
-        devices_->Say(device_, CompletionMessage{id, refused, /*held_back=*/true});
+      const auto status = devices_->Post(device_, worker::Launch{device_, launch},
+                                         [id](UnderWay* under_way) { under_way->Add(id); });
+      if (!status.ok()) {
+        devices_->Say(device_, CompletionMessage{id, status, /*held_back=*/true});
       }
       return false;
     }
@@ -196,8 +197,8 @@ class FarDevices final : public WorkerDevices {
       transfer.address = to;
       transfer.bytes = bytes;
       transfer.from = static_cast<const char*>(from);
-      const auto refused = devices_->PostUpload(device_, id, transfer);
-      if (!refused.ok()) devices_->Say(device_, TransferredMessage{id, refused});
+      const auto status = devices_->PostUpload(device_, id, transfer);
+      if (!status.ok()) devices_->Say(device_, TransferredMessage{id, status});
     }
     void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
                   LaunchId after) override {
@@ -205,10 +206,10 @@ class FarDevices final : public WorkerDevices {
       transfer.address = from;
       transfer.bytes = bytes;
       transfer.to = static_cast<char*>(to);
-      const auto refused =
+      const auto status =
           devices_->Post(device_, worker::Download{device_, id, from, bytes, after},
-                         [&](UnderWay* all) { all->Add(id, transfer); });
-      if (!refused.ok()) devices_->Say(device_, TransferredMessage{id, refused});
+                         [&](UnderWay* under_way) { under_way->Add(id, transfer); });
+      if (!status.ok()) devices_->Say(device_, TransferredMessage{id, status});
     }
     void Recover() override { devices_->Recover(device_); }
     void Kill(absl::string_view why) override { devices_->Kill(Lost(why)); }
@@ -226,12 +227,12 @@ class FarDevices final : public WorkerDevices {
 
   void PostLocked(std::string message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (up_ && queue_.empty()) {
-      const absl::StatusOr<bool> sent = channel_->TrySend(message);
-      if (sent.ok() && *sent) return;
+      const absl::StatusOr<bool> is_sent = channel_->TrySend(message);
+      if (is_sent.ok() && *is_sent) return;
     }
-    Queued queued;
-    queued.message = std::move(message);
-    queue_.push_back(std::move(queued));
+    Queued entry;
+    entry.message = std::move(message);
+    queue_.push_back(std::move(entry));
     changed_.SignalAll();
   }
 
@@ -255,10 +256,10 @@ class FarDevices final : public WorkerDevices {
     Proxy& proxy = ProxyOf(device);
     if (proxy.lost) return Detached(proxy.why);
     proxy.under_way.Add(id, transfer);
-    Queued queued;
-    queued.device = device;
-    queued.transfer = id;
-    queue_.push_back(std::move(queued));
+    Queued entry;
+    entry.device = device;
+    entry.transfer = id;
+    queue_.push_back(std::move(entry));
     changed_.SignalAll();
     return absl::OkStatus();
   }
@@ -291,59 +292,59 @@ class FarDevices final : public WorkerDevices {
     if (life != life_) return false;
     const std::shared_ptr<Channel> channel = channel_;
     mutex_.Unlock();
-    const absl::Status sent = channel->Send(message, [this, life]() -> absl::Status {
+    const absl::Status status = channel->Send(message, [this, life]() -> absl::Status {
       MutexLock lock(&mutex_);
       if (life == life_ && !stopping_) return absl::OkStatus();
       return Lost("");
     });
     mutex_.Lock();
-    if (sent.ok() || life != life_) return life == life_;
-    killed_ = sent;
+    if (status.ok() || life != life_) return life == life_;
+    killed_ = status;
     channel->Wake();
     while (life == life_ && !stopping_) changed_.Wait(&mutex_);
     return false;
   }
 
   void SendUpload(int64_t life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const Queued queued = std::move(queue_.front());
-    UnderWay& under_way = ProxyOf(queued.device).under_way;
-    const UnderWay::Transfer* const found = under_way.Find(queued.transfer);
-    if (found == nullptr) return;
-    const UnderWay::Transfer transfer = *found;
+    const Queued entry = std::move(queue_.front());
+    UnderWay& under_way = ProxyOf(entry.device).under_way;
+    const UnderWay::Transfer* const current = under_way.Find(entry.transfer);
+    if (current == nullptr) return;
+    const UnderWay::Transfer transfer = *current;
     const std::shared_ptr<Window> window = window_;
     // While its bytes are read nobody else says that it has ended.
-    sending_ = queued.transfer;
-    int64_t sent = 0;
+    sending_ = entry.transfer;
+    int64_t bytes_sent = 0;
     do {
       while (life == life_ && !stopping_ && free_slots_.empty()) changed_.Wait(&mutex_);
       if (life != life_ || stopping_) break;
       worker::Upload piece;
-      piece.device = queued.device;
-      piece.transfer = queued.transfer;
-      piece.to = transfer.address + static_cast<DeviceAddress>(sent);
+      piece.device = entry.device;
+      piece.transfer = entry.transfer;
+      piece.to = transfer.address + static_cast<DeviceAddress>(bytes_sent);
       piece.slot = free_slots_.back();
-      piece.bytes = std::min(transfer.bytes - sent, kSlotBytes);
-      piece.is_last = sent + piece.bytes == transfer.bytes;
+      piece.bytes = std::min(transfer.bytes - bytes_sent, kSlotBytes);
+      piece.is_last = bytes_sent + piece.bytes == transfer.bytes;
       free_slots_.pop_back();
       mutex_.Unlock();
-      std::memcpy(window->upload_slot(piece.slot), transfer.from + sent,
+      std::memcpy(window->upload_slot(piece.slot), transfer.from + bytes_sent,
                   static_cast<size_t>(piece.bytes));
       const std::string message = BytesOf(piece);
       mutex_.Lock();
       // It stands: nobody else has said that it has ended.
-      under_way.Find(queued.transfer)->come += piece.bytes;
+      under_way.Find(entry.transfer)->bytes_done += piece.bytes;
       if (!SendNow(message, life)) break;
-      sent += piece.bytes;
-    } while (sent < transfer.bytes);
+      bytes_sent += piece.bytes;
+    } while (bytes_sent < transfer.bytes);
     sending_ = TransferId();
-    if (sent == transfer.bytes && life == life_) return;
+    if (bytes_sent == transfer.bytes && life == life_) return;
     // It was left to this thread to say so, unless the worker had said it.
-    if (under_way.Find(queued.transfer) == nullptr) return;
-    const absl::Status why = Detached(ProxyOf(queued.device).why);
-    under_way.End(queued.transfer);
+    if (under_way.Find(entry.transfer) == nullptr) return;
+    const absl::Status why = Detached(ProxyOf(entry.device).why);
+    under_way.End(entry.transfer);
     changed_.SignalAll();
     mutex_.Unlock();
-    Say(queued.device, TransferredMessage{queued.transfer, why.ok() ? Lost("the end") : why});
+    Say(entry.device, TransferredMessage{entry.transfer, why.ok() ? Lost("the end") : why});
     mutex_.Lock();
   }
 
@@ -353,7 +354,7 @@ class FarDevices final : public WorkerDevices {
   absl::StatusOr<int64_t> Ask(const std::string& node) {
     const absl::Time deadline = SteadyNow() + options_.start_timeout + options_.kill_timeout;
     MutexLock lock(&mutex_);
-    if (const absl::optional<int64_t> known = answers_.Find(node)) return *known;
+    if (const absl::optional<int64_t> answer = answers_.Find(node)) return *answer;
     for (;;) {
       const uint64_t id = ++last_question_;
       questions_[id];
@@ -432,12 +433,12 @@ class FarDevices final : public WorkerDevices {
       UnderWay::Transfer* const transfer = ProxyOf(message.device).under_way.Find(message.transfer);
       // Pieces come in order, each once and as large as it may be: each is answered.
       if (transfer == nullptr || transfer->is_upload() || message.slot < 0 ||
-          message.slot >= kSlots || transfer->has_last || message.offset != transfer->come ||
-          message.bytes != std::min(kSlotBytes, transfer->bytes - transfer->come)) {
+          message.slot >= kSlots || transfer->has_last || message.offset != transfer->bytes_done ||
+          message.bytes != std::min(kSlotBytes, transfer->bytes - transfer->bytes_done)) {
         return Lost("it sends bytes that were not asked for");
       }
-      transfer->come += message.bytes;
-      transfer->has_last = transfer->come == transfer->bytes;
+      transfer->bytes_done += message.bytes;
+      transfer->has_last = transfer->bytes_done == transfer->bytes;
       to = transfer->to + message.offset;
       window = window_;
     }
@@ -469,39 +470,39 @@ class FarDevices final : public WorkerDevices {
   // --- Its life ---------------------------------------------------------------------------------
 
   // Starts the worker and takes what it says until it ends, then the next one.
-  void Keep(absl::optional<absl::Status>* begun) {
+  void Keep(absl::optional<absl::Status>* start_status) {
     bool is_first = true;
     int short_lives = 0;
     for (;;) {
-      absl::Status opened = Open(is_first);
+      absl::Status status = Open(is_first);
       {
         MutexLock lock(&mutex_);
         if (is_first) {
-          *begun = opened;
+          *start_status = status;
           changed_.SignalAll();
-          if (!opened.ok()) return;
+          if (!status.ok()) return;
         }
         is_first = false;
-        if (stopping_ && !opened.ok()) return;
+        if (stopping_ && !status.ok()) return;
       }
-      if (opened.ok()) {
-        const absl::Time began = SteadyNow();
-        const absl::Status ended = Receive();
+      if (status.ok()) {
+        const absl::Time start = SteadyNow();
+        const absl::Status end_status = Receive();
         {
           MutexLock lock(&mutex_);
           if (stopping_) break;
         }
-        Lose(ended);
+        Lose(end_status);
         // One that can be opened and not used is not opened all the time.
         constexpr int kMostShortLives = 16;
-        short_lives = SteadyNow() - began < absl::Seconds(1) ? short_lives + 1 : 0;
+        short_lives = SteadyNow() - start < absl::Seconds(1) ? short_lives + 1 : 0;
         if (short_lives > kMostShortLives && !PauseUnlessStopping()) return;
         if (!AwaitEnd()) return;
         continue;
       }
-      Log(absl::StrCat("the devices' worker does not start: ", ErrorOf(opened).message));
+      Log(absl::StrCat("the devices' worker does not start: ", ErrorOf(status).message));
       FailAll(
-          Lost(absl::StrCat("the device's worker does not start again: ", ErrorOf(opened).message)),
+          Lost(absl::StrCat("the device's worker does not start again: ", ErrorOf(status).message)),
           /*lost=*/false);
       process_.Kill();
       if (!PauseUnlessStopping() || !AwaitEnd()) return;
@@ -518,24 +519,24 @@ class FarDevices final : public WorkerDevices {
   }
 
   absl::Status Open(bool is_first) {
-    Channel::Descriptors theirs;
+    Channel::Descriptors worker_descriptors;
     CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Channel> channel,
-                            Channel::Create(kLongestToDaemon, &theirs));
+                            Channel::Create(kLongestToDaemon, &worker_descriptors));
     CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Window> window, Window::Create());
-    std::vector<int> inherited;
-    for (const UniqueFd& fd : theirs) inherited.push_back(fd.get());
-    inherited.push_back(window->fd());
-    CHORUS_ASSIGN_OR_RETURN(process_, WorkerProcess::Start(options_.command, inherited));
+    std::vector<int> inherited_fds;
+    for (const UniqueFd& fd : worker_descriptors) inherited_fds.push_back(fd.get());
+    inherited_fds.push_back(window->fd());
+    CHORUS_ASSIGN_OR_RETURN(process_, WorkerProcess::Start(options_.command, inherited_fds));
     gives_up_.clear();
     // Its end is its own now: that it closes tells that it has ended.
-    for (UniqueFd& fd : theirs) fd.Reset();
+    for (UniqueFd& fd : worker_descriptors) fd.Reset();
     absl::StatusOr<DevicesInfo> info = AwaitReady(channel.get());
     if (!info.ok()) {
       absl::Status why = info.status();
       if (ErrorOf(why).reason == Reason::kDeviceLost) {
-        const absl::optional<std::string> ended = process_.Wait(absl::Seconds(1));
+        const absl::optional<std::string> ending = process_.Wait(absl::Seconds(1));
         why = MakeError(Reason::kWrongState,
-                        absl::StrCat(options_.command[0], " ", ended.value_or("does not serve")));
+                        absl::StrCat(options_.command[0], " ", ending.value_or("does not serve")));
       }
       return why;
     }
@@ -585,8 +586,8 @@ class FarDevices final : public WorkerDevices {
       CHORUS_RETURN_IF_ERROR(channel->Wait(std::min(left, absl::Milliseconds(100))));
     }
     CHORUS_ASSIGN_OR_RETURN(const ToDaemon message, DecodeToDaemon(bytes));
-    const auto* refused = absl::get_if<NotReady>(&message);
-    if (refused != nullptr && !refused->why.ok()) return refused->why;
+    const auto* not_ready = absl::get_if<NotReady>(&message);
+    if (not_ready != nullptr && !not_ready->why.ok()) return not_ready->why;
     const auto* ready = absl::get_if<Ready>(&message);
     const auto is_domain = [&](int domain) { return domain >= 0 && domain < kMaxDevices; };
     if (ready == nullptr || ready->info.domains.empty() ||
@@ -607,17 +608,17 @@ class FarDevices final : public WorkerDevices {
       MutexLock lock(&mutex_);
       channel = channel_;
     }
-    absl::Time heard = SteadyNow();
-    loading_since_ = heard;
-    bool asked = false;
+    absl::Time last_heard = SteadyNow();
+    loading_since_ = last_heard;
+    bool has_pinged = false;
     std::string bytes;
     // One that never stops talking is looked at all the same.
     constexpr int kInARow = 64;
     for (int in_a_row = 0;;) {
       CHORUS_ASSIGN_OR_RETURN(const bool received, channel->Receive(&bytes));
       if (received) {
-        heard = SteadyNow();
-        asked = false;
+        last_heard = SteadyNow();
+        has_pinged = false;
         CHORUS_ASSIGN_OR_RETURN(const ToDaemon message, DecodeToDaemon(bytes));
         CHORUS_RETURN_IF_ERROR(absl::visit([this](const auto& m) { return Take(m); }, message));
         if (++in_a_row < kInARow) continue;
@@ -628,23 +629,23 @@ class FarDevices final : public WorkerDevices {
         MutexLock lock(&mutex_);
         if (stopping_) return absl::OkStatus();
         if (!killed_.ok()) return killed_;
-        bool idle = queue_.empty() && questions_.empty();
+        bool is_idle = queue_.empty() && questions_.empty();
         bool loads = false;
         for (const std::unique_ptr<Proxy>& proxy : proxies_) {
-          idle = idle && proxy->under_way.empty();
+          is_idle = is_idle && proxy->under_way.empty();
           loads = loads || proxy->under_way.has_loads();
         }
-        if (idle) heard = now;
+        if (is_idle) last_heard = now;
         if (!loads) loading_since_ = now;
         if (now - loading_since_ >= options_.load_timeout) {
           return Lost(absl::StrCat("it has not loaded a plan within ",
                                    absl::FormatDuration(options_.load_timeout)));
         }
-        if (now - heard >= options_.kill_timeout) {
+        if (now - last_heard >= options_.kill_timeout) {
           return Lost(absl::StrCat("it has not answered for ",
                                    absl::FormatDuration(options_.kill_timeout)));
         }
-        if (now - heard >= options_.kill_timeout / 2 && !std::exchange(asked, true)) {
+        if (now - last_heard >= options_.kill_timeout / 2 && !std::exchange(has_pinged, true)) {
           PostLocked(BytesOf(Ping()));
         }
       }
@@ -658,13 +659,13 @@ class FarDevices final : public WorkerDevices {
     if (options_.log != nullptr) options_.log(line);
   }
 
-  void Lose(const absl::Status& ended) {
+  void Lose(const absl::Status& end_status) {
     const pid_t pid = process_.pid();
     // Most often it has ended by itself, and how says more than that its socket is closed.
     absl::optional<std::string> how = process_.Wait(absl::Milliseconds(100));
     if (!how.has_value()) {
       process_.Kill();
-      how = absl::StrCat("was ended: ", ErrorOf(ended).message);
+      how = absl::StrCat("was ended: ", ErrorOf(end_status).message);
     } else if (!gives_up_.empty()) {
       absl::StrAppend(&*how, ": ", gives_up_);
     }
@@ -674,12 +675,12 @@ class FarDevices final : public WorkerDevices {
   }
 
   // The worker has ended or was killed: returns when the kernel has let go of it, and of the
-  // devices with it. Meanwhile it shares no memory with anybody who goes on: its window is its own.
-  // False: this is to end.
+  // devices with it. Meanwhile it shares no memory with anything that goes on: its window is its
+  // own. False: this is to end.
   bool AwaitEnd() {
     const pid_t pid = process_.pid();
     const absl::Time since = SteadyNow();
-    bool told = false;
+    bool has_logged = false;
     while (!process_.Wait(absl::Milliseconds(100)).has_value()) {
       {
         MutexLock lock(&mutex_);
@@ -688,7 +689,7 @@ class FarDevices final : public WorkerDevices {
       if (SteadyNow() - since < options_.kill_timeout) continue;
       const std::string text =
           absl::StrCat("its worker (pid ", pid, ") was killed and does not end");
-      if (!std::exchange(told, true)) Log(absl::StrCat("the devices stay lost: ", text));
+      if (!std::exchange(has_logged, true)) Log(absl::StrCat("the devices stay lost: ", text));
       FailAll(Lost(text), /*lost=*/false);
     }
     return true;
@@ -774,8 +775,8 @@ class FarDevices final : public WorkerDevices {
   const WorkerOptions options_;
   DevicesInfo info_;  // does not change, once there is a worker
 
-  // Held while an event is told, so that none is once Close() has ended: before the locks of those
-  // who are told (the launcher's), never together with mutex_.
+  // Held while an event is told, so that none is once Close() has ended: before the locks of what
+  // is told (the launcher's), never together with mutex_.
   Mutex events_mutex_;
   std::vector<Executor::OnEvent> on_event_ ABSL_GUARDED_BY(events_mutex_);
 

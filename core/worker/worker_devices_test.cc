@@ -350,7 +350,7 @@ TEST_F(WorkerDevicesTest, AKilledWorkerIsStartedAgain) {
   EXPECT_TRUE(absl::StrContains(lost.message, "device sim:0"));
   EXPECT_TRUE(absl::StrContains(lost.message, absl::StrCat("(pid ", pid, ")")));
   EXPECT_TRUE(absl::StrContains(lost.message, "was killed by signal 9"));
-  // Whoever does not know yet is refused, whatever is asked for.
+  // A caller that does not know yet is refused, whatever is asked for.
   Launch(0, PlanId(1000), before, before);
   EXPECT_EQ(ErrorOf(Completed(0)).reason, Reason::kDeviceLost);
   EXPECT_EQ(ErrorOf(Load(0, PlanId(1001), 1000)).reason, Reason::kDeviceLost);

@@ -43,12 +43,12 @@ std::string Ending(int status) {
 }  // namespace
 
 absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::vector<std::string>& command,
-                                                   absl::Span<const int> inherited) {
+                                                   absl::Span<const int> inherited_fds) {
   SpawnSettings settings;
   // First out of the way of where they go.
   std::vector<UniqueFd> copies;
-  const int beyond = kFirstDescriptor + static_cast<int>(inherited.size());
-  for (const int fd : inherited) copies.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, beyond));
+  const int first_free = kFirstDescriptor + static_cast<int>(inherited_fds.size());
+  for (const int fd : inherited_fds) copies.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, first_free));
   for (size_t i = 0; i < copies.size(); ++i) {
     posix_spawn_file_actions_adddup2(&settings.files, copies[i].get(),
                                      kFirstDescriptor + static_cast<int>(i));
@@ -66,17 +66,17 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Start(const std::vector<std::string
   for (const std::string& argument : command) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   pid_t pid = -1;
-  const int failed =
+  const int error =
       posix_spawn(&pid, argv[0], &settings.files, &settings.attributes, argv.data(), environ);
-  if (failed != 0) {
-    return MakeError(Reason::kWrongState, absl::StrCat(command[0], ": ", strerror(failed)));
+  if (error != 0) {
+    return MakeError(Reason::kWrongState, absl::StrCat(command[0], ": ", strerror(error)));
   }
   return WorkerProcess(pid);
 }
 
 WorkerProcess& WorkerProcess::operator=(WorkerProcess&& other) noexcept {
   if (this != &other) {
-    WorkerProcess ended(std::move(*this));
+    WorkerProcess old_process(std::move(*this));
     pid_ = std::exchange(other.pid_, -1);
   }
   return *this;
@@ -96,16 +96,16 @@ void WorkerProcess::Kill() const {
 absl::optional<std::string> WorkerProcess::Wait(absl::Duration at_most) {
   if (pid_ <= 0) return "has ended";
   const UniqueFd watch(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
-  pollfd watched = {watch.get(), POLLIN, 0};
+  pollfd poll_entry = {watch.get(), POLLIN, 0};
   const int64_t millis = std::min<int64_t>(absl::ToInt64Milliseconds(at_most), 1 << 30);
   // Without a descriptor that is a sleep, and never a wait without end.
-  const int ready = poll(&watched, watch.valid() ? 1 : 0, static_cast<int>(millis));
+  const int ready = poll(&poll_entry, watch.valid() ? 1 : 0, static_cast<int>(millis));
   if (ready == 0 && watch.valid()) return absl::nullopt;
   int status = 0;
-  const pid_t ended = waitpid(pid_, &status, WNOHANG);
-  if (ended == 0 || (ended < 0 && errno == EINTR)) return absl::nullopt;
+  const pid_t ended_pid = waitpid(pid_, &status, WNOHANG);
+  if (ended_pid == 0 || (ended_pid < 0 && errno == EINTR)) return absl::nullopt;
   pid_ = -1;
-  return ended < 0 ? "has ended" : Ending(status);
+  return ended_pid < 0 ? "has ended" : Ending(status);
 }
 
 }  // namespace chorus::worker

@@ -22,11 +22,11 @@ namespace chorus::worker {
 
 class WorkerProcess {
  public:
-  // Descriptors `inherited` are those from kFirstDescriptor on there, in this order. It gets no
+  // Descriptors `inherited_fds` are those from kFirstDescriptor on there, in this order. It gets no
   // signal of a terminal's. FAILED_PRECONDITION kWrongState: the program cannot be started.
   static constexpr int kFirstDescriptor = 3;
   static absl::StatusOr<WorkerProcess> Start(const std::vector<std::string>& command,
-                                             absl::Span<const int> inherited);
+                                             absl::Span<const int> inherited_fds);
   WorkerProcess() = default;
   WorkerProcess(WorkerProcess&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
   WorkerProcess& operator=(WorkerProcess&& other) noexcept;

@@ -2,10 +2,10 @@
 // is asked writes a word in pinned memory as it comes there, and a thread looks at the words.
 //
 // Order. Where one stream came to A before another came to B because it waited for what stood
-// behind A, A is told before B, whatever their streams. Two things are needed for that. Whoever
-// asks for B asked for A before, for the wait between them was enqueued behind A and in front of
-// B: so what is told together is told in the order of the asking. And A must be told together with
-// B, or earlier: words that are read one after the other may show B and not A, which both came
+// behind A, A is told before B, whatever their streams. Two things are needed for that. A caller
+// that asks for B asked for A before, for the wait between them was enqueued behind A and in front
+// of B: so what is told together is told in the order of the asking. And A must be told together
+// with B, or earlier: words that are read one after the other may show B and not A, which both came
 // between the two reads. So the words are read again until nothing is new. As words only go up,
 // each then has stood still between two looks; there was a moment at which all of them stood as
 // they were read, and what had been written by then was all that it came behind. One more look at

@@ -80,8 +80,8 @@ FakeMemory::~FakeMemory() {
 // --- What is taken ---
 
 // What all processes have taken of a GPU, as files in the folder that they share: each as long as
-// an allocation, and locked by a descriptor that its owners have open. Whoever finds one without a
-// lock knows that none of them lives any more.
+// an allocation, and locked by a descriptor that its owners have open. A process that finds one
+// without a lock knows that none of them lives any more.
 UniqueFd FakeMemory::TakeShared(int gpu, size_t bytes) const {
   std::string path = shared_folder_ + "/fake-gpu-" + std::to_string(gpu) + "-XXXXXX";
   return Locked(mkostemp(&path[0], O_CLOEXEC), bytes);

@@ -545,12 +545,12 @@ class OneDnn : public HostKernel {
         }
         char* const room = workspace + slice * room_.all();
         auto* const sums = reinterpret_cast<float*>(room + room_.all() - room_.sums);
-        auto* const more = reinterpret_cast<float*>(w_room);
+        auto* const block_sums = reinterpret_cast<float*>(w_room);
         CHORUS_RETURN_IF_ERROR(
-            block.Convolve(x_there, index == 0 ? sums : more, y_there, scratchpad));
+            block.Convolve(x_there, index == 0 ? sums : block_sums, y_there, scratchpad));
         const size_t bytes = block.w.wanted.get_size();
         if (index > 0) {
-          for (size_t i = 0; i < bytes / sizeof(float); ++i) sums[i] += more[i];
+          for (size_t i = 0; i < bytes / sizeof(float); ++i) sums[i] += block_sums[i];
         }
         if (index + 1 < cut_.blocks) continue;
         if (block.w.reordered) {

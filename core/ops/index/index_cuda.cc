@@ -110,9 +110,10 @@ CudaKernelOrError MakeTake(const CudaGpu& gpu, const NodeView& node,
 constexpr int64_t kSortedBlock = 256;
 
 // Adds the launches that sort the positions of indices, in `rows` as they lie. Blocks are merged
-// from one of the two places to the other and back; `sorted` is the one where they end.
+// from one of the two offsets to the other and back; `sorted_offset` is the one where they end.
 absl::Status AddSort(const CudaGpu& gpu, const NodeView& node, const HostRows& rows, int64_t limit,
-                     bool wide, int64_t places[2], int64_t* sorted, LaunchedKernel* kernel) {
+                     bool wide, int64_t offsets[2], int64_t* sorted_offset,
+                     LaunchedKernel* kernel) {
   cuda::SortPositionsArgs args;
   args.checked = Checked(node, 1, limit);
   args.rows = {rows.outer, rows.size, rows.stride, rows.size};
@@ -125,20 +126,20 @@ absl::Status AddSort(const CudaGpu& gpu, const NodeView& node, const HostRows& r
         Place(call, &to->to.memory);
       };
   int at = 0;
-  args.from.memory = args.to.memory = Offset<void>(places[at]);
+  args.from.memory = args.to.memory = Offset<void>(offsets[at]);
   CHORUS_RETURN_IF_ERROR(kernel->Add(gpu, "scatter_add_sort", args.rows.count(), args, bind));
   for (; args.block < rows.size; args.block *= 2) {
-    args.from.memory = Offset<void>(places[at]);
+    args.from.memory = Offset<void>(offsets[at]);
     at = 1 - at;
-    args.to.memory = Offset<void>(places[at]);
+    args.to.memory = Offset<void>(offsets[at]);
     CHORUS_RETURN_IF_ERROR(kernel->Add(gpu, "scatter_add_merge", args.rows.count(), args, bind));
   }
-  *sorted = places[at];
+  *sorted_offset = offsets[at];
   return absl::OkStatus();
 }
 
 // In the workspace: positions of the updates sorted by index, and where a row of indices is more
-// than a block, a second place for them, from which and to which blocks are merged.
+// than a block, a second array of them, from which and to which blocks are merged.
 template <bool along>
 CudaKernelOrError MakeScatterAdd(const CudaGpu& gpu, const NodeView& node,
                                  absl::Span<const TensorType> outputs) {
@@ -153,22 +154,22 @@ CudaKernelOrError MakeScatterAdd(const CudaGpu& gpu, const NodeView& node,
   // Without a row of the result nothing is to be added, and indices are not looked at; a row
   // without elements takes no index.
   const bool empty = out.count() == 0;
-  int64_t places[2] = {};
+  int64_t offsets[2] = {};
   if (!empty) {
     const int64_t bytes = indices.count() * indices.size * (wide ? 8 : 4);
-    places[1] = (bytes + 7) / 8 * 8;
-    facts.workspace_bytes = indices.size > kSortedBlock ? places[1] + bytes : bytes;
+    offsets[1] = (bytes + 7) / 8 * 8;
+    facts.workspace_bytes = indices.size > kSortedBlock ? offsets[1] + bytes : bytes;
   }
   auto kernel = std::make_unique<LaunchedKernel>(std::move(facts), OutOfRangeOf(node, 1, out.size));
   if (empty) return std::unique_ptr<CudaKernel>(std::move(kernel));
-  int64_t sorted = 0;
+  int64_t sorted_offset = 0;
   CHORUS_RETURN_IF_ERROR(
-      AddSort(gpu, node, indices, out.size, wide, places, &sorted, kernel.get()));
+      AddSort(gpu, node, indices, out.size, wide, offsets, &sorted_offset, kernel.get()));
   const auto add = [&](auto t, absl::string_view suffix) {
     using T = decltype(t);
     cuda::ScatterAddArgs<T> args;
     args.indices = IndicesOf(node, 1, out.size);
-    args.positions = {Offset<void>(sorted), wide};
+    args.positions = {Offset<void>(sorted_offset), wide};
     const int64_t parts =
         along ? out.stride : (out.stride + cuda::kScatterColumns - 1) / cuda::kScatterColumns;
     args.rows = {out.outer * out.size, out.stride, 1, parts};

@@ -2,9 +2,9 @@
 //
 // scatter_add: each element of the result adds up its own updates, in their order. For that the
 // positions of the updates are sorted by index: first in blocks, where each counts those that come
-// before it, then blocks are merged two by two, where each searches for its place in the other one.
-// Each finds its place alone, and equal indices stay in order. What a result's element adds up then
-// lies side by side.
+// before it, then blocks are merged two by two, where each searches for its position in the other
+// one. Each finds its position alone, and equal indices stay in order. What a result's element adds
+// up then lies side by side.
 //
 // Threads: each call is one thread of a launch. Ownership: all memory is the caller's. Errors: an
 // index out of range, by its element.
@@ -141,14 +141,14 @@ CHORUS_DEVICE void SortPositions(const SortPositionsArgs& args, const Lane& lane
     const int64_t begin = part.index - part.index % args.block;
     const int64_t end = begin + args.block < rows.size ? begin + args.block : rows.size;
     int64_t at = part.at - (part.index - begin) * rows.stride;
-    int64_t place = at;
+    int64_t target = at;
     CHORUS_KEEP_LOOP
     for (int64_t i = begin; i < end; ++i) {
       const int64_t other = indices.At(at);
-      if (other < index || (other == index && i < part.index)) place += rows.stride;
+      if (other < index || (other == index && i < part.index)) target += rows.stride;
       at += rows.stride;
     }
-    args.to.Set(place, part.index);
+    args.to.Set(target, part.index);
   }
 }
 
@@ -182,15 +182,15 @@ CHORUS_DEVICE void MergePositions(const SortPositionsArgs& args, const Lane& lan
     const int64_t middle = begin + args.block < rows.size ? begin + args.block : rows.size;
     const int64_t end = middle + args.block < rows.size ? middle + args.block : rows.size;
     // Of equal ones those of the first block come before those of the second.
-    int64_t place = part.index;
+    int64_t target = part.index;
     if (part.index < middle) {
-      place += FindPosition(indices, args.from, first, rows.stride, middle, end, index, false);
-      place -= middle;
+      target += FindPosition(indices, args.from, first, rows.stride, middle, end, index, false);
+      target -= middle;
     } else {
-      place += FindPosition(indices, args.from, first, rows.stride, begin, middle, index, true);
-      place -= middle;
+      target += FindPosition(indices, args.from, first, rows.stride, begin, middle, index, true);
+      target -= middle;
     }
-    args.to.Set(first + place * rows.stride, position);
+    args.to.Set(first + target * rows.stride, position);
   }
 }
 

@@ -16,8 +16,8 @@
 namespace chorus {
 namespace {
 
+using cuda::SortLayout;
 using cuda::SortMergeArgs;
-using cuda::SortPlaces;
 using cuda::SortRuns;
 using cuda::SortRunsArgs;
 
@@ -26,7 +26,7 @@ struct Level {
   SortRuns runs;
   int64_t entries = 0;  // of a row
   bool in_output = false;
-  SortPlaces places;
+  SortLayout layout;
 };
 
 SortRuns RunsOf(const HostRows& x, int64_t k, int64_t length) {
@@ -50,7 +50,7 @@ std::vector<Level> LevelsOf(const HostRows& x, int64_t k, int64_t* workspace_byt
     levels.push_back(level);
     if (level.runs.count == 1) break;
   }
-  // By turns in two places, of which the last launch reads the first.
+  // By turns in two arrays, of which the last launch reads the first.
   int64_t most[2] = {0, 0};
   const size_t last = levels.size() - 1;
   for (size_t i = 0; i < last; ++i) {
@@ -62,11 +62,11 @@ std::vector<Level> LevelsOf(const HostRows& x, int64_t k, int64_t* workspace_byt
     const bool second = (last - 1 - i) % 2 == 1;
     const int64_t entries = levels[i].entries;
     levels[i].in_output = second && in_output;
-    levels[i].places = {second && !in_output ? most[0] : 0, entries * x.stride, entries,
+    levels[i].layout = {second && !in_output ? most[0] : 0, entries * x.stride, entries,
                         levels[i].runs.kept, 1};
   }
   levels[last].in_output = true;
-  levels[last].places = {0, k * x.stride, 1, 0, x.stride};
+  levels[last].layout = {0, k * x.stride, 1, 0, x.stride};
   *workspace_bytes = (most[0] + (in_output ? 0 : most[1])) * int64_t{sizeof(uint64_t)};
   return levels;
 }
@@ -102,8 +102,8 @@ absl::Status AddMerges(const CudaGpu& gpu, const HostRows& x, absl::Span<const L
     const Level& from = levels[i - 1];
     const Level& to = levels[i];
     SortMergeArgs<T> args;
-    args.from_places = from.places;
-    args.to_places = to.places;
+    args.from_layout = from.layout;
+    args.to_layout = to.layout;
     args.mask = i + 1 == levels.size() ? index_mask : ~uint64_t{0};
     args.from_runs = from.runs;
     args.to_kept = to.runs.kept;
@@ -143,7 +143,7 @@ CudaKernelOrError MakeArgSort(const CudaGpu& gpu, const NodeView& node,
     }
     const std::string dtype(DTypeName(node.input(0).dtype));
     SortRunsArgs<T> args;
-    args.places = levels[0].places;
+    args.layout = levels[0].layout;
     args.mask = levels.size() == 1 ? index_mask : ~uint64_t{0};
     args.runs = levels[0].runs;
     args.items = x.count() * args.runs.count;

@@ -1,5 +1,5 @@
 // arg_sort on a GPU: a merge sort, each step of which is a launch (sort_kernels.h). Entries of 8
-// bytes stand by turns in two places: the last launch reads the workspace, and the one before it
+// bytes stand by turns in two arrays: the last launch reads the workspace, and the one before it
 // the result's own memory, if that is large enough, else the workspace, too. So that takes 8 bytes
 // for each element of x where all are asked for; else at most 16, or k where that is less.
 //

@@ -27,7 +27,7 @@ inline constexpr int kMergedEntries = 8;
 inline constexpr int kInterleavedRuns = 32;
 
 // Where the entries of runs stand, in entries. Row `outer` times the axis' stride plus `inner`.
-struct SortPlaces {
+struct SortLayout {
   int64_t first = 0;
   int64_t outer = 0;
   int64_t inner = 0;
@@ -129,7 +129,7 @@ struct SortRunsArgs {
   static constexpr int kScratchPacks = 0;
   const T* x = nullptr;
   uint64_t* to = nullptr;
-  SortPlaces places;
+  SortLayout layout;
   uint64_t mask = 0;    // what is written of an entry
   SortRuns runs;        // of kSortedEntries
   int64_t items = 0;    // runs of all rows
@@ -159,11 +159,11 @@ CHORUS_DEVICE void ArgSortRuns(const SortRunsArgs<T>& args, const Lane& lane) {
           index < runs.size ? Items::Make(x[index * runs.stride], index, args.flip) : Items::Last();
     }
     SortItems<Items, kSortedEntries>(items);
-    uint64_t* const to = args.to + args.places.At(outer, inner, run);
+    uint64_t* const to = args.to + args.layout.At(outer, inner, run);
     const int64_t kept = runs.Kept(run);
     CHORUS_UNROLL
     for (int i = 0; i < kSortedEntries; ++i) {
-      if (i < kept) to[i * args.places.entry] = Items::EntryOf(items[i]) & args.mask;
+      if (i < kept) to[i * args.layout.entry] = Items::EntryOf(items[i]) & args.mask;
     }
   }
 }
@@ -174,8 +174,8 @@ struct SortMergeArgs {
   const T* x = nullptr;  // if entries are wide
   const uint64_t* from = nullptr;
   uint64_t* to = nullptr;
-  SortPlaces from_places;  // side by side
-  SortPlaces to_places;
+  SortLayout from_layout;  // side by side
+  SortLayout to_layout;
   uint64_t mask = 0;  // what is written of an entry
   SortRuns from_runs;
   int64_t to_kept = 0;   // of a merged run, at most
@@ -196,8 +196,8 @@ CHORUS_DEVICE void ArgSortMerge(const SortMergeArgs<T>& args, const Lane& lane) 
     const auto read = [&](uint64_t entry) {
       return Items::Read(entry, args.x, row_first, runs.stride, args.flip);
     };
-    const uint64_t* const a = args.from + args.from_places.At(outer, inner, 2 * pair);
-    const uint64_t* const b = a + args.from_places.run;
+    const uint64_t* const a = args.from + args.from_layout.At(outer, inner, 2 * pair);
+    const uint64_t* const b = a + args.from_layout.run;
     const int64_t a_size = runs.Kept(2 * pair);
     const int64_t b_size = runs.Kept(2 * pair + 1);
     const int64_t both = a_size + b_size;
@@ -222,10 +222,10 @@ CHORUS_DEVICE void ArgSortMerge(const SortMergeArgs<T>& args, const Lane& lane) 
     const auto read_b = [&] { return b_next < b_size ? read(b[b_next]) : Items::Last(); };
     typename Items::Item of_a = read_a();
     typename Items::Item of_b = read_b();
-    uint64_t* const to = args.to + args.to_places.At(outer, inner, pair);
+    uint64_t* const to = args.to + args.to_layout.At(outer, inner, pair);
     for (int64_t i = begin; i < end; ++i) {
       const bool is_a = Items::IsLess(of_a, of_b);
-      to[i * args.to_places.entry] = Items::EntryOf(is_a ? of_a : of_b) & args.mask;
+      to[i * args.to_layout.entry] = Items::EntryOf(is_a ? of_a : of_b) & args.mask;
       if (is_a) {
         ++a_next;
         of_a = read_a();

@@ -18,7 +18,7 @@ namespace cuda {
 
 // Rows of `columns` results, of each of which every part is a result of its own: part p of `parts`
 // takes each term whose number is p modulo that. Results stand in the order of rows, parts and
-// columns, which is an input for who reduces the parts. Of packed ones, whose columns are one and
+// columns, which is an input for what reduces the parts. Of packed ones, whose columns are one and
 // whose terms are neighbours, a term is as many elements as a thread loads at a time: these are
 // taken to one at the end.
 template <typename In, typename Out>

@@ -574,7 +574,7 @@ bool Arg(Local<T>& l, typename Local<T>::IsBetter is_better) {
   return true;
 }
 
-// Each element's place is how many stand before it.
+// Each element's position is how many stand before it.
 template <typename T>
 bool ArgSort(Local<T>& l) {
   const TensorType& input = l.node.input(0);
@@ -589,16 +589,16 @@ bool ArgSort(Local<T>& l) {
       return is_bool ? T(x != 0) : x;
     };
     const T x = at(i[axis]);
-    Index place = i;
-    place[axis] = 0;
+    Index target = i;
+    target[axis] = 0;
     for (int64_t k = 0; k < input.dims[axis].size; ++k) {
       const T y = at(k);
       const bool before = l.Int("descending") != 0 ? is_less(x, y) : is_less(y, x);
       const bool equal = !is_less(x, y) && !is_less(y, x);
-      place[axis] += before || (equal && k < i[axis]) ? 1 : 0;
+      target[axis] += before || (equal && k < i[axis]) ? 1 : 0;
     }
-    if (place[axis] >= l.type.dims[axis].size) return;
-    l.out[Position(l.type, place)] = static_cast<T>(i[axis]);
+    if (target[axis] >= l.type.dims[axis].size) return;
+    l.out[Position(l.type, target)] = static_cast<T>(i[axis]);
   });
   return true;
 }

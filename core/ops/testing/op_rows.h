@@ -1,6 +1,6 @@
 // Calls of local ops with the sizes that trainers have, for benchmarks: what is measured, once for
-// all who measure it. tools/gpu_torch.py reads them as a program wrote them, and has PyTorch's form
-// of each.
+// all that measure it. tools/gpu_torch.py reads them as a program wrote them, and has PyTorch's
+// form of each.
 //
 // Threads: any. Ownership: plain values. Errors: a row that its ops do not take ends the process.
 #ifndef CHORUS_CORE_OPS_TESTING_OP_ROWS_H_

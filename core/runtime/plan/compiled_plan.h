@@ -115,7 +115,7 @@ struct Plan {
   std::vector<int32_t> instances;
   std::shared_ptr<const VoteTemplate> votes;  // participations in program order
   // Bytes that collectives write for this rank: results of reductions, and copies of pieces; what
-  // is an alias, or stands in its place already, is not written.
+  // is an alias, or stands where it belongs already, is not written.
   struct Written {
     struct Bytes {
       int64_t reduced = 0;

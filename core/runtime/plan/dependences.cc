@@ -69,24 +69,24 @@ absl::StatusOr<Dependences::Set> Dependences::Take(NodeIndex node,
   std::swap(sets.back(),
             *std::max_element(sets.begin(), sets.end(),
                               [](const Set& a, const Set& b) { return a->size() < b->size(); }));
-  Set all = std::move(sets.back());
+  Set result = std::move(sets.back());
   sets.pop_back();
-  bool changed = false;
+  bool is_changed = false;
   for (const Set& set : sets) {
     CHORUS_RETURN_IF_ERROR(Count(set->size()));
     for (const int32_t x : *set) {
-      if (all->contains(x)) continue;
-      if (all.use_count() > 1) {
-        CHORUS_RETURN_IF_ERROR(Count(all->size()));
-        all = std::make_shared<absl::btree_set<int32_t>>(*all);
+      if (result->contains(x)) continue;
+      if (result.use_count() > 1) {
+        CHORUS_RETURN_IF_ERROR(Count(result->size()));
+        result = std::make_shared<absl::btree_set<int32_t>>(*result);
       }
-      all->insert(x);
-      changed = true;
+      result->insert(x);
+      is_changed = true;
     }
   }
   // What is as it was has been reduced before.
-  if (changed) CHORUS_RETURN_IF_ERROR(Reduce(participations, &all));
-  return all;
+  if (is_changed) CHORUS_RETURN_IF_ERROR(Reduce(participations, &result));
+  return result;
 }
 
 // Leaves out what another element waits for itself. Only short sets are worth it: a long one is
@@ -95,11 +95,11 @@ absl::Status Dependences::Reduce(absl::Span<const Participation> participations,
   constexpr size_t kShort = 16;
   if ((*set)->size() < 2 || (*set)->size() > kShort) return absl::OkStatus();
   CHORUS_RETURN_IF_ERROR(Count((*set)->size() * (*set)->size()));
-  const std::vector<int32_t> all((*set)->begin(), (*set)->end());
-  for (const int32_t y : all) {
-    const std::vector<int32_t>& before = participations[y].after;
-    for (const int32_t x : all) {
-      if (std::binary_search(before.begin(), before.end(), x)) (*set)->erase(x);
+  const std::vector<int32_t> elements((*set)->begin(), (*set)->end());
+  for (const int32_t y : elements) {
+    const std::vector<int32_t>& after = participations[y].after;
+    for (const int32_t x : elements) {
+      if (std::binary_search(after.begin(), after.end(), x)) (*set)->erase(x);
     }
   }
   return absl::OkStatus();

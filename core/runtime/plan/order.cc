@@ -107,13 +107,14 @@ class Orderer {
       return Malformed(
           absl::StrCat("an order of ", order.size(), " collectives for a run of ", count));
     }
-    std::vector<bool> chosen(count, false);
+    std::vector<bool> is_chosen(count, false);
     for (const int32_t p : order) {
       if (p < 0 || static_cast<size_t>(p) >= count) {
         return Malformed(absl::StrCat("participation ", p, " in an order of ", count));
       }
-      if (chosen[p]) return Malformed(absl::StrCat("participation ", p, " is twice in the order"));
-      chosen[p] = true;
+      if (is_chosen[p])
+        return Malformed(absl::StrCat("participation ", p, " is twice in the order"));
+      is_chosen[p] = true;
     }
     return absl::OkStatus();
   }
@@ -165,24 +166,24 @@ void PutOffWriters(PlanState* state) {
                    [](const GraphOutput& output) { return output.may_alias >= 0; })) {
     return;
   }
-  IndexedVector<NodeIndex, bool> needed(state->nodes.size(), false);  // by a collective
+  IndexedVector<NodeIndex, bool> is_needed(state->nodes.size(), false);  // by a collective
   for (NodeIndex n = state->num_nodes(); n-- > 0;) {
     const Node& node = state->node(n);
-    if (!needed[n] && !node.collective.has_value()) continue;
-    needed[n] = true;
+    if (!is_needed[n] && !node.collective.has_value()) continue;
+    is_needed[n] = true;
     for (const ValueIndex v : node.inputs) {
-      if (state->table.producer(v) >= 0) needed[state->table.producer(v)] = true;
+      if (state->table.producer(v) >= 0) is_needed[state->table.producer(v)] = true;
     }
   }
   for (const GraphOutput& output : graph.outputs) {
     const NodeIndex producer = state->table.producer(output.value);
-    if (output.may_alias < 0 || producer < 0 || needed[producer]) continue;
+    if (output.may_alias < 0 || producer < 0 || is_needed[producer]) continue;
     state->nodes[producer].put_off = true;
   }
   for (NodeIndex n = 0; n < state->num_nodes(); ++n) {
     for (const ValueIndex v : state->node(n).inputs) {
       const NodeIndex producer = state->table.producer(v);
-      if (producer < 0 || needed[n]) continue;
+      if (producer < 0 || is_needed[n]) continue;
       if (state->nodes[producer].put_off) state->nodes[n].put_off = true;
     }
   }

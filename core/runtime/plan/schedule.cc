@@ -109,18 +109,18 @@ class Scheduler {
     Slot& slot = slots_[slot_index];
     Step step;
     step.stream = stream;
-    int32_t needed = also_after;
+    int32_t needed_step = also_after;
     for (const ValueIndex v : inputs) {
       const Scheduled& value = scheduled_[v];
       if (value.ready_step >= 0 && value.ready_stream != stream) {
-        needed = std::max(needed, value.ready_step);
+        needed_step = std::max(needed_step, value.ready_step);
       }
       step.inputs.push_back(LocationOf(v));
     }
     int32_t& waited_step = slot.waited_step[static_cast<int>(stream)];
-    if (needed > waited_step) {
-      slot.waits_for.push_back(needed);
-      waited_step = needed;
+    if (needed_step > waited_step) {
+      slot.waits_for.push_back(needed_step);
+      waited_step = needed_step;
     } else {
       slot.waits_for.push_back(-1);
     }
@@ -342,14 +342,14 @@ class Scheduler {
     Step recv = Begin(to, StreamId::kCommunication, {});
     recv.outputs.push_back(PlaceOutput(state_.output(n, 0), to, StreamId::kCommunication));
     for (const bool sends : {true, false}) {
-      const int32_t here = sends ? from : to;
+      const int32_t slot = sends ? from : to;
       DevicePlan::CollectiveStep collective;
       collective.kind = sends ? CollectiveKind::kSend : CollectiveKind::kRecv;
       collective.root = sends ? 1 : 0;
       collective.dtype = state_.table.type(input).dtype;
       collective.count = state_.table.type(input).num_elements();
       (sends ? collective.num_inputs : collective.num_outputs) = 1;
-      PushCollective(here, PairBinding(here, from, to), std::move(collective),
+      PushCollective(slot, PairBinding(slot, from, to), std::move(collective),
                      std::move(sends ? send : recv));
     }
   }

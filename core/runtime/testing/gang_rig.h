@@ -133,7 +133,7 @@ class GangRig {
   }
   static EventKey KeyOf(int device, const LostMessage&) { return {device, 'x', 0}; }
   absl::Status WaitFor(const EventKey& key);
-  // For those who wait. False: it has come before.
+  // For those that wait. False: it has come before.
   bool Keep(int, const CompletionMessage& of) ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     changed_.SignalAll();

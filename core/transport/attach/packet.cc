@@ -39,16 +39,16 @@ absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const in
     header->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
     memcpy(CMSG_DATA(header), fds.data(), sizeof(int) * fds.size());
   }
-  ssize_t sent;
+  ssize_t size;
   do {
-    sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (sent < 0 && errno == EINTR);
-  if (sent < 0 && errno == ETOOMANYREFS) {
+    size = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (size < 0 && errno == EINTR);
+  if (size < 0 && errno == ETOOMANYREFS) {
     return MakeError(Reason::kQuota,
                      "attach socket: descriptors that were sent before have not been read by those "
                      "whom they were sent to");
   }
-  if (sent < 0) return Gone("send", errno);
+  if (size < 0) return Gone("send", errno);
   return absl::OkStatus();
 }
 
@@ -62,7 +62,7 @@ absl::StatusOr<absl::optional<Packet>> ReceivePacket(int socket, size_t max_byte
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   // What does not fit here the kernel closes: a sender cannot fill our descriptor table. Closing
-  // may take as long as the sender likes, though: whoever wants none at all looks first.
+  // may take as long as the sender likes, though: a caller that wants none at all looks first.
   const int look = max_fds == 0 ? MSG_PEEK : 0;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(ucred)) + CMSG_SPACE(sizeof(int) * kMaxFds)];
   message.msg_control = control;
