@@ -18,11 +18,11 @@ constexpr int kAcceptsPerTurn = 64;
 
 }  // namespace
 
-void Accept(absl::string_view who, int listener, int stop,
+void Accept(absl::string_view logger, int listener, int stop,
             const std::function<void(ClientSocket connection)>& take) {
   const auto pause = [stop](int milliseconds) {
-    pollfd stopped = {stop, POLLIN, 0};
-    poll(&stopped, 1, milliseconds);
+    pollfd entry = {stop, POLLIN, 0};
+    poll(&entry, 1, milliseconds);
   };
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     if (TooManyUnclosed()) return pause(1);
@@ -31,7 +31,7 @@ void Accept(absl::string_view who, int listener, int stop,
     if (!connection.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      LOG(ERROR) << who << ": accept: " << strerror(errno);
+      LOG(ERROR) << logger << ": accept: " << strerror(errno);
       return pause(100);
     }
     int family = AF_UNSPEC;

@@ -78,8 +78,8 @@ void Acceptor::Loop() {
       poll(nullptr, 0, 100);
       continue;
     }
-    uint64_t woken;
-    if (entries[0].revents != 0 && read(wake_.get(), &woken, sizeof(woken)) > 0) continue;
+    uint64_t count;
+    if (entries[0].revents != 0 && read(wake_.get(), &count, sizeof(count)) > 0) continue;
     // First those that make room.
     if (entries[1].revents != 0) peers_->TakeHangups();
     for (size_t i = 2; i < entries.size(); ++i) {
@@ -117,19 +117,19 @@ void Acceptor::Accept(const Listener& listener) {
   server::Accept("acceptor", listener.socket.get(), wake_.get(), [&](ClientSocket connection) {
     absl::optional<PeerCredentials> peer;
     if (listener.is_unix) {
-      const absl::StatusOr<PeerCredentials> known = GetPeerCredentials(connection.get());
-      if (!known.ok()) {
-        LOG(ERROR) << "acceptor: " << known.status();
+      const absl::StatusOr<PeerCredentials> credentials = GetPeerCredentials(connection.get());
+      if (!credentials.ok()) {
+        LOG(ERROR) << "acceptor: " << credentials.status();
         return;
       }
-      peer = *known;
+      peer = *credentials;
     }
-    absl::StatusOr<UniqueFd> numbered = peers_->Add(std::move(connection), peer);
-    if (!numbered.ok()) {
-      LOG_EVERY_T(ERROR, 1) << "acceptor: " << ErrorOf(numbered.status()).message;
+    absl::StatusOr<UniqueFd> fd = peers_->Add(std::move(connection), peer);
+    if (!fd.ok()) {
+      LOG_EVERY_T(ERROR, 1) << "acceptor: " << ErrorOf(fd.status()).message;
       return;
     }
-    grpc::AddInsecureChannelFromFd(server_, numbered->Release());
+    grpc::AddInsecureChannelFromFd(server_, fd->Release());
   });
 }
 

@@ -1,4 +1,4 @@
-// Accepts gRPC's connections, so that the daemon knows who calls and how many they are
+// Accepts gRPC's connections, so that the daemon knows which users call and how many they are
 // (server/peers.h), and ends those that are idle.
 //
 // Threads: one of its own. The constructor, Stop and the destructor are the owner's. Ownership: it

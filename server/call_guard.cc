@@ -36,7 +36,7 @@ class Guard : public grpc::experimental::Interceptor {
 
  private:
   absl::Status Look() {
-    connection_ = PeerTable::NumberOf(context_->peer());
+    connection_ = PeerTable::ConnectionIdOf(context_->peer());
     if (connection_.has_value()) {
       CHORUS_RETURN_IF_ERROR(peers_->CallBegan(*connection_));
       began_ = true;

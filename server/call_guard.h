@@ -1,14 +1,14 @@
 // Looks at each call when it comes, before its handler has it.
 //
-// Each is counted as its connection's, until it has ended. One that PeerTable has no place for is
+// Each is counted as its connection's, until it has ended. One that PeerTable has no room for is
 // cancelled, with that error: what a handler answers would wait for a client that may not read it,
-// and gRPC's own services do not ask. channelz tells of every connection, whoever's it is: it is
-// for the daemon's own user alone. And a call of reflection or channelz holds a thread of the
+// and gRPC's own services do not ask. channelz tells of every connection, whichever tenant's it is:
+// it is for the daemon's own user alone. And a call of reflection or channelz holds a thread of the
 // daemon's as long as its client likes: there are kMaxBlockingCalls at a time, of one tenant
 // ShareOf that.
 //
 // Threads: gRPC's. Ownership: the guards are gRPC's. Errors: end the call: RESOURCE_EXHAUSTED
-// (QUOTA) where there is no place for it, PERMISSION_DENIED (NOT_ATTACHED) of channelz.
+// (QUOTA) where there is no room for it, PERMISSION_DENIED (NOT_ATTACHED) of channelz.
 #ifndef CHORUS_SERVER_CALL_GUARD_H_
 #define CHORUS_SERVER_CALL_GUARD_H_
 

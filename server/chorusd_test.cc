@@ -236,14 +236,14 @@ TEST_F(ChorusdTest, WorkThatNeverEndsDoesNotKeepItAlive) {
   EXPECT_EQ(chorusd.Wait(), 3) << chorusd.output();
   EXPECT_THAT(chorusd.output(), HasSubstr("did not end in time; it was at: ending"));
   EXPECT_THAT(chorusd.output(), Not(HasSubstr("stopped")));
-  // Whoever comes next finds the path free.
+  // The next daemon finds the path free.
   ChorusdProcess next(folder_, {Listen()});
   EXPECT_TRUE(next.WaitForStart()) << next.output();
 }
 
 // A pipe that nobody reads any more, with every byte of it taken.
 void Fill(int pipe) {
-  // Opened again: O_NONBLOCK is not for the one who shares it.
+  // Opened again: O_NONBLOCK is not for the process that shares it.
   const UniqueFd filler(
       open(absl::StrCat("/proc/self/fd/", pipe).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
   ASSERT_TRUE(filler.valid());
@@ -465,7 +465,7 @@ TEST_F(ChorusdTest, AWorkerDoesNotOutliveItsDaemon) {
   kill(worker, SIGSTOP);
   chorusd.Signal(SIGKILL);
   chorusd.Wait();
-  // Its end is its new parent's to see, who may be slow: a zombie has no program.
+  // Its end is its new parent's to see, which may be slow: a zombie has no program.
   EXPECT_TRUE(Eventually([&] {
     std::error_code ignored;
     return std::filesystem::read_symlink(absl::StrCat("/proc/", worker, "/exe"), ignored).empty();

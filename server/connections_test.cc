@@ -294,7 +294,7 @@ TEST(ConnectionsTest, WhoComesByTcpLeavesRoomForOthers) {
     EXPECT_EQ(poll(&entry, 1, 0), 0);
   }
   EXPECT_TRUE(RpcRank(daemon.Connect()).ListSessions().ok());
-  // Whoever goes makes room.
+  // One that goes makes room.
   crowd.pop_back();
   const auto channel = daemon.ConnectTo(daemon.daemon().addresses()[1].ToString());
   EXPECT_TRUE(Eventually([&] { return RpcRank(channel).ListSessions().ok(); }));
@@ -317,7 +317,7 @@ TEST(ConnectionsTest, AClientThatSendsDescriptorsKeepsNobodyWaiting) {
   }));
 }
 
-// Those who have gone already make room for the last one when it is let in, unless all of them are
+// Those that have gone already make room for the last one when it is let in, unless all of them are
 // let in before it is seen that they have.
 TEST(ConnectionsTest, ACrowdAtTheDoorDoesNotKeepTheOthersOut) {
   TestDaemon daemon;  // for its folder

@@ -80,10 +80,10 @@ std::string DirectoryOf(const std::string& path) {
 }
 
 // Makes the directory of `path` and notes it in `made`, unless it is there.
-absl::Status MakeDirectory(const std::string& path, std::vector<std::string>* made) {
+absl::Status MakeDirectory(const std::string& path, std::vector<std::string>* created_directories) {
   const std::string directory = DirectoryOf(path);
   if (mkdir(directory.c_str(), 0755) == 0) {
-    made->push_back(directory);
+    created_directories->push_back(directory);
     return absl::OkStatus();
   }
   if (errno == EEXIST) return absl::OkStatus();
@@ -93,9 +93,9 @@ absl::Status MakeDirectory(const std::string& path, std::vector<std::string>* ma
 
 // Nobody but the operator says where else a daemon listens: there it is only told.
 absl::Status CheckDirectory(const std::string& path, uid_t uid) {
-  const absl::Status safe = CheckSocketDirectory(DirectoryOf(path), uid);
-  if (safe.ok() || path == DefaultSocketPath()) return safe;
-  LOG(WARNING) << ErrorOf(safe).message << ": another user may put a socket in place of this one";
+  const absl::Status status = CheckSocketDirectory(DirectoryOf(path), uid);
+  if (status.ok() || path == DefaultSocketPath()) return status;
+  LOG(WARNING) << ErrorOf(status).message << ": another user may put a socket in place of this one";
   return absl::OkStatus();
 }
 
@@ -210,9 +210,9 @@ struct Daemon::Impl {
 
 absl::Status Daemon::Impl::Listen() {
   if (options.listen.empty()) return Malformed("--listen: expected at least one address");
-  for (const ListenAddress& wanted : options.listen) {
-    CHORUS_RETURN_IF_ERROR(CheckListenAddress(wanted, options.insecure_loopback));
-    ListenAddress& address = addresses.emplace_back(wanted);
+  for (const ListenAddress& listen_address : options.listen) {
+    CHORUS_RETURN_IF_ERROR(CheckListenAddress(listen_address, options.insecure_loopback));
+    ListenAddress& address = addresses.emplace_back(listen_address);
     if (!address.is_unix()) {
       CHORUS_ASSIGN_OR_RETURN(std::vector<UniqueFd> listeners, ListenTcp(&address));
       for (UniqueFd& listener : listeners) {
@@ -310,9 +310,9 @@ absl::Status Daemon::Impl::Serve() {
 void Daemon::Impl::Renew(std::vector<SessionId> sessions) {
   loop.Post([this, sessions = std::move(sessions)](node::LocalNode& node, absl::Time now) {
     for (const SessionId session : sessions) {
-      const absl::Status renewed = node.RenewLease(session, now);
+      const absl::Status status = node.RenewLease(session, now);
       // Its calls have been told; its streams wait for commands.
-      if (!renewed.ok()) farewell.SayTo(session, renewed);
+      if (!status.ok()) farewell.SayTo(session, status);
     }
   });
 }
@@ -330,12 +330,14 @@ void Daemon::Impl::Drain(absl::Time deadline) {
     while (!AskNode(&loop, patience, idle) && SteadyNow() < deadline) {
       absl::SleepFor(std::min(kDrainLook, deadline - SteadyNow()));
     }
-    const bool ended =
+    const bool has_aborted =
         AskNode(&loop, SteadyNow() + kDrainPatience, [](node::LocalNode& node, absl::Time now) {
           node.AbortAll(now);
           return true;
         });
-    if (!ended) LOG(ERROR) << "the node thread hangs: what waits for it is not told why it ends";
+    if (!has_aborted) {
+      LOG(ERROR) << "the node thread hangs: what waits for it is not told why it ends";
+    }
     // Behind the outcomes, before any connection closes.
     const absl::Status why = MakeError(Reason::kDraining, "the daemon is shutting down");
     if (attach != nullptr) attach->SayGoodbye(why);
@@ -370,11 +372,11 @@ void Daemon::Impl::Undo() {
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::unique_ptr<Devices> devices) {
   std::unique_ptr<Daemon> daemon(new Daemon(std::make_unique<Impl>(options, std::move(devices))));
-  absl::Status started = daemon->impl_->Listen();
-  if (started.ok()) started = daemon->impl_->Serve();
-  if (started.ok()) return daemon;
+  absl::Status status = daemon->impl_->Listen();
+  if (status.ok()) status = daemon->impl_->Serve();
+  if (status.ok()) return daemon;
   daemon->impl_->Undo();
-  return started;
+  return status;
 }
 
 Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

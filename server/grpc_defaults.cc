@@ -37,13 +37,13 @@ absl::Status Unknown(absl::string_view what) {
                                 "; expected gRPC 1.51"));
 }
 
-// The row named `name`. `known`: this process has changed it; else its default has to be
+// The row named `name`. `is_changed`: this process has changed it; else its default has to be
 // `expected`.
 absl::StatusOr<Setting*> RowOf(Setting* rows, absl::string_view name, uint32_t expected,
-                               bool known) {
+                               bool is_changed) {
   for (size_t i = 0; i < kRows; ++i) {
     if (rows[i].name == nullptr || rows[i].name != name) continue;
-    if (known || rows[i].default_value == expected) return &rows[i];
+    if (is_changed || rows[i].default_value == expected) return &rows[i];
     return Unknown(absl::StrCat(name, " is ", rows[i].default_value, " unless acknowledged"));
   }
   return Unknown(absl::StrCat("it has no setting ", name));
@@ -52,15 +52,15 @@ absl::StatusOr<Setting*> RowOf(Setting* rows, absl::string_view name, uint32_t e
 }  // namespace
 
 absl::Status SetHttpDefaults(const HttpDefaults& defaults) {
-  static bool known = false;
+  static bool is_changed = false;
   static Mutex* const mutex = new Mutex;
   MutexLock lock(mutex);
   auto* const rows = static_cast<Setting*>(dlsym(RTLD_DEFAULT, "grpc_chttp2_settings_parameters"));
   if (rows == nullptr) return Unknown("it has no table of HTTP/2's settings");
   CHORUS_ASSIGN_OR_RETURN(Setting* const headers,
-                          RowOf(rows, "MAX_HEADER_LIST_SIZE", kHeaderListSize, known));
+                          RowOf(rows, "MAX_HEADER_LIST_SIZE", kHeaderListSize, is_changed));
   CHORUS_ASSIGN_OR_RETURN(Setting* const streams,
-                          RowOf(rows, "MAX_CONCURRENT_STREAMS", kConcurrentStreams, known));
+                          RowOf(rows, "MAX_CONCURRENT_STREAMS", kConcurrentStreams, is_changed));
   // The loader has made it read-only.
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = reinterpret_cast<uintptr_t>(rows) / page * page;
@@ -72,7 +72,7 @@ absl::Status SetHttpDefaults(const HttpDefaults& defaults) {
   headers->default_value = defaults.max_header_list_size;
   streams->default_value = defaults.max_concurrent_streams;
   mprotect(pages, size, PROT_READ);
-  known = true;
+  is_changed = true;
   return absl::OkStatus();
 }
 

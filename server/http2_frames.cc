@@ -36,19 +36,19 @@ Http2Frames::Counts Http2Frames::Take(absl::string_view bytes) {
       data_ -= skip_;
       bytes.remove_prefix(1);
     } else if (data_ > 0) {
-      const size_t taken = std::min(data_, bytes.size());
-      TakeData(bytes.substr(0, taken), &counts);
-      data_ -= taken;
-      bytes.remove_prefix(taken);
+      const size_t size = std::min(data_, bytes.size());
+      TakeData(bytes.substr(0, size), &counts);
+      data_ -= size;
+      bytes.remove_prefix(size);
     } else if (skip_ > 0) {
-      const size_t skipped = std::min(skip_, bytes.size());
-      skip_ -= skipped;
-      bytes.remove_prefix(skipped);
+      const size_t size = std::min(skip_, bytes.size());
+      skip_ -= size;
+      bytes.remove_prefix(size);
     } else {
-      const size_t taken = std::min(kHeadBytes - have_, bytes.size());
-      memcpy(head_ + have_, bytes.data(), taken);
-      have_ += taken;
-      bytes.remove_prefix(taken);
+      const size_t size = std::min(kHeadBytes - have_, bytes.size());
+      memcpy(head_ + have_, bytes.data(), size);
+      have_ += size;
+      bytes.remove_prefix(size);
       if (have_ == kHeadBytes) TakeHead(&counts);
     }
   }
@@ -76,25 +76,25 @@ void Http2Frames::TakeHead(Counts* counts) {
     Open(stream);
   }
   if (type == kReset || (type == kHeaders && (flags & kEndStream) != 0)) Close(stream);
-  if (type == kHeaders || ((type == kPing || type == kSettings) && !is_answer)) ++counts->asked;
+  if (type == kHeaders || ((type == kPing || type == kSettings) && !is_answer)) ++counts->requests;
 }
 
-void Http2Frames::BeginData(uint32_t number, size_t size, unsigned char flags, Counts* counts) {
-  auto stream = Find(number);
+void Http2Frames::BeginData(uint32_t id, size_t size, unsigned char flags, Counts* counts) {
+  auto stream = Find(id);
   if (stream == streams_.end()) {
-    if (number % 2 == 0 || number > last_stream_ || number <= given_up_) {
+    if (id % 2 == 0 || id > last_stream_ || id <= given_up_) {
       skip_ = size;
-      return Break(counts, absl::StrCat("it sends data in stream ", number, ", which is not open"));
+      return Break(counts, absl::StrCat("it sends data in stream ", id, ", which is not open"));
     }
     // It had no message that was not whole when it was given up: so one begins.
-    stream = Open(number);
+    stream = Open(id);
     stream->is_later = true;
   }
   stream->last_used = ++used_;
-  current_ = number;
+  current_ = id;
   data_ = size;
   padded_ = (flags & kPadded) != 0 && size > 0;
-  if ((flags & kEndStream) != 0) ends_ = number;
+  if ((flags & kEndStream) != 0) ends_ = id;
   if (size == 0) CountPiece(&*stream, counts);
 }
 
@@ -102,77 +102,77 @@ void Http2Frames::TakeData(absl::string_view bytes, Counts* counts) {
   Stream& stream = *Find(current_);
   while (!bytes.empty()) {
     // Of each message that is in them.
-    while (stream.came < kPrefixBytes && !bytes.empty()) {
+    while (stream.bytes_received < kPrefixBytes && !bytes.empty()) {
       TakePrefix(&stream, static_cast<unsigned char>(bytes[0]), counts);
       bytes.remove_prefix(1);
     }
-    if (stream.came >= kPrefixBytes) {
-      const auto taken = static_cast<uint32_t>(std::min<size_t>(stream.missing, bytes.size()));
-      stream.missing -= taken;
-      stream.came += taken;
-      bytes.remove_prefix(taken);
+    if (stream.bytes_received >= kPrefixBytes) {
+      const auto size = static_cast<uint32_t>(std::min<size_t>(stream.bytes_missing, bytes.size()));
+      stream.bytes_missing -= size;
+      stream.bytes_received += size;
+      bytes.remove_prefix(size);
     }
     CountPiece(&stream, counts);
-    if (stream.came >= kPrefixBytes && stream.missing == 0) EndMessage(&stream);
+    if (stream.bytes_received >= kPrefixBytes && stream.bytes_missing == 0) EndMessage(&stream);
   }
 }
 
 void Http2Frames::TakePrefix(Stream* stream, unsigned char byte, Counts* counts) const {
-  if (stream->came == 0 && stream->is_later) ++counts->later;
+  if (stream->bytes_received == 0 && stream->is_later) ++counts->later_messages;
   // The first one says how the message is compressed.
-  stream->missing = stream->came == 0 ? 0 : stream->missing << 8 | byte;
-  if (++stream->came == kPrefixBytes && stream->missing > limits_.message_bytes) {
-    Break(counts, absl::StrCat("it declares a message of ", stream->missing,
+  stream->bytes_missing = stream->bytes_received == 0 ? 0 : stream->bytes_missing << 8 | byte;
+  if (++stream->bytes_received == kPrefixBytes && stream->bytes_missing > limits_.message_bytes) {
+    Break(counts, absl::StrCat("it declares a message of ", stream->bytes_missing,
                                " bytes; expected at most ", limits_.message_bytes));
   }
 }
 
 void Http2Frames::EndMessage(Stream* stream) const {
-  const uint32_t usual = limits_.pieces_a_message + stream->came / limits_.bytes_a_piece;
-  stream->pieces -= std::min(stream->pieces, usual);
-  stream->came = 0;
+  const uint32_t usual_pieces =
+      limits_.pieces_a_message + stream->bytes_received / limits_.bytes_a_piece;
+  stream->pieces -= std::min(stream->pieces, usual_pieces);
+  stream->bytes_received = 0;
   stream->is_later = true;
 }
 
 void Http2Frames::CountPiece(Stream* stream, Counts* counts) const {
-  const uint32_t most = limits_.pieces + stream->came / limits_.bytes_a_piece;
+  const uint32_t most = limits_.pieces + stream->bytes_received / limits_.bytes_a_piece;
   if (++stream->pieces > most) {
-    Break(counts, absl::StrCat("it has sent ", stream->came, " bytes of a message in ",
+    Break(counts, absl::StrCat("it has sent ", stream->bytes_received, " bytes of a message in ",
                                stream->pieces, " pieces; expected at most ", most));
   }
 }
 
-std::vector<Http2Frames::Stream>::iterator Http2Frames::Open(uint32_t number) {
+std::vector<Http2Frames::Stream>::iterator Http2Frames::Open(uint32_t id) {
   if (streams_.size() >= limits_.streams) {
     // Of one whose message is not whole nobody could tell where the next one begins.
-    const auto given_up =
+    const auto victim =
         std::min_element(streams_.begin(), streams_.end(), [](const Stream& a, const Stream& b) {
-          if ((a.came == 0) != (b.came == 0)) return a.came == 0;
+          if ((a.bytes_received == 0) != (b.bytes_received == 0)) return a.bytes_received == 0;
           return a.last_used < b.last_used;
         });
-    if (given_up->came > 0) given_up_ = std::max(given_up_, given_up->number);
-    streams_.erase(given_up);
+    if (victim->bytes_received > 0) given_up_ = std::max(given_up_, victim->id);
+    streams_.erase(victim);
   }
   Stream stream;
-  stream.number = number;
+  stream.id = id;
   stream.last_used = ++used_;
-  return streams_.insert(PlaceOf(number), stream);
+  return streams_.insert(LowerBound(id), stream);
 }
 
-void Http2Frames::Close(uint32_t number) {
-  const auto stream = Find(number);
+void Http2Frames::Close(uint32_t id) {
+  const auto stream = Find(id);
   if (stream != streams_.end()) streams_.erase(stream);
 }
 
-std::vector<Http2Frames::Stream>::iterator Http2Frames::Find(uint32_t number) {
-  const auto stream = PlaceOf(number);
-  return stream != streams_.end() && stream->number == number ? stream : streams_.end();
+std::vector<Http2Frames::Stream>::iterator Http2Frames::Find(uint32_t id) {
+  const auto stream = LowerBound(id);
+  return stream != streams_.end() && stream->id == id ? stream : streams_.end();
 }
 
-std::vector<Http2Frames::Stream>::iterator Http2Frames::PlaceOf(uint32_t number) {
-  return std::lower_bound(
-      streams_.begin(), streams_.end(), number,
-      [](const Stream& stream, uint32_t wanted) { return stream.number < wanted; });
+std::vector<Http2Frames::Stream>::iterator Http2Frames::LowerBound(uint32_t id) {
+  return std::lower_bound(streams_.begin(), streams_.end(), id,
+                          [](const Stream& stream, uint32_t wanted) { return stream.id < wanted; });
 }
 
 }  // namespace chorus::server

@@ -30,16 +30,16 @@ class Http2Frames {
     uint32_t pieces_a_message = 0;
   };
   struct Counts {
-    int calls = 0;  // streams that it has opened
-    int asked = 0;  // what is answered: these, PING and SETTINGS
-    int later = 0;  // messages that have begun behind the first one of their stream
+    int calls = 0;           // streams that it has opened
+    int requests = 0;        // what is answered: these, PING and SETTINGS
+    int later_messages = 0;  // messages that have begun behind the first one of their stream
     // Why the connection may not go on, in words; empty: it may.
     std::string broken;
     // What comes behind.
     Counts& operator+=(const Counts& next) {
       calls += next.calls;
-      asked += next.asked;
-      later += next.later;
+      requests += next.requests;
+      later_messages += next.later_messages;
       if (broken.empty()) broken = next.broken;
       return *this;
     }
@@ -63,27 +63,27 @@ class Http2Frames {
   // lives after all it is followed again when something comes.
   struct Stream {
     uint64_t last_used = 0;
-    uint32_t number = 0;
+    uint32_t id = 0;
     // Of the message that has begun, or is to come: bytes behind its prefix that are still to come,
     // those that have, prefix and all, and in how many pieces.
-    uint32_t missing = 0;
-    uint32_t came = 0;
+    uint32_t bytes_missing = 0;
+    uint32_t bytes_received = 0;
     uint32_t pieces = 0;
     bool is_later = false;  // behind another one
   };
 
   void TakeHead(Counts* counts);
-  void BeginData(uint32_t number, size_t size, unsigned char flags, Counts* counts);
+  void BeginData(uint32_t id, size_t size, unsigned char flags, Counts* counts);
   // What stands in a DATA frame, without what fills it up.
   void TakeData(absl::string_view bytes, Counts* counts);
   void TakePrefix(Stream* stream, unsigned char byte, Counts* counts) const;
   void EndMessage(Stream* stream) const;
   void CountPiece(Stream* stream, Counts* counts) const;
-  std::vector<Stream>::iterator Open(uint32_t number);
-  void Close(uint32_t number);
-  std::vector<Stream>::iterator Find(uint32_t number);
-  // The first of this number, or a higher one.
-  std::vector<Stream>::iterator PlaceOf(uint32_t number);
+  std::vector<Stream>::iterator Open(uint32_t id);
+  void Close(uint32_t id);
+  std::vector<Stream>::iterator Find(uint32_t id);
+  // The first with this id, or a higher one.
+  std::vector<Stream>::iterator LowerBound(uint32_t id);
 
   const Limits limits_;
   unsigned char head_[kHeadBytes] = {};
@@ -97,7 +97,7 @@ class Http2Frames {
   uint32_t last_stream_ = 0;
   uint32_t given_up_ = 0;  // the last stream that was with a message that was not whole
   uint64_t used_ = 0;
-  std::vector<Stream> streams_;  // by number
+  std::vector<Stream> streams_;  // by id
 };
 
 }  // namespace chorus::server

@@ -25,7 +25,7 @@ Http2Frames::Counts Take(absl::string_view bytes, size_t first, size_t size, uin
 }
 
 bool Equal(Http2Frames::Counts a, Http2Frames::Counts b) {
-  return a.calls == b.calls && a.asked == b.asked && a.broken == b.broken;
+  return a.calls == b.calls && a.requests == b.requests && a.broken == b.broken;
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::abort();
   }
   const size_t frames = size < kPreface ? 0 : (size - kPreface) / kHead;
-  if (whole.asked < 0 || static_cast<size_t>(whole.asked) > frames) std::abort();
-  if (whole.calls < 0 || whole.calls > whole.asked) std::abort();
+  if (whole.requests < 0 || static_cast<size_t>(whole.requests) > frames) std::abort();
+  if (whole.calls < 0 || whole.calls > whole.requests) std::abort();
   return 0;
 }

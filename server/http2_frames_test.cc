@@ -79,7 +79,7 @@ TEST(Http2FramesTest, CountsWhatIsAskedHoweverItsBytesCome) {
     for (int round = 0; round < 20; ++round) {
       const Http2Frames::Counts counts = Take(bytes, most);
       EXPECT_EQ(counts.calls, 3) << most;
-      EXPECT_EQ(counts.asked, 7) << most;  // with one PING and one SETTINGS
+      EXPECT_EQ(counts.requests, 7) << most;  // with one PING and one SETTINGS
     }
   }
 }
@@ -90,15 +90,15 @@ TEST(Http2FramesTest, NumbersOfTheServersStreamsDoNotEndTheCount) {
                             Frame(kHeaders, 4, 1, 0) + Frame(kHeaders, 4, 2, 0) +
                             Frame(kHeaders, 4, 3, 0);
   EXPECT_EQ(Take(bytes, 7).calls, 2);
-  EXPECT_EQ(Take(bytes, 7).asked, 4);
+  EXPECT_EQ(Take(bytes, 7).requests, 4);
 }
 
 TEST(Http2FramesTest, WhatIsNotWholeCountsForNothing) {
   const std::string bytes = kPreface + Frame(kHeaders, 4, 1, 0);
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_EQ(Take(bytes.substr(0, size), 7).asked, 0) << size;
+    EXPECT_EQ(Take(bytes.substr(0, size), 7).requests, 0) << size;
   }
-  EXPECT_EQ(Take(bytes, 7).asked, 1);
+  EXPECT_EQ(Take(bytes, 7).requests, 1);
 }
 
 // What is said of `frames`, which come behind a preface and in pieces of any size.
@@ -226,7 +226,7 @@ TEST(Http2FramesTest, SmallMessagesMayComeInSoManyPieces) {
         sum += frames.Take(Frame(kData, 0, 1, message.substr(at, 1)));
       }
     }
-    EXPECT_EQ(sum.later, 99);
+    EXPECT_EQ(sum.later_messages, 99);
     EXPECT_EQ(sum.broken, pieces < 3 ? ""
                                      : "it has sent 7 bytes of a message in 9 pieces; expected at "
                                        "most 8");

@@ -22,10 +22,10 @@ absl::Status Failed(absl::string_view name) {
 
 // Whether `name` is still the file that is open: its last holder may have removed it.
 bool StandsAt(const std::string& name, int file) {
-  struct stat here = {};
-  struct stat there = {};
-  return fstat(file, &here) == 0 && lstat(name.c_str(), &there) == 0 &&
-         here.st_dev == there.st_dev && here.st_ino == there.st_ino;
+  struct stat open_file = {};
+  struct stat named_file = {};
+  return fstat(file, &open_file) == 0 && lstat(name.c_str(), &named_file) == 0 &&
+         open_file.st_dev == named_file.st_dev && open_file.st_ino == named_file.st_ino;
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ void LogWriter::State::Take(absl::string_view tenant, google::LogSeverity severi
 void LogWriter::State::Say(absl::string_view tenant, google::LogSeverity severity, const char* file,
                            int number, absl::string_view line) {
   struct Sink : google::LogSink {
-    Sink(State* to, absl::string_view whose) : state(to), tenant(whose) {}
+    Sink(State* to, absl::string_view tenant_name) : state(to), tenant(tenant_name) {}
     void send(google::LogSeverity how, const char*, const char* base_filename, int at,
               const google::LogMessageTime& time, const char* message, size_t size) override {
       state->Take(tenant, how, base_filename, at, time, absl::string_view(message, size));

@@ -4,10 +4,10 @@
 // line that does not fit any more would stop its thread, and then every other that says something.
 // So lines go into a queue of bounded size, and a thread that does nothing else writes them. What
 // does not fit is left out, and counted in a line of its own. (O_NONBLOCK instead would be for
-// everybody who shares the pipe, and cut lines.) Where nobody reads, one tenant's lines leave room
-// for others'. A line is one line (OneLine): what cannot be printed is escaped, so that no text of
-// a client's (a label, a job's name) can look like a line of the daemon's, or tell a terminal
-// anything; and what a client may have chosen is cut where it is long.
+// every process that shares the pipe, and cut lines.) Where nobody reads, one tenant's lines leave
+// room for others'. A line is one line (OneLine): what cannot be printed is escaped, so that no
+// text of a client's (a label, a job's name) can look like a line of the daemon's, or tell a
+// terminal anything; and what a client may have chosen is cut where it is long.
 //
 // gRPC has a line for what it cannot parse, before anybody knows whose it is. What it says is held
 // to a tenant's bounds (line_budget.h, kMaxClientLineBytes, a share of what waits), but for why it

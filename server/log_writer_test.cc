@@ -116,7 +116,7 @@ TEST_F(LogWriterTest, ALineOfGrpcsGoesTheSameWay) {
   EXPECT_THAT(ReadLine(), EndsWith("] of gRPC"));
 }
 
-// Whoever connects makes gRPC say as much as it likes.
+// A client that connects makes gRPC say as much as it likes.
 TEST_F(LogWriterTest, GrpcsLinesHaveARateAndALength) {
   LogWriter log(write_.get());
   gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);

@@ -151,18 +151,18 @@ std::string AbslUnparseFlag(const BytesFlag& flag) { return absl::StrCat(flag.va
 
 // The same, or "auto".
 struct MemoryFlag {
-  absl::optional<BytesFlag> said;
+  absl::optional<BytesFlag> bytes;
 };
 
 bool AbslParseFlag(absl::string_view text, MemoryFlag* flag, std::string* error) {
-  flag->said.reset();
+  flag->bytes.reset();
   if (text == "auto") return true;
-  flag->said.emplace();
-  return AbslParseFlag(text, &*flag->said, error);
+  flag->bytes.emplace();
+  return AbslParseFlag(text, &*flag->bytes, error);
 }
 
 std::string AbslUnparseFlag(const MemoryFlag& flag) {
-  return flag.said.has_value() ? AbslUnparseFlag(*flag.said) : "auto";
+  return flag.bytes.has_value() ? AbslUnparseFlag(*flag.bytes) : "auto";
 }
 
 // Flags that say nothing else leave what they are for as it is.
@@ -378,8 +378,9 @@ DaemonOptions OptionsFromFlags() {
 }
 
 MemoryLimit MemoryLimitFromFlags() {
-  const absl::optional<BytesFlag> said = absl::GetFlag(FLAGS_memory_limit_bytes).said;
-  return said.has_value() ? MemoryLimit{said->value, "--memory_limit_bytes"} : DefaultMemoryLimit();
+  const absl::optional<BytesFlag> bytes = absl::GetFlag(FLAGS_memory_limit_bytes).bytes;
+  return bytes.has_value() ? MemoryLimit{bytes->value, "--memory_limit_bytes"}
+                           : DefaultMemoryLimit();
 }
 
 std::unique_ptr<Backend> MakeSoundBackend(ThreadPool* pool) {
@@ -424,8 +425,8 @@ void CheckBackend() {
 }
 
 std::string WorkerProgram() {
-  const std::string said = absl::GetFlag(FLAGS_worker);
-  if (!said.empty()) return said;
+  const std::string program = absl::GetFlag(FLAGS_worker);
+  if (!program.empty()) return program;
   std::error_code ignored;
   return std::filesystem::read_symlink("/proc/self/exe", ignored)
       .replace_filename("chorus-worker")

@@ -72,11 +72,11 @@ std::vector<Cgroup> CgroupsIn(const std::string& text) {
 
 MemoryLimit DefaultMemoryLimit(const std::string& root) {
   int64_t lowest = std::numeric_limits<int64_t>::max();
-  std::string whose;
+  std::string source;
   const auto look = [&](absl::optional<int64_t> bytes, absl::string_view what) {
     if (!bytes.has_value() || *bytes >= lowest) return;
     lowest = *bytes;
-    whose = std::string(what);
+    source = std::string(what);
   };
   look(MemTotal(ReadFile(absl::StrCat(root, "/proc/meminfo"))),
        "this machine has (MemTotal of /proc/meminfo)");
@@ -91,10 +91,10 @@ MemoryLimit DefaultMemoryLimit(const std::string& root) {
       path.resize(std::min(path.rfind('/'), path.size()));
     }
   }
-  if (whose.empty()) {
+  if (source.empty()) {
     return {kWithoutKnowledge, "neither /proc/meminfo nor a cgroup says how much there is"};
   }
-  return {lowest / 4 * 3, absl::StrCat("three quarters of the ", lowest, " bytes that ", whose)};
+  return {lowest / 4 * 3, absl::StrCat("three quarters of the ", lowest, " bytes that ", source)};
 }
 
 }  // namespace chorus::server

@@ -5,8 +5,9 @@
 // The library itself holds what it has read and nobody has taken, its calls, and answers that
 // nobody reads. How many calls and connections there are is bounded before it makes them
 // (read_gate.h, peers.h), how long a message may be before it grants that (http2_frames.h), and
-// what it reads by a quota of its own (ReadBytes): beyond that it ends calls, whoever's they are.
-// So the quota has room for all that calls and streams may bring, and no one user comes that far.
+// what it reads by a quota of its own (ReadBytes): beyond that it ends calls, whichever user's they
+// are. So the quota has room for all that calls and streams may bring, and no one user comes that
+// far.
 //
 // What malloc keeps of it when it is freed comes on top, as little as heap.h leaves.
 //

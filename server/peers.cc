@@ -27,7 +27,7 @@ namespace {
 
 // What a connection may ask for while its client is not seen to read; and after how many it is
 // looked at, for that takes a call of the system.
-constexpr int kMaxAsked = 256;
+constexpr int kMaxRequests = 256;
 constexpr int kLookAfter = 32;
 
 // Of one by TCP, for nothing else is listened on: nobody knows which user's it is.
@@ -69,39 +69,41 @@ absl::StatusOr<UniqueFd> PeerTable::Add(ClientSocket connection,
   DropGatesLocked();
   const auto count = per_owner_.find(owner);
   const int own_count = count == per_owner_.end() ? 0 : count->second;
-  const std::string whose = owner.has_value() ? absl::StrCat("uid ", *owner) : "TCP";
+  const std::string owner_text = owner.has_value() ? absl::StrCat("uid ", *owner) : "TCP";
   CHORUS_RETURN_IF_ERROR(
-      CheckPlaces(absl::StrCat("connections by ", whose), own_count, open_, max_connections_));
+      CheckPlaces(absl::StrCat("connections by ", owner_text), own_count, open_, max_connections_));
   // F_DUPFD gives the lowest free number that is not below `next_`; a full upper end wraps once.
   for (int attempt = 0; attempt < 2; ++attempt) {
-    UniqueFd numbered(fcntl(connection.get(), F_DUPFD_CLOEXEC, next_));
-    if (numbered.valid()) {
-      next_ = numbered.get() + 1 < last_ ? numbered.get() + 1 : first_;
-      Connection& added = peers_[numbered.get()];
+    UniqueFd fd(fcntl(connection.get(), F_DUPFD_CLOEXEC, next_));
+    if (fd.valid()) {
+      next_ = fd.get() + 1 < last_ ? fd.get() + 1 : first_;
+      Connection& entry = peers_[fd.get()];
       // gRPC has closed the last one of this number; its hangup was not looked at yet.
-      EndedLocked(&added);
-      added.unread = ClientSocket();
-      AddCallsLocked(&added, -added.calls);
+      EndedLocked(&entry);
+      entry.unread = ClientSocket();
+      AddCallsLocked(&entry, -entry.calls);
       epoll_event event = {};
       event.events = EPOLLRDHUP;
-      event.data.fd = numbered.get();
+      event.data.fd = fd.get();
       if (epoll_ctl(hangups_.get(), EPOLL_CTL_ADD, connection.get(), &event) != 0) break;
-      added.peer = peer;
-      const int number = numbered.get();
-      ended_.erase(number);
-      added.gate = std::make_unique<ReadGate>(
-          number,
+      entry.peer = peer;
+      const int connection_id = fd.get();
+      ended_.erase(connection_id);
+      entry.gate = std::make_unique<ReadGate>(
+          connection_id,
           // gRPC lets a connection have as many streams as calls may be admitted.
           Http2Frames::Limits{static_cast<size_t>(max_calls_.admitted), kMaxMessageBytes,
                               kMessagePieces, kMessageBytesAPiece, kPiecesAMessage},
-          [this, number](const Http2Frames::Counts& counts) { return MayAsk(number, counts); });
-      added.asked = 0;
-      added.watch = std::move(connection);
-      added.called = false;
-      added.since = Clock::now();
+          [this, connection_id](const Http2Frames::Counts& counts) {
+            return MayAsk(connection_id, counts);
+          });
+      entry.requests = 0;
+      entry.watch = std::move(connection);
+      entry.has_called = false;
+      entry.idle_since = Clock::now();
       ++open_;
       ++per_owner_[owner];
-      return numbered;
+      return fd;
     }
     next_ = first_;
   }
@@ -128,29 +130,31 @@ void PeerTable::EndedLocked(Connection* connection) {
 
 void PeerTable::DropGatesLocked() {
   for (auto it = ended_.begin(); it != ended_.end();) {
-    const auto number = it++;
+    const auto current = it++;
     // gRPC still has it, and may read on: what came before the end is counted like all else.
-    if (fcntl(*number, F_GETFD) >= 0) continue;
-    peers_[*number].gate = nullptr;
-    peers_[*number].unread = ClientSocket();
-    ended_.erase(number);
+    if (fcntl(*current, F_GETFD) >= 0) continue;
+    peers_[*current].gate = nullptr;
+    peers_[*current].unread = ClientSocket();
+    ended_.erase(current);
   }
 }
 
-absl::optional<int> PeerTable::NumberOf(absl::string_view peer) {
-  int number = -1;
-  if (!absl::ConsumePrefix(&peer, "fd:") || !absl::SimpleAtoi(peer, &number)) return absl::nullopt;
-  return number;
+absl::optional<int> PeerTable::ConnectionIdOf(absl::string_view peer) {
+  int connection_id = -1;
+  if (!absl::ConsumePrefix(&peer, "fd:") || !absl::SimpleAtoi(peer, &connection_id)) {
+    return absl::nullopt;
+  }
+  return connection_id;
 }
 
-bool PeerTable::MayAsk(int number, const Http2Frames::Counts& counts) {
+bool PeerTable::MayAsk(int connection_id, const Http2Frames::Counts& counts) {
   std::string why;
   std::string tenant;
   {
     MutexLock lock(&mutex_);
-    const auto it = peers_.find(number);
+    const auto it = peers_.find(connection_id);
     if (it == peers_.end()) return true;
-    why = WhyNotAskLocked(number, &it->second, counts);
+    why = WhyNotAskLocked(connection_id, &it->second, counts);
     if (why.empty()) return true;
     tenant = TenantOfPeer(it->second.peer);
   }
@@ -158,44 +162,45 @@ bool PeerTable::MayAsk(int number, const Http2Frames::Counts& counts) {
   return false;
 }
 
-std::string PeerTable::WhyNotAskLocked(int number, Connection* connection,
+std::string PeerTable::WhyNotAskLocked(int connection_id, Connection* connection,
                                        const Http2Frames::Counts& counts) {
   if (!counts.broken.empty()) return counts.broken;
   const Clock::time_point now = Clock::now();
   ForgetLostLocked(connection, now);
-  if (counts.asked > 0) connection->asked_last = now;
-  connection->asked += counts.asked;
-  if (connection->asked > kLookAfter && Writable(number)) connection->asked = 0;
-  if (connection->asked > kMaxAsked) {
-    return absl::StrCat("it has asked for ", connection->asked,
-                        " answers, and was not seen to read; expected at most ", kMaxAsked);
+  if (counts.requests > 0) connection->last_request = now;
+  connection->requests += counts.requests;
+  if (connection->requests > kLookAfter && Writable(connection_id)) connection->requests = 0;
+  if (connection->requests > kMaxRequests) {
+    return absl::StrCat("it has asked for ", connection->requests,
+                        " answers, and was not seen to read; expected at most ", kMaxRequests);
   }
   const std::string why = WhyNotCallsLocked(connection, counts.calls);
-  return why.empty() ? WhyNotLaterLocked(connection, counts.later) : why;
+  return why.empty() ? WhyNotLaterLocked(connection, counts.later_messages) : why;
 }
 
 std::string PeerTable::WhyNotCallsLocked(Connection* connection, int calls) {
   if (calls == 0) return "";
-  const int64_t share = ShareWhere(all_calls_.came + calls, max_calls_.all());
-  const int came = CallsOfLocked(*connection).came;
-  if (came + calls > share) {
-    return absl::StrCat("its user has ", came, " calls that have not ended, and makes ", calls,
+  const int64_t share = ShareWhere(all_calls_.unended + calls, max_calls_.all());
+  const int unended = CallsOfLocked(*connection).unended;
+  if (unended + calls > share) {
+    return absl::StrCat("its user has ", unended, " calls that have not ended, and makes ", calls,
                         " more; expected at most ", share);
   }
   AddCallsLocked(connection, {calls, 0, 0, 0, 0});
   return "";
 }
 
-std::string PeerTable::WhyNotLaterLocked(Connection* connection, int later) {
+std::string PeerTable::WhyNotLaterLocked(Connection* connection, int later_messages) {
   // What comes for calls that have ended gRPC drops.
-  if (later == 0 || connection->calls.came == 0) return "";
-  const int64_t share = ShareWhere(all_calls_.later + later, kMaxLaterMessages);
-  const int own = CallsOfLocked(*connection).later;
-  if (own + later > share) {
-    return absl::StrCat("its user has ", own, " messages that nobody has taken, and sends ", later,
+  if (later_messages == 0 || connection->calls.unended == 0) return "";
+  const int64_t share = ShareWhere(all_calls_.later_messages + later_messages, kMaxLaterMessages);
+  const int own_messages = CallsOfLocked(*connection).later_messages;
+  if (own_messages + later_messages > share) {
+    return absl::StrCat("its user has ", own_messages,
+                        " messages that nobody has taken, and sends ", later_messages,
                         " more; expected at most ", share);
   }
-  AddCallsLocked(connection, {0, 0, 0, 0, later});
+  AddCallsLocked(connection, {0, 0, 0, 0, later_messages});
   return "";
 }
 
@@ -203,28 +208,28 @@ int64_t PeerTable::ShareWhere(int64_t taken, int64_t most) {
   return taken > most ? most - ShareOf(most) : ShareOf(most);
 }
 
-void PeerTable::TookMessages(int number, int messages) {
+void PeerTable::TookMessages(int connection_id, int messages) {
   MutexLock lock(&mutex_);
-  Connection& connection = peers_[number];
+  Connection& connection = peers_[connection_id];
   // 0: as for CallEnded.
-  if (connection.calls.came > 0) AddCallsLocked(&connection, {0, 0, 0, 0, -messages});
+  if (connection.calls.unended > 0) AddCallsLocked(&connection, {0, 0, 0, 0, -messages});
 }
 
 void PeerTable::ForgetLostLocked(Connection* connection, Clock::time_point now) {
   const Calls& calls = connection->calls;
-  if (calls.came == calls.under_way) return;
-  if (absl::FromChrono(now - connection->asked_last) < max_calls_.telling) return;
+  if (calls.unended == calls.under_way) return;
+  if (absl::FromChrono(now - connection->last_request) < max_calls_.telling) return;
   // Those of them that are under way may be counted twice: then as many lost ones stay.
   const int open = connection->watch.valid() ? connection->gate->open() : 0;
-  const int lost = calls.came - calls.under_way - open;
+  const int lost = calls.unended - calls.under_way - open;
   if (lost > 0) AddCallsLocked(connection, {-lost, 0, 0, 0, 0});
 }
 
-absl::Status PeerTable::CallBegan(int number) {
+absl::Status PeerTable::CallBegan(int connection_id) {
   MutexLock lock(&mutex_);
-  const auto it = peers_.find(number);
+  const auto it = peers_.find(connection_id);
   if (it == peers_.end()) return absl::OkStatus();
-  it->second.called = true;
+  it->second.has_called = true;
   CHORUS_RETURN_IF_ERROR(CheckPlaces("calls that are refused or gRPC's own",
                                      CallsOfLocked(it->second).others(), all_calls_.others(),
                                      max_calls_.others));
@@ -232,15 +237,15 @@ absl::Status PeerTable::CallBegan(int number) {
   return absl::OkStatus();
 }
 
-void PeerTable::CallEnded(int number, bool began) {
+void PeerTable::CallEnded(int connection_id, bool was_counted) {
   MutexLock lock(&mutex_);
-  const auto it = peers_.find(number);
+  const auto it = peers_.find(connection_id);
   if (it == peers_.end()) return;
   // 0: of a connection before this one of the same number, or forgotten.
   const Calls& calls = it->second.calls;
-  AddCallsLocked(&it->second,
-                 {calls.came > 0 ? -1 : 0, began && calls.under_way > 0 ? -1 : 0, 0, 0, 0});
-  it->second.since = Clock::now();
+  AddCallsLocked(&it->second, {calls.unended > 0 ? -1 : 0,
+                               was_counted && calls.under_way > 0 ? -1 : 0, 0, 0, 0});
+  it->second.idle_since = Clock::now();
 }
 
 PeerTable::Calls PeerTable::CallsOfLocked(const Connection& connection) const {
@@ -251,19 +256,21 @@ PeerTable::Calls PeerTable::CallsOfLocked(const Connection& connection) const {
 void PeerTable::AddCallsLocked(Connection* connection, const Calls& calls) {
   const auto count = calls_of_.try_emplace(OwnerOf(connection->peer)).first;
   for (Calls* const sum : {&connection->calls, &all_calls_, &count->second}) {
-    sum->came += calls.came;
+    sum->unended += calls.unended;
     sum->under_way += calls.under_way;
     sum->admitted += calls.admitted;
     sum->ending += calls.ending;
-    sum->later += calls.later;
+    sum->later_messages += calls.later_messages;
   }
-  if (connection->calls.came == 0 && connection->calls.later != 0) {
-    const int gone = connection->calls.later;
-    for (Calls* const sum : {&connection->calls, &all_calls_, &count->second}) sum->later -= gone;
+  if (connection->calls.unended == 0 && connection->calls.later_messages != 0) {
+    const int later_messages = connection->calls.later_messages;
+    for (Calls* const sum : {&connection->calls, &all_calls_, &count->second}) {
+      sum->later_messages -= later_messages;
+    }
   }
-  const Calls& left = count->second;
-  if (left.came == 0 && left.under_way == 0 && left.admitted == 0 && left.ending == 0 &&
-      left.later == 0) {
+  const Calls& rest = count->second;
+  if (rest.unended == 0 && rest.under_way == 0 && rest.admitted == 0 && rest.ending == 0 &&
+      rest.later_messages == 0) {
     calls_of_.erase(count);
   }
 }
@@ -271,61 +278,61 @@ void PeerTable::AddCallsLocked(Connection* connection, const Calls& calls) {
 absl::StatusOr<PeerTable::Admitted> PeerTable::Admit(absl::string_view peer) {
   Admitted admitted;
   CHORUS_ASSIGN_OR_RETURN(admitted.caller, Resolve(peer));
-  const int number = *NumberOf(peer);
-  std::function<void()> taken;
+  const int connection_id = *ConnectionIdOf(peer);
+  std::function<void()> on_taken;
   {
     MutexLock lock(&mutex_);
-    Connection& connection = peers_[number];
-    const absl::Status room = CheckPlaces("calls under way", CallsOfLocked(connection).admitted,
-                                          all_calls_.admitted, max_calls_.admitted);
-    if (!room.ok()) {
-      taken = TakeSpareLocked(connection);
-      if (taken == nullptr) return room;
+    Connection& connection = peers_[connection_id];
+    const absl::Status status = CheckPlaces("calls under way", CallsOfLocked(connection).admitted,
+                                            all_calls_.admitted, max_calls_.admitted);
+    if (!status.ok()) {
+      on_taken = TakeSpareLocked(connection);
+      if (on_taken == nullptr) return status;
     }
     AddCallsLocked(&connection, {0, 0, 1, 0, 0});
-    admitted.place = Place(this, number);
+    admitted.slot = Slot(this, connection_id);
   }
-  if (taken != nullptr) taken();
+  if (on_taken != nullptr) on_taken();
   return admitted;
 }
 
-int64_t PeerTable::AddSpare(int number, std::function<void()> taken) {
+int64_t PeerTable::AddSpare(int connection_id, std::function<void()> on_taken) {
   MutexLock lock(&mutex_);
-  spare_places_.emplace(++last_spare_, SparePlace{number, std::move(taken)});
+  spare_slots_.emplace(++last_spare_, SpareSlot{connection_id, std::move(on_taken)});
   return last_spare_;
 }
 
 std::function<void()> PeerTable::TakeSpareLocked(const Connection& connection) {
   const Owner owner = OwnerOf(connection.peer);
-  for (auto spare = spare_places_.begin(); spare != spare_places_.end(); ++spare) {
-    const Connection& held_by = peers_[spare->second.number];
+  for (auto spare = spare_slots_.begin(); spare != spare_slots_.end(); ++spare) {
+    const Connection& holder = peers_[spare->second.connection_id];
     // 0: as for CallEnded.
-    if (OwnerOf(held_by.peer) != owner || held_by.calls.admitted == 0) continue;
-    EndsLocked(spare->second.number);
-    std::function<void()> taken = std::move(spare->second.taken);
-    spare_places_.erase(spare);
-    return taken;
+    if (OwnerOf(holder.peer) != owner || holder.calls.admitted == 0) continue;
+    EndsLocked(spare->second.connection_id);
+    std::function<void()> on_taken = std::move(spare->second.on_taken);
+    spare_slots_.erase(spare);
+    return on_taken;
   }
   return nullptr;
 }
 
-void PeerTable::EndsLocked(int number) {
-  Connection& connection = peers_[number];
+void PeerTable::EndsLocked(int connection_id) {
+  Connection& connection = peers_[connection_id];
   // 0: as for CallEnded.
   if (connection.calls.admitted > 0) AddCallsLocked(&connection, {0, 0, -1, 1, 0});
 }
 
-void PeerTable::Ends(int number, int64_t spare) {
+void PeerTable::Ends(int connection_id, int64_t spare) {
   MutexLock lock(&mutex_);
   // One that was taken has ended.
-  if (spare == 0 || spare_places_.erase(spare) > 0) EndsLocked(number);
+  if (spare == 0 || spare_slots_.erase(spare) > 0) EndsLocked(connection_id);
 }
 
-void PeerTable::Leave(int number, int64_t spare, bool ends) {
+void PeerTable::Leave(int connection_id, int64_t spare, bool ends) {
   MutexLock lock(&mutex_);
-  Connection& connection = peers_[number];
+  Connection& connection = peers_[connection_id];
   const Calls& calls = connection.calls;
-  ends = ends || (spare != 0 && spare_places_.erase(spare) == 0);
+  ends = ends || (spare != 0 && spare_slots_.erase(spare) == 0);
   if (ends) {
     if (calls.ending > 0) AddCallsLocked(&connection, {0, 0, 0, -1, 0});
   } else if (calls.admitted > 0) {
@@ -345,20 +352,20 @@ void PeerTable::TakeHangups() {
 
 bool PeerTable::IsIdle(const Connection& connection, const Idle& idle, Clock::time_point now) {
   if (!connection.watch.valid() || connection.calls.under_way > 0) return false;
-  const absl::Duration time = absl::FromChrono(now - connection.since);
-  return time >= (connection.called ? idle.next_call : idle.first_call);
+  const absl::Duration time = absl::FromChrono(now - connection.idle_since);
+  return time >= (connection.has_called ? idle.next_call : idle.first_call);
 }
 
 void PeerTable::EndIdle(const Idle& idle) {
   const Clock::time_point now = Clock::now();
-  std::vector<std::pair<int, PeerCredentials>> called;
+  std::vector<std::pair<int, PeerCredentials>> candidates;
   {
     MutexLock lock(&mutex_);
-    for (auto& [number, connection] : peers_) {
+    for (auto& [connection_id, connection] : peers_) {
       ForgetLostLocked(&connection, now);
       if (!IsIdle(connection, idle, now)) continue;
-      if (connection.called && connection.peer.has_value()) {
-        called.emplace_back(number, *connection.peer);
+      if (connection.has_called && connection.peer.has_value()) {
+        candidates.emplace_back(connection_id, *connection.peer);
       } else {
         // Both gRPC and TakeHangups see its end.
         shutdown(connection.watch.get(), SHUT_RDWR);
@@ -366,25 +373,25 @@ void PeerTable::EndIdle(const Idle& idle) {
     }
   }
   const auto keeps = [&idle](const auto& one) { return idle.keeps(one.second); };
-  called.erase(std::remove_if(called.begin(), called.end(), keeps), called.end());
+  candidates.erase(std::remove_if(candidates.begin(), candidates.end(), keeps), candidates.end());
   MutexLock lock(&mutex_);
-  for (const auto& [number, peer] : called) {
-    const Connection& connection = peers_[number];
+  for (const auto& [connection_id, peer] : candidates) {
+    const Connection& connection = peers_[connection_id];
     if (IsIdle(connection, idle, now)) shutdown(connection.watch.get(), SHUT_RDWR);
   }
 }
 
-void PeerTable::End(int number) {
+void PeerTable::End(int connection_id) {
   MutexLock lock(&mutex_);
-  const auto it = peers_.find(number);
+  const auto it = peers_.find(connection_id);
   if (it != peers_.end() && it->second.watch.valid()) shutdown(it->second.watch.get(), SHUT_RDWR);
 }
 
-bool PeerTable::IsStopped(int number) const {
+bool PeerTable::IsStopped(int connection_id) const {
   pid_t pid = 0;
   {
     MutexLock lock(&mutex_);
-    const auto it = peers_.find(number);
+    const auto it = peers_.find(connection_id);
     if (it == peers_.end() || !it->second.peer.has_value()) return false;
     pid = it->second.peer->pid;
   }
@@ -400,7 +407,7 @@ bool PeerTable::IsStopped(int number) const {
 
 void PeerTable::EndAll() {
   MutexLock lock(&mutex_);
-  for (const auto& [number, connection] : peers_) {
+  for (const auto& [connection_id, connection] : peers_) {
     if (connection.watch.valid()) shutdown(connection.watch.get(), SHUT_RDWR);
   }
 }
@@ -413,16 +420,16 @@ int PeerTable::open() const {
 int PeerTable::calls() const {
   MutexLock lock(&mutex_);
   int calls = 0;
-  for (const auto& [number, connection] : peers_) {
+  for (const auto& [connection_id, connection] : peers_) {
     if (connection.watch.valid()) calls += connection.calls.under_way;
   }
   return calls;
 }
 
 absl::StatusOr<Caller> PeerTable::Resolve(absl::string_view peer) const {
-  if (const absl::optional<int> number = NumberOf(peer)) {
+  if (const absl::optional<int> connection_id = ConnectionIdOf(peer)) {
     MutexLock lock(&mutex_);
-    const auto it = peers_.find(*number);
+    const auto it = peers_.find(*connection_id);
     if (it != peers_.end()) {
       const absl::optional<PeerCredentials>& peer_of = it->second.peer;
       Caller caller;

@@ -53,7 +53,7 @@ struct Caller {
   // May open sessions without the attach socket: the daemon's own uid, and loopback TCP, which the
   // operator has allowed to everybody.
   bool may_write() const { return is_daemon || !is_unix; }
-  // Empty for those who may see every tenant's things.
+  // Empty for those that may see every tenant's things.
   absl::string_view sees() const {
     return is_daemon ? absl::string_view() : absl::string_view(tenant);
   }
@@ -84,67 +84,68 @@ class PeerTable {
   // `peer` as gRPC names it. PERMISSION_DENIED kNotAttached: it is not known.
   absl::StatusOr<Caller> Resolve(absl::string_view peer) const;
 
-  // The number of a connection.
-  static absl::optional<int> NumberOf(absl::string_view peer);
-  // Connection `number` asks for `counts`. False: it may not, and has to be ended: its user has too
-  // many calls that have not ended, or messages that nobody has taken (kMaxLaterMessages), or it
-  // asks and asks and does not read what it is sent, or what it sends is broken (a message of more
-  // than kMaxMessageBytes). Too many calls are ShareOf MaxCalls::all(); where all users have that
-  // many, the rest: nobody's connection is ended for what others do. So it is with messages.
-  bool MayAsk(int number, const Http2Frames::Counts& counts);
-  // A call of connection `number` is under way, until it has ended. RESOURCE_EXHAUSTED kQuota: it
-  // is not counted, and has to end at once, for there are too many that are not admitted. That
-  // bound is not Admit's: calls that are refused keep nobody out.
-  absl::Status CallBegan(int number);
-  // `began`: CallBegan has counted it.
-  void CallEnded(int number, bool began);
+  // The id of a connection: its descriptor's number.
+  static absl::optional<int> ConnectionIdOf(absl::string_view peer);
+  // The connection asks for `counts`. False: it may not, and has to be ended: its user
+  // has too many calls that have not ended, or messages that nobody has taken (kMaxLaterMessages),
+  // or it asks and asks and does not read what it is sent, or what it sends is broken (a message of
+  // more than kMaxMessageBytes). Too many calls are ShareOf MaxCalls::all(); where all users have
+  // that many, the rest: nobody's connection is ended for what others do. So it is with messages.
+  bool MayAsk(int connection_id, const Http2Frames::Counts& counts);
+  // A call of the connection is under way, until it has ended. RESOURCE_EXHAUSTED
+  // kQuota: it is not counted, and has to end at once, for there are too many that are not
+  // admitted. That bound is not Admit's: calls that are refused keep nobody out.
+  absl::Status CallBegan(int connection_id);
+  // `was_counted`: CallBegan has counted it.
+  void CallEnded(int connection_id, bool was_counted);
 
-  // A call's place among those that are admitted, until it ends; until this object goes it counts
+  // A call's slot among those that are admitted, until it ends; until this object goes it counts
   // as one that ends. The table outlives it.
-  class Place {
+  class Slot {
    public:
-    Place() = default;
-    Place(Place&& other) noexcept
+    Slot() = default;
+    Slot(Slot&& other) noexcept
         : table_(std::exchange(other.table_, nullptr)),
-          number_(other.number_),
+          connection_id_(other.connection_id_),
           spare_(other.spare_),
           ends_(other.ends_) {}
-    Place& operator=(Place&& other) noexcept {
+    Slot& operator=(Slot&& other) noexcept {
       std::swap(table_, other.table_);
-      std::swap(number_, other.number_);
+      std::swap(connection_id_, other.connection_id_);
       std::swap(spare_, other.spare_);
       std::swap(ends_, other.ends_);
       return *this;
     }
-    ~Place() {
-      if (table_ != nullptr) table_->Leave(number_, spare_, ends_);
+    ~Slot() {
+      if (table_ != nullptr) table_->Leave(connection_id_, spare_, ends_);
     }
-    // Its answer is about to be sent: whoever gets it may make the next call at once.
+    // Its answer is about to be sent: the client that gets it may make the next call at once.
     void End() {
-      if (table_ != nullptr && !std::exchange(ends_, true)) table_->Ends(number_, spare_);
+      if (table_ != nullptr && !std::exchange(ends_, true)) table_->Ends(connection_id_, spare_);
     }
     // Once: the call can be spared, for what it waits for goes on without it. A call of its user's
-    // that would find no place takes the place of the one that has been so for longest; then the
-    // place has ended, and `taken` has to end the call. It is called by Admit, without its lock.
-    void Spare(std::function<void()> taken) {
-      if (table_ != nullptr && !ends_) spare_ = table_->AddSpare(number_, std::move(taken));
+    // that would find no slot takes the slot of the one that has been so for longest; then the
+    // slot has ended, and `on_taken` has to end the call. It is called by Admit, without its lock.
+    void Spare(std::function<void()> on_taken) {
+      if (table_ == nullptr || ends_) return;
+      spare_ = table_->AddSpare(connection_id_, std::move(on_taken));
     }
     // So many messages of the call have been taken, not counting its first. Before the call ends.
     void Took(int messages) {
-      if (table_ != nullptr) table_->TookMessages(number_, messages);
+      if (table_ != nullptr) table_->TookMessages(connection_id_, messages);
     }
 
    private:
     friend class PeerTable;
-    Place(PeerTable* table, int number) : table_(table), number_(number) {}
+    Slot(PeerTable* table, int connection_id) : table_(table), connection_id_(connection_id) {}
     PeerTable* table_ = nullptr;
-    int number_ = 0;
+    int connection_id_ = 0;
     int64_t spare_ = 0;  // its name there; 0: it is none
     bool ends_ = false;
   };
   struct Admitted {
     Caller caller;
-    Place place;
+    Slot slot;
   };
   // Lets a call of `peer` that is under way go on. RESOURCE_EXHAUSTED kQuota: there are too many,
   // and none of its user's can be spared. Errors of Resolve.
@@ -163,11 +164,11 @@ class PeerTable {
   };
   // Ends connections that are idle. Asks `keeps` without the lock.
   void EndIdle(const Idle& idle);
-  // Ends connection `number`, unless it has ended.
-  void End(int number);
-  // Whether the process that made connection `number` is stopped, by a signal or in a debugger, as
-  // far as the system tells. It reads a file.
-  bool IsStopped(int number) const;
+  // Ends the connection, unless it has ended.
+  void End(int connection_id);
+  // Whether the process that made the connection is stopped, by a signal or in a debugger, as far
+  // as the system tells. It reads a file.
+  bool IsStopped(int connection_id) const;
   // Ends all.
   void EndAll();
 
@@ -178,15 +179,15 @@ class PeerTable {
  private:
   using Clock = std::chrono::steady_clock;
   struct Calls {
-    int came = 0;       // that have not ended
+    int unended = 0;    // that have not ended
     int under_way = 0;  // of these, by CallBegan
     int admitted = 0;   // of these, by Admit
     int ending = 0;     // of these, no more
     // Messages that have come for them, behind the first of each, and that nobody has taken. Of
     // calls that end before that it is not known; they go with the last call of their connection.
-    int later = 0;
+    int later_messages = 0;
     int others() const { return under_way - admitted - ending; }
-    Calls operator-() const { return {-came, -under_way, -admitted, -ending, -later}; }
+    Calls operator-() const { return {-unended, -under_way, -admitted, -ending, -later_messages}; }
   };
   struct Connection {
     absl::optional<PeerCredentials> peer;  // stays when it has ended: see above. None: by TCP
@@ -194,10 +195,10 @@ class PeerTable {
     ClientSocket unread;                   // then it, as long as the gate: see EndedLocked
     std::unique_ptr<ReadGate> gate;        // see DropGatesLocked
     Calls calls;
-    int asked = 0;  // since its client was last seen to read
-    Clock::time_point asked_last;
-    bool called = false;      // ever
-    Clock::time_point since;  // accepted, or the last call's end
+    int requests = 0;  // since its client was last seen to read
+    Clock::time_point last_request;
+    bool has_called = false;       // ever
+    Clock::time_point idle_since;  // accepted, or the last call's end
   };
   // Whose it is, as far as it is known: one of the uids, or all that come by TCP.
   using Owner = absl::optional<uid_t>;
@@ -206,9 +207,10 @@ class PeerTable {
   }
 
   // Empty: it may.
-  std::string WhyNotAskLocked(int number, Connection* connection, const Http2Frames::Counts& counts)
+  std::string WhyNotAskLocked(int connection_id, Connection* connection,
+                              const Http2Frames::Counts& counts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string WhyNotLaterLocked(Connection* connection, int later)
+  std::string WhyNotLaterLocked(Connection* connection, int later_messages)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WhyNotCallsLocked(Connection* connection, int calls)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -223,15 +225,15 @@ class PeerTable {
   Calls CallsOfLocked(const Connection& connection) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddCallsLocked(Connection* connection, const Calls& calls)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of a place that is spare, as Place has it.
-  int64_t AddSpare(int number, std::function<void()> taken);
-  // The end of a spare place that `connection`'s owner has: what has to be called then, or null.
+  // The name of a slot that is spare, as Slot has it.
+  int64_t AddSpare(int connection_id, std::function<void()> on_taken);
+  // The end of a spare slot that `connection`'s owner has: what has to be called then, or null.
   std::function<void()> TakeSpareLocked(const Connection& connection)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EndsLocked(int number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Ends(int number, int64_t spare);
-  void TookMessages(int number, int messages);
-  void Leave(int number, int64_t spare, bool ends);
+  void EndsLocked(int connection_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Ends(int connection_id, int64_t spare);
+  void TookMessages(int connection_id, int messages);
+  void Leave(int connection_id, int64_t spare, bool ends);
   static bool IsIdle(const Connection& connection, const Idle& idle, Clock::time_point now);
   void EndedLocked(Connection* connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Drops the gates of connections that have ended and whose descriptor gRPC has closed. A gate may
@@ -255,12 +257,12 @@ class PeerTable {
   absl::flat_hash_map<int, Connection> peers_ ABSL_GUARDED_BY(mutex_);
   // Of these, those that have ended and whose gate is still there, by number.
   absl::flat_hash_set<int> ended_ ABSL_GUARDED_BY(mutex_);
-  struct SparePlace {
-    int number;  // its connection
-    std::function<void()> taken;
+  struct SpareSlot {
+    int connection_id;
+    std::function<void()> on_taken;
   };
   int64_t last_spare_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<int64_t, SparePlace> spare_places_ ABSL_GUARDED_BY(mutex_);  // the oldest is first
+  std::map<int64_t, SpareSlot> spare_slots_ ABSL_GUARDED_BY(mutex_);  // the oldest is first
 };
 
 }  // namespace chorus::server

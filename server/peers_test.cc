@@ -73,7 +73,7 @@ TEST(PeerTableTest, OneUidHasSevenEighthsAndAnotherGetsIn) {
   const Pair third(&table, 1002);
   EXPECT_TRUE(third.status.ok()) << third.status;
   EXPECT_FALSE(Pair(&table, 1003).status.ok());
-  // Whoever goes makes room.
+  // One that goes makes room.
   pairs.pop_back();
   table.TakeHangups();
   EXPECT_EQ(table.open(), 15);
@@ -86,17 +86,17 @@ struct AdmittedCall {
     EXPECT_TRUE(table->CallBegan(number).ok());
     auto admitted = table->Admit(absl::StrCat("fd:", number));
     status = admitted.status();
-    if (admitted.ok()) place = std::move(admitted->place);
+    if (admitted.ok()) slot = std::move(admitted->slot);
   }
   void End() {
-    place = PeerTable::Place();
-    table->CallEnded(number, /*began=*/true);
+    slot = PeerTable::Slot();
+    table->CallEnded(number, /*was_counted=*/true);
   }
 
   PeerTable* table;
   int number;
   absl::Status status;
-  PeerTable::Place place;
+  PeerTable::Slot slot;
 };
 
 TEST(PeerTableTest, OneUidHasSevenEighthsOfTheCallsAndAnotherGetsIn) {
@@ -134,14 +134,14 @@ TEST(PeerTableTest, ACallThatCanBeSparedGivesItsPlaceToOneOfItsUsers) {
     ASSERT_TRUE(calls.back().status.ok()) << i << ": " << calls.back().status;
     // All but one.
     if (i != 2) {
-      calls.back().place.Spare([&table, &taken, i] {
+      calls.back().slot.Spare([&table, &taken, i] {
         EXPECT_GT(table.calls(), 0);  // no lock is held
         taken.push_back(i);
       });
     }
   }
-  // One that has ended is none, and the place of nobody.
-  calls[1].place.End();
+  // One that has ended is none, and the slot of nobody.
+  calls[1].slot.End();
   AdmittedCall free(&table, two);
   EXPECT_TRUE(free.status.ok()) << free.status;
   EXPECT_THAT(taken, ElementsAre());
@@ -156,13 +156,13 @@ TEST(PeerTableTest, ACallThatCanBeSparedGivesItsPlaceToOneOfItsUsers) {
   EXPECT_THAT(taken, ElementsAre(0, 3, 4, 5, 6));
   EXPECT_FALSE(AdmittedCall(&table, two).status.ok());
   EXPECT_FALSE(AdmittedCall(&table, other).status.ok());
-  // Nor do those whose place was taken make room when they end.
+  // Nor do those whose slot was taken make room when they end.
   for (const int i : taken) {
-    if (i % 2 == 0) calls[i].place.End();
-    calls[i].place = PeerTable::Place();
+    if (i % 2 == 0) calls[i].slot.End();
+    calls[i].slot = PeerTable::Slot();
   }
   EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
-  calls[2].place = PeerTable::Place();
+  calls[2].slot = PeerTable::Slot();
   EXPECT_TRUE(AdmittedCall(&table, one).status.ok());
 }
 
@@ -174,7 +174,7 @@ TEST(PeerTableTest, CallsThatAreAnsweredKeepNobodyOut) {
   for (int i = 0; i < 14; ++i) {
     answered.emplace_back(&table, one);
     ASSERT_TRUE(answered.back().status.ok()) << i << ": " << answered.back().status;
-    answered.back().place.End();
+    answered.back().slot.End();
   }
   std::vector<AdmittedCall> calls;
   for (int i = 0; i < 14; ++i) {
@@ -182,11 +182,11 @@ TEST(PeerTableTest, CallsThatAreAnsweredKeepNobodyOut) {
     EXPECT_TRUE(calls.back().status.ok()) << i << ": " << calls.back().status;
   }
   EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
-  table.CallEnded(one.number(), /*began=*/true);
+  table.CallEnded(one.number(), /*was_counted=*/true);
   // Nor do they make room twice.
   for (AdmittedCall& call : answered) call.End();
   EXPECT_FALSE(AdmittedCall(&table, one).status.ok());
-  table.CallEnded(one.number(), /*began=*/true);
+  table.CallEnded(one.number(), /*was_counted=*/true);
   EXPECT_EQ(table.calls(), 14);
 }
 
@@ -199,13 +199,13 @@ TEST(PeerTableTest, CallsThatAreNotAdmittedKeepNobodyOut) {
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(table.CallBegan(one.number()).ok());
   EXPECT_TRUE(table.CallBegan(other.number()).ok());
   EXPECT_TRUE(table.CallBegan(other.number()).ok());
-  // There are sixteen: one more is too many, whoever's it is.
+  // There are sixteen: one more is too many, whichever user's it is.
   const absl::Status refused = table.CallBegan(other.number());
   EXPECT_EQ(ErrorOf(refused).reason, Reason::kQuota);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("the caller has 2; expected at most 14 of one user, 16 in all"));
-  table.CallEnded(other.number(), /*began=*/true);
-  table.CallEnded(other.number(), /*began=*/true);
+  table.CallEnded(other.number(), /*was_counted=*/true);
+  table.CallEnded(other.number(), /*was_counted=*/true);
   // For calls that are admitted there is as much room as before.
   std::vector<AdmittedCall> calls;
   for (int i = 0; i < 14; ++i) {
@@ -217,7 +217,7 @@ TEST(PeerTableTest, CallsThatAreNotAdmittedKeepNobodyOut) {
 Http2Frames::Counts CallsOf(int calls) {
   Http2Frames::Counts counts;
   counts.calls = calls;
-  counts.asked = calls;
+  counts.requests = calls;
   return counts;
 }
 
@@ -242,8 +242,8 @@ TEST(PeerTableTest, AConnectionThatMakesMoreCallsThanThereMayBeHasToEnd) {
   }
   // Those that end make room, refused or not.
   EXPECT_TRUE(table.CallBegan(one.number()).ok());
-  table.CallEnded(one.number(), /*began=*/true);
-  for (int i = 0; i < 5; ++i) table.CallEnded(one.number(), /*began=*/false);
+  table.CallEnded(one.number(), /*was_counted=*/true);
+  for (int i = 0; i < 5; ++i) table.CallEnded(one.number(), /*was_counted=*/false);
   EXPECT_FALSE(table.MayAsk(one.number(), CallsOf(3)));
   EXPECT_TRUE(table.MayAsk(one.number(), CallsOf(2)));
 }
@@ -257,11 +257,11 @@ TEST(PeerTableTest, AUserHasSoManyMessagesThatNobodyHasTaken) {
   const Pair two(&table, 1000);
   const Pair other(&table, 1001);
   Http2Frames::Counts call = CallsOf(1);
-  call.later = kMaxLaterMessages / 8 * 7 - 10;
+  call.later_messages = kMaxLaterMessages / 8 * 7 - 10;
   EXPECT_TRUE(table.MayAsk(one.number(), call));
   AdmittedCall stream(&table, one);
   ASSERT_TRUE(stream.status.ok()) << stream.status;
-  call.later = 11;
+  call.later_messages = 11;
   EXPECT_FALSE(table.MayAsk(two.number(), call));
   EXPECT_EQ(told, absl::StrCat("its user has ", kMaxLaterMessages / 8 * 7 - 10,
                                " messages that nobody has taken, and sends 11 more; expected at "
@@ -269,11 +269,11 @@ TEST(PeerTableTest, AUserHasSoManyMessagesThatNobodyHasTaken) {
                                kMaxLaterMessages / 8 * 7));
   EXPECT_TRUE(table.MayAsk(other.number(), call));
   // Taken ones make room, and the end of a connection's last call.
-  stream.place.Took(1);
+  stream.slot.Took(1);
   EXPECT_TRUE(table.MayAsk(two.number(), call));
   EXPECT_FALSE(table.MayAsk(one.number(), call));
-  table.CallEnded(two.number(), /*began=*/false);
-  table.CallEnded(two.number(), /*began=*/false);
+  table.CallEnded(two.number(), /*was_counted=*/false);
+  table.CallEnded(two.number(), /*was_counted=*/false);
   EXPECT_TRUE(table.MayAsk(one.number(), call));
 }
 
@@ -284,7 +284,7 @@ TEST(PeerTableTest, AConnectionThatAsksAndDoesNotReadHasToEnd) {
   });
   const Pair pair(&table, 1000);
   Http2Frames::Counts ping;
-  ping.asked = 1;
+  ping.requests = 1;
   // One that reads may go on.
   for (int i = 0; i < 2000; ++i) EXPECT_TRUE(table.MayAsk(pair.number(), ping)) << i;
   const std::string bytes(1 << 12, 'x');
@@ -585,14 +585,14 @@ TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
   const Pair silent_and_attached(&table, 1001);
   const Pair called(&table, 1000);
   EXPECT_TRUE(table.CallBegan(called.number()).ok());
-  table.CallEnded(called.number(), /*began=*/true);
+  table.CallEnded(called.number(), /*was_counted=*/true);
   const Pair calling(&table, 1000);
   EXPECT_TRUE(table.CallBegan(calling.number()).ok());
   EXPECT_TRUE(table.CallBegan(calling.number()).ok());
-  table.CallEnded(calling.number(), /*began=*/true);
+  table.CallEnded(calling.number(), /*was_counted=*/true);
   const Pair attached(&table, 1001);
   EXPECT_TRUE(table.CallBegan(attached.number()).ok());
-  table.CallEnded(attached.number(), /*began=*/true);
+  table.CallEnded(attached.number(), /*was_counted=*/true);
 
   idle.first_call = kNever;
   idle.next_call = kNever;
@@ -613,7 +613,7 @@ TEST(PeerTableTest, WhatIsIdleIsEndedAndWhatIsNotStays) {
   EXPECT_TRUE(HungUp(called.client.get()));
   EXPECT_FALSE(HungUp(calling.client.get()));
   EXPECT_FALSE(HungUp(attached.client.get()));
-  table.CallEnded(calling.number(), /*began=*/true);
+  table.CallEnded(calling.number(), /*was_counted=*/true);
   table.EndIdle(idle);
   EXPECT_TRUE(HungUp(calling.client.get()));
 
@@ -629,7 +629,7 @@ TEST(PeerTableTest, WhoeverIsAskedForIdleOnesMayAskTheTable) {
   const Pair called(&table, 1001);
   for (const Pair* pair : {&attached, &called}) {
     EXPECT_TRUE(table.CallBegan(pair->number()).ok());
-    table.CallEnded(pair->number(), /*began=*/true);
+    table.CallEnded(pair->number(), /*was_counted=*/true);
   }
   PeerTable::Idle idle;
   // A call may begin meanwhile, too.
@@ -642,7 +642,7 @@ TEST(PeerTableTest, WhoeverIsAskedForIdleOnesMayAskTheTable) {
   table.EndIdle(idle);
   EXPECT_FALSE(HungUp(attached.client.get()));
   EXPECT_FALSE(HungUp(called.client.get()));
-  table.CallEnded(called.number(), /*began=*/true);
+  table.CallEnded(called.number(), /*was_counted=*/true);
   idle.keeps = [](const PeerCredentials&) { return false; };
   table.EndIdle(idle);
   EXPECT_TRUE(HungUp(called.client.get()));

@@ -8,12 +8,12 @@
 
 namespace chorus::server {
 
-absl::Status CheckPlaces(absl::string_view what, int own, int all, int most) {
+absl::Status CheckPlaces(absl::string_view what, int own_count, int all_count, int most) {
   const int64_t share = ShareOf(most);
-  if (own < share && all < most) return absl::OkStatus();
+  if (own_count < share && all_count < most) return absl::OkStatus();
   return MakeError(Reason::kQuota,
-                   absl::StrCat("too many ", what, ": the caller has ", own, "; expected at most ",
-                                share, " of one user, ", most, " in all"));
+                   absl::StrCat("too many ", what, ": the caller has ", own_count,
+                                "; expected at most ", share, " of one user, ", most, " in all"));
 }
 
 }  // namespace chorus::server

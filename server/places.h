@@ -9,9 +9,10 @@
 
 namespace chorus::server {
 
-// RESOURCE_EXHAUSTED kQuota: an owner who has `own` of the `all` that there are gets no more of
-// `most`. `what` stands there, in words: "calls under way". How many others have is theirs.
-absl::Status CheckPlaces(absl::string_view what, int own, int all, int most);
+// RESOURCE_EXHAUSTED kQuota: an owner that has `own_count` of the `all_count` that there are gets
+// no more of `most`. `what` stands there, in words: "calls under way". How many others have is
+// theirs.
+absl::Status CheckPlaces(absl::string_view what, int own_count, int all_count, int most);
 
 }  // namespace chorus::server
 

@@ -37,38 +37,38 @@ struct ReadGates {
       size -= bytes;
     }
     gate->open_.store(static_cast<int>(gate->frames_.open()), std::memory_order_relaxed);
-    gate->later_ += sum.later;
-    if (sum.asked == 0 && sum.broken.empty() && gate->later_ < kLaterAtATime) return true;
-    sum.later = std::exchange(gate->later_, 0);
+    gate->later_ += sum.later_messages;
+    if (sum.requests == 0 && sum.broken.empty() && gate->later_ < kLaterAtATime) return true;
+    sum.later_messages = std::exchange(gate->later_, 0);
     return gate->may_ask_(sum);
   }
 
   // What recvmsg gives. False: there are descriptors, which stay there.
-  static bool Receive(ReadGate* gate, int fd, msghdr* message, int flags, ssize_t* got) {
+  static bool Receive(ReadGate* gate, int fd, msghdr* message, int flags, ssize_t* received) {
     if (!gate->may_bring_descriptors_) {
-      *got = syscall(SYS_recvmsg, fd, message, flags);
+      *received = syscall(SYS_recvmsg, fd, message, flags);
       return true;
     }
-    msghdr seen = *message;
-    seen.msg_control = nullptr;
-    seen.msg_controllen = 0;
-    *got = syscall(SYS_recvmsg, fd, &seen, flags | MSG_PEEK);
-    if (*got <= 0) return true;
-    if ((seen.msg_flags & MSG_CTRUNC) != 0) {
+    msghdr peeked = *message;
+    peeked.msg_control = nullptr;
+    peeked.msg_controllen = 0;
+    *received = syscall(SYS_recvmsg, fd, &peeked, flags | MSG_PEEK);
+    if (*received <= 0) return true;
+    if ((peeked.msg_flags & MSG_CTRUNC) != 0) {
       Http2Frames::Counts sum;
       sum.broken = "it sends descriptors";
       gate->may_ask_(sum);
       return false;
     }
     // No more than was seen: others may have come behind it.
-    auto left = static_cast<size_t>(*got);
+    auto left = static_cast<size_t>(*received);
     size_t parts = 0;
     while (left > message->msg_iov[parts].iov_len) left -= message->msg_iov[parts++].iov_len;
-    const size_t whole = std::exchange(message->msg_iov[parts].iov_len, left);
-    const size_t all = std::exchange(message->msg_iovlen, parts + 1);
-    *got = syscall(SYS_recvmsg, fd, message, flags);
-    message->msg_iovlen = all;
-    message->msg_iov[parts].iov_len = whole;
+    const size_t part_bytes = std::exchange(message->msg_iov[parts].iov_len, left);
+    const size_t num_parts = std::exchange(message->msg_iovlen, parts + 1);
+    *received = syscall(SYS_recvmsg, fd, message, flags);
+    message->msg_iovlen = num_parts;
+    message->msg_iov[parts].iov_len = part_bytes;
     return true;
   }
 };
@@ -100,10 +100,10 @@ extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
                              ? nullptr
                              : ReadGates::Of(fd).load(std::memory_order_acquire);
   if (gate == nullptr) return syscall(SYS_recvmsg, fd, message, flags);
-  ssize_t got = 0;
-  if (ReadGates::Receive(gate, fd, message, flags, &got) &&
-      (got <= 0 || ReadGates::MayTake(gate, *message, static_cast<size_t>(got)))) {
-    return got;
+  ssize_t received = 0;
+  if (ReadGates::Receive(gate, fd, message, flags, &received) &&
+      (received <= 0 || ReadGates::MayTake(gate, *message, static_cast<size_t>(received)))) {
+    return received;
   }
   shutdown(fd, SHUT_RDWR);
   errno = ECONNRESET;

@@ -29,8 +29,8 @@ namespace chorus::server {
 class ReadGate {
  public:
   // Whether the connection may ask for these; one that may not has ended. It is called by the
-  // thread that reads, which may hold locks of gRPC's. Of Counts::later it is asked some at a time,
-  // so that most reads of a stream ask nobody.
+  // thread that reads, which may hold locks of gRPC's. Of Counts::later_messages it is asked some
+  // at a time, so that most reads of a stream ask nobody.
   using MayAsk = std::function<bool(const Http2Frames::Counts& counts)>;
 
   // The largest descriptor with a gate.
@@ -53,7 +53,7 @@ class ReadGate {
   const bool may_bring_descriptors_;
   const MayAsk may_ask_;
   Http2Frames frames_;
-  int later_ = 0;  // Counts::later that nobody has been asked for
+  int later_ = 0;  // Counts::later_messages that nobody has been asked for
   std::atomic<int> open_{0};
 };
 

@@ -191,7 +191,7 @@ TEST(CallsTest, OneTenantHasSevenEighthsOfThoseOfReflection) {
   EXPECT_TRUE(Eventually([&] { return RawStream(channel, method).Ask(list_services); }));
 }
 
-// Commands wait for other ranks; where each took a place for as long, the ranks that they wait for
+// Commands wait for other ranks; where each took a slot for as long, the ranks that they wait for
 // would find none.
 TEST(CallsTest, ACommandThatWaitsGivesItsPlaceToTheNextCall) {
   TestDaemon daemon([](DaemonOptions* options) {
@@ -313,7 +313,7 @@ TEST(SessionsTest, CompressedRequestsAreRefusedAndNotInflated) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << status.error_message();
     EXPECT_THAT(status.error_message(), HasSubstr("is disabled"));
   }
-  // The connection serves whoever does not compress.
+  // The connection serves a client that does not compress.
   RpcRank client(daemon.Connect());
   EXPECT_OK(client.Open());
 }
@@ -327,7 +327,7 @@ TEST(SessionsTest, AnotherVersionIsRefusedWithBothVersions) {
   ExpectError(status, absl::StatusCode::kUnimplemented, Reason::kVersion);
   EXPECT_THAT(std::string(status.message()), HasSubstr("version 7"));
   EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("version ", kApiVersion)));
-  // Names of instances mean something else there, the log has another place: no world may have
+  // Names of instances mean something else there, the log stands elsewhere: no world may have
   // both.
   for (const int32_t older : {1, 2}) {
     request.set_api_version(older);
@@ -461,7 +461,7 @@ TEST(DiagnosticsTest, OtherUidsAreToldNothingOfOthers) {
         << status.error_message();
     EXPECT_EQ(servers.Valid() && servers.Length() > 0, own);
 
-    // Who has a session is told of that, and of what it holds.
+    // A user that has a session is told of that, and of what it holds.
     if (!own) continue;
     const Told before(&other);
     EXPECT_EQ(before.sessions, 1);
@@ -1197,7 +1197,7 @@ TEST(WaitsTest, WhoGoesWaitsNoMore) {
   tensor->mutable_source()->set_inline_("7");
   ASSERT_OK(client.Submit(create));
 
-  // Comes again if a Download of below had the place.
+  // Comes again if a Download of below had the slot.
   std::mutex mutex;
   std::shared_ptr<grpc::ClientContext> reads;
   grpc::StatusCode read = grpc::StatusCode::OK;
@@ -1339,7 +1339,7 @@ TEST(CommandStreamTest, AClientThatDoesNotReadStopsItselfOnly) {
   EXPECT_EQ(outcomes, kCommands);
 }
 
-// Its client says nothing more, and would keep its place for as long as it is connected.
+// Its client says nothing more, and would keep its slot for as long as it is connected.
 TEST(CommandStreamTest, EndsWithItsSession) {
   TestDaemon daemon([](DaemonOptions* options) { options->node.lease = absl::Seconds(4); });
   RpcRank ends(daemon.Connect());

@@ -48,56 +48,58 @@ bool SetOptions(int socket, int family) {
 }
 
 int PortOf(int socket) {
-  sockaddr_storage bound = {};
-  socklen_t size = sizeof(bound);
-  getsockname(socket, reinterpret_cast<sockaddr*>(&bound), &size);
-  const in_port_t port = bound.ss_family == AF_INET6
-                             ? reinterpret_cast<const sockaddr_in6*>(&bound)->sin6_port
-                             : reinterpret_cast<const sockaddr_in*>(&bound)->sin_port;
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
+  const in_port_t port = address.ss_family == AF_INET6
+                             ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
+                             : reinterpret_cast<const sockaddr_in*>(&address)->sin_port;
   return ntohs(port);
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<UniqueFd>> ListenTcp(ListenAddress* address) {
-  addrinfo wanted = {};
-  wanted.ai_family = AF_UNSPEC;
-  wanted.ai_socktype = SOCK_STREAM;
-  wanted.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* list = nullptr;
   const int error =
-      getaddrinfo(address->host.c_str(), absl::StrCat(address->port).c_str(), &wanted, &list);
+      getaddrinfo(address->host.c_str(), absl::StrCat(address->port).c_str(), &hints, &list);
   if (error != 0) return Failed(*address, gai_strerror(error));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(list, freeaddrinfo);
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> list_owner(list, freeaddrinfo);
   std::vector<UniqueFd> listeners;
   std::set<std::string> seen;
-  int failed = 0;
+  int listen_error = 0;
   for (const addrinfo* at = list; at != nullptr; at = at->ai_next) {
     // A hosts file may give a name the same address twice.
     if (!seen.emplace(reinterpret_cast<const char*>(at->ai_addr), at->ai_addrlen).second) continue;
     // The others take the port that the system has chosen for the first.
-    sockaddr_storage bound = {};
-    memcpy(&bound, at->ai_addr, at->ai_addrlen);
+    sockaddr_storage local = {};
+    memcpy(&local, at->ai_addr, at->ai_addrlen);
     const in_port_t port = htons(static_cast<uint16_t>(address->port));
     if (at->ai_family == AF_INET6) {
-      reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port = port;
+      reinterpret_cast<sockaddr_in6*>(&local)->sin6_port = port;
     } else {
-      reinterpret_cast<sockaddr_in*>(&bound)->sin_port = port;
+      reinterpret_cast<sockaddr_in*>(&local)->sin_port = port;
     }
     UniqueFd listener(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!listener.valid() || !SetOptions(listener.get(), at->ai_family) ||
-        bind(listener.get(), reinterpret_cast<const sockaddr*>(&bound), at->ai_addrlen) != 0 ||
+        bind(listener.get(), reinterpret_cast<const sockaddr*>(&local), at->ai_addrlen) != 0 ||
         listen(listener.get(), SOMAXCONN) != 0) {
       // A machine without IPv6 has a localhost all the same; an address that is in use is
       // another's.
-      failed = errno;
-      if (failed == EADDRINUSE) break;
+      listen_error = errno;
+      if (listen_error == EADDRINUSE) break;
       continue;
     }
     if (address->port == 0) address->port = PortOf(listener.get());
     listeners.push_back(std::move(listener));
   }
-  if (failed == EADDRINUSE || listeners.empty()) return Failed(*address, strerror(failed));
+  if (listen_error == EADDRINUSE || listeners.empty()) {
+    return Failed(*address, strerror(listen_error));
+  }
   return listeners;
 }
 

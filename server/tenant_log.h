@@ -39,7 +39,7 @@ class TenantLog {
   // `write` null: as any other line of the daemon's. `clock` goes on evenly.
   explicit TenantLog(Write write, std::function<absl::Time()> clock = &SteadyNow);
 
-  // `tenant` empty: nobody who is known.
+  // `tenant` empty: nobody that is known.
   void Say(google::LogSeverity severity, absl::string_view tenant, absl::string_view line);
 
  private:

@@ -60,7 +60,7 @@ TEST(TenantLogTest, WhoeverHasSaidNothingLatelyIsForgottenAndWhatWasTooMuchIsSai
     ASSERT_LT(heap.bytes(), 100 << 10) << i;
   }
   EXPECT_EQ(told, 1);
-  // Who is not idle is not forgotten.
+  // A tenant that is not idle is not forgotten.
   for (int i = 0; i < LineBudget::kLinesPerSecond; ++i) log.Say(google::GLOG_INFO, "loud", "x");
   for (int i = 0; i < 1000; ++i) log.Say(google::GLOG_INFO, absl::StrCat(i), "once");
   lines.clear();

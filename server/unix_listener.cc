@@ -39,16 +39,16 @@ absl::Status CheckOwner(const std::string& directory, absl::string_view what,
 }
 
 absl::StatusOr<gid_t> FindGroup(const std::string& path, const std::string& name) {
-  uint32_t number;
-  if (absl::SimpleAtoi(name, &number)) return gid_t{number};
+  uint32_t id;
+  if (absl::SimpleAtoi(name, &id)) return gid_t{id};
   std::vector<char> buffer(16384);
   group entry;
-  group* found = nullptr;
-  getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
-  if (found == nullptr) {
+  group* result = nullptr;
+  getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &result);
+  if (result == nullptr) {
     return Malformed(absl::StrCat("socket ", path, ": there is no group \"", name, "\""));
   }
-  return found->gr_gid;
+  return result->gr_gid;
 }
 
 absl::Status RemoveStale(const std::string& path) {
@@ -90,10 +90,10 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, const Soc
   if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     return Failed(path, "bind", errno);
   }
-  const absl::Status opened = Open(path, listener.get(), access);
-  if (!opened.ok()) {
+  const absl::Status status = Open(path, listener.get(), access);
+  if (!status.ok()) {
     unlink(path.c_str());
-    return opened;
+    return status;
   }
   return listener;
 }

@@ -15,7 +15,7 @@
 
 namespace chorus::server {
 
-// Who may connect: the mode and group of both sockets of a path.
+// Which users may connect: the mode and group of both sockets of a path.
 struct SocketAccess {
   mode_t mode = 0600;
   std::string group;  // name or number; empty: the daemon's

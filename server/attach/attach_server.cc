@@ -60,13 +60,13 @@ int UnreadBytes(int socket) {
 // False: the client was told, or will see, that it does not get this.
 bool Answer(int socket, uint32_t id, AttachReply reply, absl::Span<const int> fds) {
   reply.id = id;
-  const absl::Status sent = SendPacket(socket, EncodeAttachReply(reply), fds);
-  if (sent.ok()) return true;
-  if (absl::IsResourceExhausted(sent)) {
+  const absl::Status status = SendPacket(socket, EncodeAttachReply(reply), fds);
+  if (status.ok()) return true;
+  if (absl::IsResourceExhausted(status)) {
     // By others' descriptors: it is no fault of this client.
-    AttachReply refused;
-    refused.status = sent;
-    Answer(socket, id, std::move(refused), {});
+    AttachReply refusal;
+    refusal.status = status;
+    Answer(socket, id, std::move(refusal), {});
     return false;
   }
   // A client that does not take its answers: its connection ends, which its own thread sees.
@@ -118,21 +118,21 @@ std::string RandomToken() {
 }
 
 void AttachServer::Connection::Asked() {
-  MutexLock lock(&asking);
-  if (++asked == kMaxAsked) Watch(epoll->get(), EPOLL_CTL_MOD, socket.get(), EPOLLRDHUP, id);
+  MutexLock lock(&unanswered_mutex);
+  if (++unanswered == kMaxAsked) Watch(epoll->get(), EPOLL_CTL_MOD, socket.get(), EPOLLRDHUP, id);
 }
 
 void AttachServer::Connection::Answered() {
-  MutexLock lock(&asking);
+  MutexLock lock(&unanswered_mutex);
   // One that has been closed is not watched any more, and stays so.
-  if (asked-- == kMaxAsked) {
+  if (unanswered-- == kMaxAsked) {
     Watch(epoll->get(), EPOLL_CTL_MOD, socket.get(), EPOLLIN | EPOLLRDHUP, id);
   }
 }
 
 bool AttachServer::Connection::MayAsk() {
-  MutexLock lock(&asking);
-  return asked < kMaxAsked;
+  MutexLock lock(&unanswered_mutex);
+  return unanswered < kMaxAsked;
 }
 
 bool AttachServer::Connection::MayHave(int descriptors) {
@@ -227,11 +227,11 @@ void AttachServer::Add(ClientSocket socket) {
   {
     MutexLock lock(&mutex_);
     const auto count = per_uid_.find(connection->uid);
-    const absl::Status place = CheckPlaces(
+    const absl::Status status = CheckPlaces(
         "attach connections", count == per_uid_.end() ? 0 : count->second,
         static_cast<int>(connections_.size() + unread_.size()), options_.max_connections);
-    if (!place.ok()) {
-      AnswerError(connection->socket.get(), 0, place);
+    if (!status.ok()) {
+      AnswerError(connection->socket.get(), 0, status);
       return;
     }
     ++per_uid_[connection->uid];
@@ -246,12 +246,12 @@ void AttachServer::Add(ClientSocket socket) {
   }
 }
 
-void AttachServer::Receive(const ConnectionRef& connection, bool ended) {
+void AttachServer::Receive(const ConnectionRef& connection, bool has_ended) {
   // A bound on one client's turn: the rest is still there at the next.
   for (int turn = 0; turn < 16; ++turn) {
     // The node's answers are to come first: a client has no more of its time than that.
     if (!connection->MayAsk()) {
-      if (ended) Close(connection);
+      if (has_ended) Close(connection);
       return;
     }
     absl::StatusOr<absl::optional<Packet>> packet =
@@ -343,8 +343,8 @@ absl::Status AttachServer::HandleHello(const ConnectionRef& connection,
 absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
                                        const AttachRequest& request, const Packet& packet) {
   if (request.nonce != connection->secret) return Denied("the proof is not what was asked for");
-  // The nonce did not exist before the pidfd: who sends it now with this pid is whom the pidfd is
-  // of, unless that process has ended.
+  // The nonce did not exist before the pidfd: the process that sends it now with this pid is the
+  // one that the pidfd is of, unless that process has ended.
   if (packet.sender != connection->pid) {
     return Denied(absl::StrCat("pid ", connection->pid, " connected, but pid ",
                                packet.sender.value_or(-1),
@@ -373,11 +373,11 @@ absl::Status AttachServer::HandleProof(const ConnectionRef& connection,
 
 void AttachServer::AskNode(
     const ConnectionRef& connection,
-    std::function<void(node::LocalNode& node, const ConnectionRef& asked)> answer) {
+    std::function<void(node::LocalNode& node, const ConnectionRef& asker)> answer) {
   connection->Asked();
-  ConnectionRef asked(connection.get(), [connection](Connection* c) { c->Answered(); });
-  loop_->Post([asked = std::move(asked), answer = std::move(answer)](
-                  node::LocalNode& node, absl::Time) { answer(node, asked); });
+  ConnectionRef asker(connection.get(), [connection](Connection* c) { c->Answered(); });
+  loop_->Post([asker = std::move(asker), answer = std::move(answer)](
+                  node::LocalNode& node, absl::Time) { answer(node, asker); });
 }
 
 void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest& request,
@@ -450,15 +450,15 @@ void AttachServer::CarryOut(const ConnectionRef& connection, const AttachRequest
 }
 
 void AttachServer::Close(const ConnectionRef& connection) {
-  bool bound;
+  bool is_bound;
   SessionId session;
   {
     MutexLock lock(&mutex_);
     if (connections_.erase(connection->id) == 0) return;
     SetDeadlineLocked(connection.get(), absl::InfiniteFuture());
     tokens_.erase(connection->secret);
-    bound = connection->state == Connection::State::kBound;
-    if (bound || connection->state == Connection::State::kClaimed) {
+    is_bound = connection->state == Connection::State::kBound;
+    if (is_bound || connection->state == Connection::State::kClaimed) {
       const auto process = attached_.find(connection->pid);
       if (--process->second == 0) attached_.erase(process);
     }
@@ -475,7 +475,7 @@ void AttachServer::Close(const ConnectionRef& connection) {
       unread_.push_back(connection);
     }
   }
-  if (bound) {
+  if (is_bound) {
     loop_->Post(
         [session](node::LocalNode& node, absl::Time now) { node.SetDetached(session, true, now); });
   }
@@ -494,7 +494,7 @@ void AttachServer::SetDeadlineLocked(Connection* connection, absl::Time deadline
 
 int AttachServer::Sweep() {
   std::vector<ConnectionRef> overdue;
-  std::vector<ConnectionRef> bound;
+  std::vector<ConnectionRef> bound_connections;
   absl::Time next = absl::InfiniteFuture();
   const absl::Time now = SteadyNow();
   {
@@ -510,13 +510,14 @@ int AttachServer::Sweep() {
       // Once in a while, all of them.
       if (next_look_ <= now) {
         next_look_ = now + options_.open_timeout / 4;
-        const auto read = std::partition(
+        const auto first_read = std::partition(
             unread_.begin(), unread_.end(),
             [](const ConnectionRef& closed) { return UnreadBytes(closed->socket.get()) > 0; });
-        for (auto it = read; it != unread_.end(); ++it) UncountLocked(**it);
-        unread_.erase(read, unread_.end());
+        for (auto it = first_read; it != unread_.end(); ++it) UncountLocked(**it);
+        unread_.erase(first_read, unread_.end());
         for (const auto& [id, connection] : connections_) {
-          if (connection->state == Connection::State::kBound) bound.push_back(connection);
+          if (connection->state != Connection::State::kBound) continue;
+          bound_connections.push_back(connection);
         }
       }
       next = std::min(next, next_look_);
@@ -526,20 +527,21 @@ int AttachServer::Sweep() {
     Say(google::GLOG_INFO, *connection, "has opened no session in time");
     Close(connection);
   }
-  if (!bound.empty()) CloseEnded(std::move(bound));
+  if (!bound_connections.empty()) CloseEnded(std::move(bound_connections));
   if (next == absl::InfiniteFuture()) return -1;
   return static_cast<int>(absl::ToInt64Milliseconds(
       std::min(absl::Ceil(next - now, absl::Milliseconds(1)), absl::Hours(1))));
 }
 
-void AttachServer::CloseEnded(std::vector<ConnectionRef> bound) {
-  loop_->Post([bound = std::move(bound)](node::LocalNode& node, absl::Time) {
-    for (const ConnectionRef& connection : bound) {
-      if (node.Lives(connection->session)) continue;
-      // The attach thread sees it.
-      shutdown(connection->socket.get(), SHUT_RDWR);
-    }
-  });
+void AttachServer::CloseEnded(std::vector<ConnectionRef> bound_connections) {
+  loop_->Post(
+      [bound_connections = std::move(bound_connections)](node::LocalNode& node, absl::Time) {
+        for (const ConnectionRef& connection : bound_connections) {
+          if (node.Lives(connection->session)) continue;
+          // The attach thread sees it.
+          shutdown(connection->socket.get(), SHUT_RDWR);
+        }
+      });
 }
 
 bool AttachServer::Attached(pid_t pid) const {

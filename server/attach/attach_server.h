@@ -94,8 +94,8 @@ class AttachServer {
     // alone.
     static constexpr int kMaxAsked = 16;
     std::shared_ptr<const UniqueFd> epoll;  // the server's: an answer may come after its end
-    Mutex asking;
-    int asked ABSL_GUARDED_BY(asking) = 0;
+    Mutex unanswered_mutex;
+    int unanswered ABSL_GUARDED_BY(unanswered_mutex) = 0;
     // Descriptors that were sent to the client and, for all the node knows, not read. Its thread's
     // to write, before it sends.
     std::atomic<int> unread_fds{0};
@@ -112,9 +112,9 @@ class AttachServer {
   // Takes those that are there, so many at a time.
   void Accept(int listener);
   void Add(ClientSocket socket);
-  // Reads what `connection` has sent. Closes it when it is at fault, or gone (`ended`: it sends no
-  // more).
-  void Receive(const ConnectionRef& connection, bool ended);
+  // Reads what `connection` has sent. Closes it when it is at fault, or gone (`has_ended`: it sends
+  // no more).
+  void Receive(const ConnectionRef& connection, bool has_ended);
   // An error closes the connection after it was told.
   absl::Status Handle(const ConnectionRef& connection, const AttachRequest& request,
                       const Packet& packet);
@@ -122,9 +122,9 @@ class AttachServer {
   absl::Status HandleProof(const ConnectionRef& connection, const AttachRequest& request,
                            const Packet& packet);
   // Runs `answer` on the node thread. It answers one request, or lets it be answered: this counts
-  // as one that waits for its answer until nobody has `asked` any more.
+  // as one that waits for its answer until nobody has `asker` any more.
   void AskNode(const ConnectionRef& connection,
-               std::function<void(node::LocalNode& node, const ConnectionRef& asked)> answer);
+               std::function<void(node::LocalNode& node, const ConnectionRef& asker)> answer);
   void CarryOut(const ConnectionRef& connection, const AttachRequest& request, SessionId session);
   void Close(const ConnectionRef& connection);
   // A line of the log: what the connection's process did.
@@ -136,8 +136,8 @@ class AttachServer {
   void UncountLocked(const Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Closes what is overdue; milliseconds to the next look, -1: none.
   int Sweep();
-  // Closes, on the node thread, those of `bound` whose session has ended.
-  void CloseEnded(std::vector<ConnectionRef> bound);
+  // Closes, on the node thread, those of `bound_connections` whose session has ended.
+  void CloseEnded(std::vector<ConnectionRef> bound_connections);
 
   std::vector<UniqueFd> listeners_;  // the thread's, then Stop's
   const AttachOptions options_;
@@ -153,7 +153,7 @@ class AttachServer {
   absl::flat_hash_map<uint64_t, ConnectionRef> connections_ ABSL_GUARDED_BY(mutex_);
   // Closed, but their clients have not read what they were sent: descriptors, too.
   std::vector<ConnectionRef> unread_ ABSL_GUARDED_BY(mutex_);
-  // Of those that have one: whoever sweeps, before each wait, looks at the first.
+  // Of those that have one: a sweep, before each wait, looks at the first.
   absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, ConnectionRef> tokens_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uid_t, int32_t> per_uid_ ABSL_GUARDED_BY(mutex_);

@@ -284,7 +284,7 @@ TEST_F(AttachServerTest, DescriptorsThatAreNotReadAreFew) {
     }
     EXPECT_EQ(client.Receive()->id, kRequests + 1);
   }
-  // Whoever reads gets more, however much.
+  // A client that reads gets more, however much.
   for (uint32_t id = 1; id <= 20; ++id) {
     client.Send(Ask(Kind::kSessionMemory, id));
     const absl::StatusOr<AttachReply> reply = client.Receive();
@@ -742,7 +742,7 @@ TEST(AttachTest, AConnectionWhoseSessionHasEndedIsClosed) {
   EXPECT_TRUE(other->CreateStaging(4096, Soon()).ok());
 }
 
-// A daemon remembers it for those who ask why.
+// A daemon remembers it for those that ask why.
 TEST(AttachTest, AConnectionWhoseSessionWasEndedForMalformedBytesIsClosed) {
   TestDaemon daemon([](DaemonOptions* o) { o->attach_open_timeout = absl::Milliseconds(400); });
   const auto client = Attach(daemon);

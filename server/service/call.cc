@@ -14,8 +14,8 @@ void ForSessionOf(const ServiceContext& context, const Caller& caller, int64_t n
         refuse = std::move(refuse)](node::LocalNode& node, absl::Time now) {
     const absl::StatusOr<std::string> owner = node.TenantOf(id);
     if (!owner.ok() || *owner != tenant) return refuse(SessionLost(name));
-    const absl::Status renewed = node.RenewLease(id, now);
-    if (!renewed.ok()) return refuse(renewed);
+    const absl::Status status = node.RenewLease(id, now);
+    if (!status.ok()) return refuse(status);
     task(node, now, id);
   });
 }

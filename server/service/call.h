@@ -3,7 +3,7 @@
 // A handler takes what it needs out of the request (which is gone once the call has ended), lets
 // the node thread do the work and ends the call with Reply. Four may end a call: the work, the
 // client's cancel, the call's deadline (its own, at most ServiceContext::max_wait) and, where it
-// can be spared, a later call that needs its place. The first one wins; for the others nothing
+// can be spared, a later call that needs its slot. The first one wins; for the others nothing
 // happens. The work itself is not withdrawn by either: a command stays in its log, and its outcome
 // can be asked for. A call that does nothing but wait is.
 //
@@ -71,8 +71,8 @@ class Call : public RequestCall {
   absl::Status Reserve(int64_t bytes) {
     MutexLock lock(&mutex_);
     if (done_ || bytes <= room_.bytes()) return absl::OkStatus();
-    CHORUS_ASSIGN_OR_RETURN(SharedRoom::Part more, service_->answers->Take(caller().tenant, bytes));
-    room_ = std::move(more);
+    CHORUS_ASSIGN_OR_RETURN(SharedRoom::Part part, service_->answers->Take(caller().tenant, bytes));
+    room_ = std::move(part);
     return absl::OkStatus();
   }
 
@@ -137,7 +137,7 @@ class Call : public RequestCall {
   }
 
   const OnRequest* const on_request_;
-  grpc::ByteBuffer response_;  // of the one who ends the call
+  grpc::ByteBuffer response_;  // of what ends the call
   SharedRoom::Part room_ ABSL_GUARDED_BY(mutex_);
 };
 template <typename Response>

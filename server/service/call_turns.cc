@@ -24,32 +24,32 @@ void CallTurns::Drop(const Holder& holder) {
   if (line->second.held == 0 && line->second.waiting.empty()) lines_.erase(line);
 }
 
-int64_t CallTurns::Enter(const Holder& holder, Go go) {
+int64_t CallTurns::Enter(const Holder& holder, OnTurn on_turn) {
   int64_t name = 0;
   {
     MutexLock lock(&mutex_);
     name = ++last_;
     Line& line = lines_[holder];
-    // Whoever hands turns on comes to it.
+    // The thread that hands turns on comes to it.
     if (handing_on_ || !Has(holder, line)) {
-      line.waiting.emplace(name, std::move(go));
+      line.waiting.emplace(name, std::move(on_turn));
       return name;
     }
     Take(holder, &line);
   }
-  go(Turn(this, holder));
+  on_turn(Turn(this, holder));
   return name;
 }
 
 void CallTurns::Forget(const Holder& holder, int64_t name) {
-  Go forgotten;  // goes when the mutex is free
+  OnTurn on_turn;  // goes when the mutex is free
   MutexLock lock(&mutex_);
   const auto line = lines_.find(holder);
   if (line == lines_.end()) return;
-  const auto waiting = line->second.waiting.find(name);
-  if (waiting == line->second.waiting.end()) return;
-  forgotten = std::move(waiting->second);
-  line->second.waiting.erase(waiting);
+  const auto waiter = line->second.waiting.find(name);
+  if (waiter == line->second.waiting.end()) return;
+  on_turn = std::move(waiter->second);
+  line->second.waiting.erase(waiter);
   Drop(holder);
 }
 
@@ -68,7 +68,7 @@ void CallTurns::End(const Holder& holder) {
 }
 
 bool CallTurns::HandOn() {
-  Go go;
+  OnTurn on_turn;
   Holder next;
   {
     MutexLock lock(&mutex_);
@@ -76,19 +76,19 @@ bool CallTurns::HandOn() {
     const auto weight = [](const Line& line) {
       return std::make_tuple(line.held, line.waiting.begin()->first);
     };
-    auto chosen = lines_.end();
+    auto best = lines_.end();
     for (auto line = lines_.begin(); line != lines_.end(); ++line) {
       if (line->second.waiting.empty() || !Has(line->first, line->second)) continue;
-      if (chosen == lines_.end() || weight(line->second) < weight(chosen->second)) chosen = line;
+      if (best == lines_.end() || weight(line->second) < weight(best->second)) best = line;
     }
-    handing_on_ = chosen != lines_.end();
+    handing_on_ = best != lines_.end();
     if (!handing_on_) return false;
-    next = chosen->first;
-    go = std::move(chosen->second.waiting.begin()->second);
-    chosen->second.waiting.erase(chosen->second.waiting.begin());
-    Take(next, &chosen->second);
+    next = best->first;
+    on_turn = std::move(best->second.waiting.begin()->second);
+    best->second.waiting.erase(best->second.waiting.begin());
+    Take(next, &best->second);
   }
-  go(Turn(this, next));
+  on_turn(Turn(this, next));
   return true;
 }
 

@@ -60,23 +60,23 @@ class CallTurns {
   };
   // Called with a turn, once: at once, or when another one ends, on that thread or on one that is
   // handing turns on already.
-  using Go = std::function<void(Turn turn)>;
+  using OnTurn = std::function<void(Turn turn)>;
   // A name for Forget().
-  int64_t Enter(const Holder& holder, Go go);
+  int64_t Enter(const Holder& holder, OnTurn on_turn);
   // It is called no more, unless it has been.
   void Forget(const Holder& holder, int64_t name);
 
  private:
   struct Line {
     int64_t held = 0;
-    std::map<int64_t, Go> waiting;  // in the order in which they came
+    std::map<int64_t, OnTurn> waiting;  // in the order in which they came
   };
   bool Has(const Holder& holder, const Line& line) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Take(const Holder& holder, Line* line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Unless there is somebody in it.
   void Drop(const Holder& holder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const Holder& holder);
-  // One turn. False: there is none, or nobody who may have it.
+  // One turn. False: there is none, or nobody that may have it.
   bool HandOn();
 
   static constexpr int64_t kAny = int64_t{1} << 40;

@@ -61,7 +61,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   absl::Status Admit() {
     CHORUS_ASSIGN_OR_RETURN(PeerTable::Admitted admitted, service_->peers->Admit(context_->peer()));
     caller_ = std::move(admitted.caller);
-    place_ = std::move(admitted.place);
+    slot_ = std::move(admitted.slot);
     CHORUS_ASSIGN_OR_RETURN(room_, service_->streams->Take(caller_.tenant, kMaxMessageBytes));
     return absl::OkStatus();
   }
@@ -87,7 +87,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   void CountMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (std::exchange(has_message_, true) && !ended_ && ++taken_ == kTakenAtATime) TellTaken();
   }
-  void TellTaken() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { place_.Took(std::exchange(taken_, 0)); }
+  void TellTaken() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { slot_.Took(std::exchange(taken_, 0)); }
 
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ended_ || !farewell_.ok()) return;
@@ -257,7 +257,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
       if (held_.value() != 0) service_->worker->Drop(held_);
     }
     // The node may hold the stream for as long as a command of it takes.
-    place_ = PeerTable::Place();
+    slot_ = PeerTable::Slot();
     room_ = SharedRoom::Part();
     self_.reset();
   }
@@ -265,7 +265,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   const ServiceContext* const service_;
   grpc::CallbackServerContext* const context_;
   Caller caller_;             // constant once it reads
-  PeerTable::Place place_;    // until OnDone
+  PeerTable::Slot slot_;      // until OnDone
   SharedRoom::Part room_;     // for one message, until OnDone
   uint64_t farewell_id_ = 0;  // constant once it reads
   grpc::ByteBuffer request_;  // of the read under way

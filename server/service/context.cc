@@ -18,11 +18,12 @@ absl::StatusOr<SessionId> ParseSession(int64_t incarnation, int64_t name) {
     return Malformed(
         absl::StrCat("session: expected the number that Sessions.Open gave, got ", name));
   }
-  const int64_t of = name >> node::kSessionIdBits;
-  if (of != incarnation) {
-    return MakeError(Reason::kSessionLost,
-                     absl::StrCat("session ", name, " is of another start of the daemon (", of,
-                                  ", this one is ", incarnation, "); open a new one"));
+  const int64_t session_incarnation = name >> node::kSessionIdBits;
+  if (session_incarnation != incarnation) {
+    return MakeError(
+        Reason::kSessionLost,
+        absl::StrCat("session ", name, " is of another start of the daemon (", session_incarnation,
+                     ", this one is ", incarnation, "); open a new one"));
   }
   return SessionId(name & node::kMaxSessionId);
 }

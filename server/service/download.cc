@@ -67,16 +67,16 @@ class Download : public RequestCall {
       return;
     }
     node::NodeLoop* const loop = service_->loop;
-    ViewRef shared(new node::ReadableTensor(*std::move(view)),
-                   [loop](const node::ReadableTensor* done) {
-                     loop->Post([done](node::LocalNode& node, absl::Time) {
-                       node.CountStreamed(done->bytes);
-                       delete done;
-                     });
-                   });
+    ViewRef shared_view(new node::ReadableTensor(*std::move(view)),
+                        [loop](const node::ReadableTensor* done) {
+                          loop->Post([done](node::LocalNode& node, absl::Time) {
+                            node.CountStreamed(done->bytes);
+                            delete done;
+                          });
+                        });
     service_->worker->Post(caller().tenant,
-                           [download = self(), shared = std::move(shared)]() mutable {
-                             download->Begin(std::move(shared));
+                           [download = self(), shared_view = std::move(shared_view)]() mutable {
+                             download->Begin(std::move(shared_view));
                            });
   }
 
@@ -97,7 +97,7 @@ class Download : public RequestCall {
     part.set_data(view_->data + offset_, static_cast<size_t>(size));
     part_ = Serialized(part);
     offset_ += size;
-    // Start* and Finish of one reactor may race with a cancel: whoever is second does nothing.
+    // Start* and Finish of one reactor may race with a cancel: the second does nothing.
     MutexLock lock(&mutex_);
     if (ended_) return;
     part_begin_ = offset_ - size;
@@ -121,7 +121,7 @@ class Download : public RequestCall {
     if (ended_) return;
     if (SteadyNow() < part_due_) return WatchLocked();
     ended_ = true;
-    const grpc::Status late = ToGrpc(MakeError(
+    const grpc::Status timeout_status = ToGrpc(MakeError(
         Reason::kTransportTimeout,
         absl::StrCat("the caller has not taken the ", part_bytes_, " bytes of the tensor ",
                      "from byte ", part_begin_, " in time; expected at most ",
@@ -129,9 +129,9 @@ class Download : public RequestCall {
                      absl::FormatDuration(service_->max_wait), " for all; read again from there")));
     // What Finish sends stands behind the part that nobody takes; this does not.
     grpc_call_cancel_with_status(context_->c_call(),
-                                 static_cast<grpc_status_code>(late.error_code()),
-                                 late.error_message().c_str(), nullptr);
-    Finish(late);
+                                 static_cast<grpc_status_code>(timeout_status.error_code()),
+                                 timeout_status.error_message().c_str(), nullptr);
+    Finish(timeout_status);
   }
 
   void OnWriteDone(bool ok) override {

@@ -9,13 +9,13 @@ namespace chorus::server {
 
 absl::Status Parse(grpc::ByteBuffer* bytes, int64_t most, google::protobuf::Message* message) {
   const int64_t size = static_cast<int64_t>(bytes->Length());
-  bool read = false;
+  bool is_read = false;
   if (size <= most) {
     grpc::ProtoBufferReader reader(bytes);
-    read = reader.status().ok() && message->ParseFromZeroCopyStream(&reader);
+    is_read = reader.status().ok() && message->ParseFromZeroCopyStream(&reader);
   }
   bytes->Clear();
-  if (read) return absl::OkStatus();
+  if (is_read) return absl::OkStatus();
   const std::string& name = message->GetDescriptor()->full_name();
   if (size > most) {
     return Malformed(absl::StrCat(name, ": expected at most ", most, " bytes, got ", size));

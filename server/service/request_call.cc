@@ -25,9 +25,9 @@ void RequestCall::ReadRequest() {
   caller_ = std::move(admitted->caller);
   {
     MutexLock lock(&mutex_);
-    place_ = std::move(admitted->place);
+    slot_ = std::move(admitted->slot);
   }
-  holder_ = {caller_.tenant, PeerTable::NumberOf(context_->peer()).value_or(0)};
+  holder_ = {caller_.tenant, PeerTable::ConnectionIdOf(context_->peer()).value_or(0)};
   // What waits in line may outlive the call.
   const int64_t in_line =
       service_->reads->Enter(holder_, [weak = weak_from_this()](CallTurns::Turn turn) {
@@ -52,14 +52,15 @@ void RequestCall::StartReading(CallTurns::Turn turn) {
 void RequestCall::ReadLate() {
   MutexLock lock(&mutex_);
   if (is_read_ || done_) return;
-  const grpc::Status late = ToGrpc(MakeError(
+  const grpc::Status timeout_status = ToGrpc(MakeError(
       Reason::kTransportTimeout, absl::StrCat("the request has not come whole within ",
                                               absl::FormatDuration(service_->read_timeout))));
   // The turn lasts until gRPC has done with the request. What Finish sends may stand behind what
   // the client does not read; this waits for nobody, also where the call has ended already.
-  grpc_call_cancel_with_status(context_->c_call(), static_cast<grpc_status_code>(late.error_code()),
-                               late.error_message().c_str(), nullptr);
-  if (EndsLocked()) Finish(late);
+  grpc_call_cancel_with_status(context_->c_call(),
+                               static_cast<grpc_status_code>(timeout_status.error_code()),
+                               timeout_status.error_message().c_str(), nullptr);
+  if (EndsLocked()) Finish(timeout_status);
 }
 
 void RequestCall::DeadlineHasCome() {
@@ -72,7 +73,7 @@ void RequestCall::DeadlineHasCome() {
 void RequestCall::CanBeSpared() {
   MutexLock lock(&mutex_);
   if (ended_) return;
-  place_.Spare([weak = weak_from_this()] {
+  slot_.Spare([weak = weak_from_this()] {
     const auto call = weak.lock();
     if (call == nullptr) return;
     call->End(MakeError(
@@ -99,14 +100,14 @@ void RequestCall::OnReadDone(bool ok) {
 }
 
 void RequestCall::Post(node::NodeLoop::Task task) {
-  CallTurns::Turn taken;
+  CallTurns::Turn turn;
   {
     MutexLock lock(&mutex_);
-    taken = std::move(turn_);
+    turn = std::move(turn_);
   }
   // Where a turn ends the next request is begun to be read, and that is not for the node thread.
   service_->loop->Post([worker = service_->worker, tenant = caller_.tenant, task = std::move(task),
-                        turn = std::make_shared<CallTurns::Turn>(std::move(taken))](
+                        turn = std::make_shared<CallTurns::Turn>(std::move(turn))](
                            node::LocalNode& node, absl::Time now) mutable {
     task(node, now);
     worker->Post(tenant, [turn = std::move(turn)] {});
@@ -155,7 +156,7 @@ void RequestCall::OnDone() {
   read_alarm_.Cancel();
   deadline_alarm_.Cancel();
   // They end when the mutex is free.
-  PeerTable::Place place;
+  PeerTable::Slot slot;
   CallTurns::Turn turn;
   CallTurns::Turn answer_turn;
   int64_t in_line = 0;
@@ -167,7 +168,7 @@ void RequestCall::OnDone() {
     wait_over = wait_over_;
     unread_.Stop();
     if (held_.value() != 0) service_->worker->Drop(held_);
-    place = std::move(place_);
+    slot = std::move(slot_);
     turn = std::move(turn_);
     answer_turn = std::move(answer_turn_);
     in_line = in_line_;

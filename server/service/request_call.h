@@ -80,14 +80,14 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   void WhenAnswered(std::function<void()> answer) ABSL_LOCKS_EXCLUDED(mutex_);
   // What is sent has room of its own, until its client has read it: it takes nobody's turn.
   void LeaveTurn() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether the caller is the one who ends it, which is gRPC's Finish: behind that nothing may be
+  // Whether the caller is the one that ends it, which is gRPC's Finish: behind that nothing may be
   // started.
   bool MayEnd() ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     return EndsLocked();
   }
   // By HaveRequest: from now on the call only waits for what goes on without it, and can be asked
-  // for again. It ends (TRANSPORT_TIMEOUT) where a later call of its user's needs its place.
+  // for again. It ends (TRANSPORT_TIMEOUT) where a later call of its user's needs its slot.
   void CanBeSpared() ABSL_LOCKS_EXCLUDED(mutex_);
   // For a wait of the node's; by HaveRequest. The call's end withdraws it, unless it is over.
   const node::WaitRef& Waits() { return wait_ = std::make_shared<node::Wait>(); }
@@ -108,19 +108,19 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
 
  private:
   bool EndsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    place_.End();
+    slot_.End();
     return !std::exchange(ended_, true);
   }
   void ReadLate();
   void DeadlineHasCome();
 
   const absl::Time deadline_;
-  Caller caller_;                                   // constant once it reads
-  PeerTable::Place place_ ABSL_GUARDED_BY(mutex_);  // until OnDone
-  CallTurns::Holder holder_;                        // of its turns; constant once it reads
-  grpc::ByteBuffer request_;                        // gRPC's while it reads
-  int64_t in_line_ ABSL_GUARDED_BY(mutex_) = 0;     // for its turn; 0: it never was
-  CallTurns::Turn turn_ ABSL_GUARDED_BY(mutex_);    // to be read
+  Caller caller_;                                 // constant once it reads
+  PeerTable::Slot slot_ ABSL_GUARDED_BY(mutex_);  // until OnDone
+  CallTurns::Holder holder_;                      // of its turns; constant once it reads
+  grpc::ByteBuffer request_;                      // gRPC's while it reads
+  int64_t in_line_ ABSL_GUARDED_BY(mutex_) = 0;   // for its turn; 0: it never was
+  CallTurns::Turn turn_ ABSL_GUARDED_BY(mutex_);  // to be read
   int64_t in_answer_line_ ABSL_GUARDED_BY(mutex_) = 0;
   CallTurns::Turn answer_turn_ ABSL_GUARDED_BY(mutex_);
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;  // or never will be

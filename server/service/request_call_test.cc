@@ -119,7 +119,7 @@ TEST_F(RequestCallTest, ARequestThatComesBehindTheEndIsNotTaken) {
   EXPECT_EQ(call_->ended_with(), absl::StatusCode::kDeadlineExceeded);
 }
 
-// Nobody who waits for its turn, or for an outcome, is late because somebody sets the wall clock.
+// No call that waits for its turn, or for an outcome, is late because somebody sets the wall clock.
 TEST_F(RequestCallTest, ItsDeadlineIsByTheSteadyClock) {
   const absl::Time before = SteadyNow();
   wall_ahead_nanos = absl::ToInt64Nanoseconds(absl::Hours(1));

@@ -19,8 +19,8 @@
 
 namespace chorus::server {
 
-// So many bytes of memory, for as many as find room there, in the order in which they come: who
-// wants much is not passed by those who want little.
+// So many bytes of memory, for as many as find room there, in the order in which they come: one
+// that wants much is not passed by those that want little.
 class Room {
  public:
   explicit Room(int64_t bytes) : free_(bytes) {}
@@ -43,8 +43,8 @@ class Room {
   // Waits until `bytes`, at most all that there are, are free.
   Part Enter(int64_t bytes) {
     MutexLock lock(&mutex_);
-    const int64_t place = came_++;
-    while (place != entered_ || free_ < bytes) changed_.Wait(&mutex_);
+    const int64_t turn = came_++;
+    while (turn != entered_ || free_ < bytes) changed_.Wait(&mutex_);
     ++entered_;
     free_ -= bytes;
     changed_.SignalAll();  // the next one may find room, too
@@ -113,12 +113,12 @@ class SharedRoom {
     MutexLock lock(&mutex_);
     int64_t& held = held_by_[tenant];
     if (held + bytes > ShareOf(bytes_) || held_ + bytes > bytes_) {
-      const int64_t had = held;
-      if (had == 0) held_by_.erase(tenant);
+      const int64_t held_bytes = held;
+      if (held_bytes == 0) held_by_.erase(tenant);
       return MakeError(Reason::kQuota,
-                       absl::StrCat("no room for ", bytes, " ", what_, ": ", tenant, " has ", had,
-                                    "; expected at most ", ShareOf(bytes_), " of one user, ",
-                                    bytes_, " in all"));
+                       absl::StrCat("no room for ", bytes, " ", what_, ": ", tenant, " has ",
+                                    held_bytes, "; expected at most ", ShareOf(bytes_),
+                                    " of one user, ", bytes_, " in all"));
     }
     held += bytes;
     held_ += bytes;
@@ -129,9 +129,9 @@ class SharedRoom {
   void Leave(const std::string& tenant, int64_t bytes) {
     MutexLock lock(&mutex_);
     held_ -= bytes;
-    const auto held = held_by_.find(tenant);
-    held->second -= bytes;
-    if (held->second == 0) held_by_.erase(held);
+    const auto it = held_by_.find(tenant);
+    it->second -= bytes;
+    if (it->second == 0) held_by_.erase(it);
   }
 
   const int64_t bytes_;

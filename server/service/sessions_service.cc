@@ -100,7 +100,7 @@ void OnClose(const CallRef<v1::CloseSessionResponse>& call,
                                           node::LocalNode& node, absl::Time now,
                                           SessionId session) {
     const absl::Status status = node.CloseSession(session, now);
-    // Who opens the next one has the memory of this one.
+    // A client that opens the next one has the memory of this one.
     node.AfterReleases([log, call, tenant, session, status] {
       call->Reply(status, [log, tenant, session](v1::CloseSessionResponse*) {
         log->Say(google::GLOG_INFO, tenant, absl::StrCat("session ", session.value(), " closed"));

@@ -19,7 +19,7 @@ namespace chorus::server {
 // The frame of a command. INVALID_ARGUMENT: larger than a frame may be, or a sequence below 1.
 absl::StatusOr<std::string> FrameOf(int64_t sequence, absl::StatusOr<CommandBody> body);
 
-// Ends `call` with the outcome of the command, or before where its place is needed, or at its
+// Ends `call` with the outcome of the command, or before where its slot is needed, or at its
 // deadline: the log has the command then, and it may be sent again, or waited for. Nothing of the
 // call stays with the node.
 template <typename Response>

@@ -80,7 +80,7 @@ void OnCreateStaging(const CallRef<v1::CreateStagingResponse>& call,
 
 void OnWriteStaging(const CallRef<v1::WriteStagingResponse>& call, grpc::ByteBuffer* bytes) {
   const ServiceContext* const service = call->service();
-  // Who waits here has no room for parsing, for which everybody else would wait.
+  // A call that waits here has no room for parsing, for which all others would wait.
   Room::Part room = service->uploads->Enter(static_cast<int64_t>(bytes->Length()));
   const Parsed<v1::WriteStagingRequest> request(service->parsing, bytes, kMaxWriteMessageBytes);
   if (!request.ok()) return call->Reply(request.status());

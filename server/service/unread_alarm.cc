@@ -12,7 +12,9 @@ namespace chorus::server {
 
 struct UnreadAlarm::Call : std::enable_shared_from_this<Call> {
   Call(const ServiceContext* service, grpc::CallbackServerContext* context)
-      : service(service), context(context), connection(PeerTable::NumberOf(context->peer())) {}
+      : service(service),
+        context(context),
+        connection(PeerTable::ConnectionIdOf(context->peer())) {}
 
   void Set() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     // One that has fired is not set again.

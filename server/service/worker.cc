@@ -43,7 +43,7 @@ void ServiceWorker::Loop() {
   absl::Time next_renewal = SteadyNow() + renew_period_;
   for (;;) {
     std::function<void()> task;
-    std::vector<SessionId> renewed;
+    std::vector<SessionId> sessions;
     {
       MutexLock lock(&mutex_);
       while (tasks_.empty() && !stop_) {
@@ -59,11 +59,11 @@ void ServiceWorker::Loop() {
       if (tasks_.empty() && stop_) return;
       if (!tasks_.empty()) task = tasks_.Pop();
       if (SteadyNow() >= next_renewal) {
-        for (const auto& [session, calls] : held_) renewed.push_back(session);
+        for (const auto& [session, calls] : held_) sessions.push_back(session);
         next_renewal = SteadyNow() + renew_period_;
       }
     }
-    if (!renewed.empty()) renew_(std::move(renewed));
+    if (!sessions.empty()) renew_(std::move(sessions));
     if (task != nullptr) task();
   }
 }

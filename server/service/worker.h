@@ -1,5 +1,5 @@
 // A thread for what must not run on the node thread: serializing and sending replies, and keeping
-// leases. Tenants take turns: one for whom much is to be done waits behind its own.
+// leases. Tenants take turns: one for which much is to be done waits behind its own.
 //
 // Threads: Post, Hold and Drop from any thread, Stop and the destructor from one. Nothing runs
 // under its lock. Ownership: it has its thread, and what it has not run. Errors: none; tasks hand
