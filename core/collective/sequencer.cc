@@ -1315,10 +1315,10 @@ void Sequencer::CountVote(int32_t id, int32_t seat) {
   CountLacking(instance.key, seat, -1);
 }
 
-void Sequencer::CountLacking(const InstanceKey& key, int32_t seat, int more) {
+void Sequencer::CountLacking(const InstanceKey& key, int32_t seat, int change) {
   Member& member = members_[RankAt(key, seat).value()];
-  member.lacking += more;
-  if (key.is_gradient()) member.lacking_gradients += more;
+  member.lacking += change;
+  if (key.is_gradient()) member.lacking_gradients += change;
 }
 
 void Sequencer::CountAbsent(int32_t id, int32_t seat) {

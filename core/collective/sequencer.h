@@ -252,7 +252,7 @@ class Sequencer {
   void ForgetComponent(int32_t component);
   void CountVote(int32_t instance, int32_t seat);
   // One pending instance more, or less, needs that seat's vote.
-  void CountLacking(const InstanceKey& key, int32_t seat, int more);
+  void CountLacking(const InstanceKey& key, int32_t seat, int change);
   void CountAbsent(int32_t instance, int32_t seat);
   int32_t EnsureTape(int32_t instance);
   void SetEntry(int32_t tape, int32_t seat, const Participation& part);

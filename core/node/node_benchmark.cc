@@ -32,7 +32,7 @@
 namespace chorus::node {
 namespace {
 
-// What `work` takes of a processor on this thread: how long it is whoever else is on the machine.
+// What `work` takes of a processor on this thread: how long it is whatever else is on the machine.
 template <typename Work>
 absl::Duration TimeOf(Work work) {
   const auto used = [] {

@@ -31,7 +31,7 @@ Graph TwoSumsGraph(int rank, int size, TensorType type) {
   return builder.Build();
 }
 
-// Each rank has its own copy, whoever the result is shared with, and may write there.
+// Each rank has its own copy, whichever ranks share the result, and may write there.
 TEST_F(NodeTest, OutputsGoIntoClientMemory) {
   constexpr int kRanks = 3;
   for (const int devices_per_domain : {0, 1, 2}) {

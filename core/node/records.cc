@@ -55,9 +55,9 @@ bool ErrorStore::Record(absl::string_view tenant, Error* error) {
   // One cause fails many runs one after the other: they share its record.
   const size_t recent = std::min<size_t>(errors.size(), 32);
   for (size_t i = 0; i < recent; ++i) {
-    const Kept& kept = errors[errors.size() - 1 - i];
-    if (kept.bytes != bytes) continue;
-    error->id = kept.id;
+    const Kept& entry = errors[errors.size() - 1 - i];
+    if (entry.bytes != bytes) continue;
+    error->id = entry.id;
     return false;
   }
   error->id = ErrorId(next_++);

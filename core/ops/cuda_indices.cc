@@ -40,10 +40,11 @@ LaunchedKernel::Failing OutOfRangeOf(const NodeView& node, int input, int64_t li
                                                                    const ReadInput& read) {
     const auto i = static_cast<int64_t>(element);
     int64_t memory = 0;
-    const bool known = read(static_cast<size_t>(input), i * width, width, &memory).ok();
+    const bool is_readable = read(static_cast<size_t>(input), i * width, width, &memory).ok();
     const int64_t index = indices.At(&memory, 0);
     // If it is none that is refused, something else stands there by now.
-    if (!known || indices.IsWithin(index) || indices.IsIgnored(index)) return indices.OutOfRange(i);
+    if (!is_readable || indices.IsWithin(index) || indices.IsIgnored(index))
+      return indices.OutOfRange(i);
     return indices.OutOfRange(i, index);
   };
 }

@@ -51,9 +51,9 @@ Gradients WhereGradient(GradientContext& c) {
   const ValueIndex g = *c.grad(0);
   for (int i = 1; i < 3; ++i) {
     if (!c.needs(i)) continue;
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex taken,
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex gradient,
                             c.Emit("where", {c.input(0), i == 1 ? g : zero, i == 1 ? zero : g}));
-    CHORUS_ASSIGN_OR_RETURN(result[i], c.SumToInput(taken, i));
+    CHORUS_ASSIGN_OR_RETURN(result[i], c.SumToInput(gradient, i));
   }
   return result;
 }

@@ -165,16 +165,16 @@ struct Operands {
   cuda::DevicePtr y = 0;
 };
 Operands OperandsOf(Gives gives, const KernelCall& call) {
-  const cuda::DevicePtr given = call.outputs[0];
+  const cuda::DevicePtr result = call.outputs[0];
   switch (gives) {
     case Gives::kY:
-      return {call.inputs[0], call.inputs[1], given};
+      return {call.inputs[0], call.inputs[1], result};
     case Gives::kX:
-      return {given, call.inputs[1], call.inputs[0]};
+      return {result, call.inputs[1], call.inputs[0]};
     case Gives::kW:
       break;
   }
-  return {call.inputs[0], given, call.inputs[1]};
+  return {call.inputs[0], result, call.inputs[1]};
 }
 
 // --- By cuDNN -----------------------------------------------------------------------------------
@@ -461,18 +461,18 @@ CudaKernelOrError MakeOf(const CudaGpu& gpu, const NodeView& node,
                                              gives_w ? outputs[0] : node.input(1)));
   const Gives gives = gives_w ? Gives::kW : gives_x ? Gives::kX : Gives::kY;
   // A product of matrices as they lie is cuBLASLt's.
-  std::unique_ptr<CudaKernel> made;
+  std::unique_ptr<CudaKernel> kernel;
   const auto make_by_products = [&]() -> absl::Status {
-    CHORUS_ASSIGN_OR_RETURN(made, ByProducts<T>::MakeOrNull(gpu, node, outputs, s, gives));
+    CHORUS_ASSIGN_OR_RETURN(kernel, ByProducts<T>::MakeOrNull(gpu, node, outputs, s, gives));
     return absl::OkStatus();
   };
   const bool unfolds = IsUnfolded(s);
   if (!unfolds) CHORUS_RETURN_IF_ERROR(make_by_products());
-  if (made == nullptr) {
-    CHORUS_ASSIGN_OR_RETURN(made, ByDnn::MakeOrNull(gpu, node, outputs, s, gives));
+  if (kernel == nullptr) {
+    CHORUS_ASSIGN_OR_RETURN(kernel, ByDnn::MakeOrNull(gpu, node, outputs, s, gives));
   }
-  if (made == nullptr && unfolds) CHORUS_RETURN_IF_ERROR(make_by_products());
-  if (made != nullptr) return made;
+  if (kernel == nullptr && unfolds) CHORUS_RETURN_IF_ERROR(make_by_products());
+  if (kernel != nullptr) return kernel;
   // Where tiles would be of one channel on a side, they are of one; else few are idle.
   if (gives_w) {
     return std::min(s.in, s.out) == 1

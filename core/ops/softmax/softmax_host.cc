@@ -147,8 +147,8 @@ class Center : public HostKernel {
   static constexpr int64_t kLanes = 64;
 
   template <int64_t kMost>
-  void RunLanes(const T* w, const T* x, T* out, int64_t given) const {
-    const int64_t lanes = kMost == 1 ? 1 : given;
+  void RunLanes(const T* w, const T* x, T* out, int64_t num_lanes) const {
+    const int64_t lanes = kMost == 1 ? 1 : num_lanes;
     const auto for_each = [&](const auto& f) {
       for (int64_t k = 0; k < rows_.size; ++k) {
         for (int64_t lane = 0; lane < lanes; ++lane) f(k, k * rows_.stride + lane, lane);
