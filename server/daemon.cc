@@ -79,7 +79,7 @@ std::string DirectoryOf(const std::string& path) {
   return path.substr(0, std::max<size_t>(path.rfind('/'), 1));
 }
 
-// Makes the directory of `path` and notes it in `made`, unless it is there.
+// Makes the directory of `path` and notes it in `created_directories`, unless it is there.
 absl::Status MakeDirectory(const std::string& path, std::vector<std::string>* created_directories) {
   const std::string directory = DirectoryOf(path);
   if (mkdir(directory.c_str(), 0755) == 0) {

@@ -27,6 +27,13 @@ Tensor InComputeType(const Tensor& x, const Function& function) {
   return AsType(function(AsComputeType(x)), x.dtype());
 }
 
+// function(x, y) of two of one type, in that type.
+template <typename Function>
+Tensor InComputeType(const Tensor& x, const Tensor& y, const Function& function) {
+  if (x.dtype() != y.dtype()) return function(x, y);  // where they meet they are refused
+  return AsType(function(AsComputeType(x), AsComputeType(y)), x.dtype());
+}
+
 }  // namespace nn
 }  // namespace chorus
 

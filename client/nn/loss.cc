@@ -46,7 +46,8 @@ Tensor OfDifference(const char* name, const Tensor& x, const Tensor& y, Reduce r
   const CallSiteScope lines(site);
   const absl::Status fits = CheckOneShape(name, x, y);
   if (!fits.ok()) return Fail(x, fits, site);
-  return InComputeType(x - y, [&](const Tensor& d) { return Reduced(function(d), reduce); });
+  return InComputeType(
+      x, y, [&](const Tensor& a, const Tensor& b) { return Reduced(function(a - b), reduce); });
 }
 
 // Of rows: their losses, and their weights in a mean. Of the compute type: a half type has no room
@@ -160,7 +161,7 @@ Tensor L1Loss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
 }
 
 Tensor HuberLoss(const Tensor& x, const Tensor& y, double delta, Reduce reduce, CallSite site) {
-  if (!(delta > 0 && delta <= std::numeric_limits<float>::max())) {
+  if (!(delta <= std::numeric_limits<float>::max() && static_cast<float>(delta) > 0)) {
     return Fail(
         x, BadType(absl::StrCat("HuberLoss: expected a delta above 0 that f32 has, got ", delta)),
         site);
@@ -179,22 +180,26 @@ Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positiv
   const CallSiteScope lines(site);
   const absl::Status fits = CheckOneShape("BceWithLogitsLoss", x, y);
   if (!fits.ok()) return Fail(x, fits, site);
-  // -log sigmoid(x) = softplus(-x), -log(1 - sigmoid(x)) = x + softplus(-x).
-  const Tensor minus_log = Softplus(-x);
-  const Tensor losses =
-      (1 - y) * x +
-      (positive_weight.defined() ? minus_log * ((positive_weight - 1) * y + 1) : minus_log);
-  return Reduced(losses, reduce);
+  return InComputeType(x, y, [&](const Tensor& a, const Tensor& b) {
+    // -log sigmoid(a) = softplus(-a), -log(1 - sigmoid(a)) = a + softplus(-a).
+    Tensor minus_log = Softplus(-a);
+    if (positive_weight.defined()) {
+      minus_log = minus_log * ((AsComputeType(positive_weight) - 1) * b + 1);
+    }
+    return Reduced((1 - b) * a + minus_log, reduce);
+  });
 }
 
 Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site) {
   const CallSiteScope lines(site);
   const absl::Status fits = CheckOneShape("KlDivLoss", x, y);
   if (!fits.ok()) return Fail(x, fits, site);
-  const Tensor is_none = Equal(y, 0);
-  // Where y is 0 neither its logarithm counts nor x, which may be -infinity there as well: nor may
-  // either make a gradient.
-  return Reduced(y * Where(is_none, 0, Log(Where(is_none, 1, y)) - x), reduce);
+  return InComputeType(x, y, [&](const Tensor& a, const Tensor& b) {
+    const Tensor is_none = Equal(b, 0);
+    // Where b is 0 neither its logarithm counts nor a, which may be -infinity there as well: nor
+    // may either make a gradient.
+    return Reduced(b * Where(is_none, 0, Log(Where(is_none, 1, b)) - a), reduce);
+  });
 }
 
 // The loss of label 0 of two classes, which is exact to any order at both ends; logits of infinity
@@ -202,11 +207,13 @@ Tensor KlDivLoss(const Tensor& x, const Tensor& y, Reduce reduce, CallSite site)
 Tensor Softplus(const Tensor& x, CallSite site) {
   const CallSiteScope lines(site);
   if (!IsUsable(x)) return Exp(x);
-  const Tensor is_infinite = Equal(x, std::numeric_limits<double>::infinity());
-  const Tensor zeros = Zeros(x.device(), x.dtype(), x.shape());
-  const Tensor logits = Stack({zeros, Where(is_infinite, 0, x)}, -1);
-  const Tensor losses = CrossEntropy(logits, Zeros(x.device(), DType::kI32, x.shape()));
-  return Where(is_infinite, x, losses);
+  return InComputeType(x, [](const Tensor& v) {
+    const Tensor is_infinite = Equal(v, std::numeric_limits<double>::infinity());
+    const Tensor zeros = Zeros(v.device(), v.dtype(), v.shape());
+    const Tensor logits = Stack({zeros, Where(is_infinite, 0, v)}, -1);
+    const Tensor losses = CrossEntropy(logits, Zeros(v.device(), DType::kI32, v.shape()));
+    return Where(is_infinite, v, losses);
+  });
 }
 
 }  // namespace nn

@@ -18,7 +18,7 @@ namespace nn {
 enum class Reduce { kNone, kMean, kSum };
 
 struct ClassOptions {
-  Tensor weights;              // [classes]; undefined: ones
+  Tensor weights;              // [classes], of any floating type; undefined: ones
   int64_t ignored = -100;      // rows with this label lose 0 and have no gradient
   double label_smoothing = 0;  // that share of each label goes to all classes alike
   Reduce reduce = Reduce::kMean;
@@ -40,7 +40,7 @@ Tensor MseLoss(const Tensor& x, const Tensor& y, Reduce reduce = Reduce::kMean,
 // |d|
 Tensor L1Loss(const Tensor& x, const Tensor& y, Reduce reduce = Reduce::kMean,
               CallSite site = CallSite::Here());
-// d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2)
+// d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2); delta is above 0, in f32 as well
 Tensor HuberLoss(const Tensor& x, const Tensor& y, double delta = 1, Reduce reduce = Reduce::kMean,
                  CallSite site = CallSite::Here());
 // -p y log sigmoid(x) - (1 - y) log(1 - sigmoid(x)), finite for every finite x. `positive_weight`,

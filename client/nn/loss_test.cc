@@ -1,6 +1,7 @@
 #include "chorus/nn/loss.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <string>
 #include <utility>
@@ -164,6 +165,32 @@ TEST_F(LossTest, LossesOfHalfTypesAreRoundedOnce) {
     EXPECT_EQ(rounded(CrossEntropyLoss(x, p, options), half),
               rounded(CrossEntropyLoss(Cast(x, DType::kF32), Cast(p, DType::kF32), options), half));
   }
+  for (const DType half : {DType::kF16, DType::kBF16}) {
+    SCOPED_TRACE(DTypeName(half));
+    const Tensor a = Cast(F64({-1.2, -0.3, 2.5, 0.7}, {4}), half);
+    const Tensor b = Cast(F64({0.3, 0.75, 0.1, 0.9}, {4}), half);
+    const Tensor weight = Cast(F64({1.7}, {1}), half);
+    const std::vector<std::function<Tensor(const Tensor&, const Tensor&, const Tensor&)>> losses = {
+        [](const Tensor& x, const Tensor& y, const Tensor&) {
+          return MseLoss(x, y, Reduce::kNone);
+        },
+        [](const Tensor& x, const Tensor& y, const Tensor&) {
+          return HuberLoss(x, y, 0.9, Reduce::kNone);
+        },
+        [](const Tensor& x, const Tensor& y, const Tensor&) {
+          return KlDivLoss(x, y, Reduce::kNone);
+        },
+        [](const Tensor& x, const Tensor& y, const Tensor& w) {
+          return BceWithLogitsLoss(x, y, w, Reduce::kNone);
+        },
+        [](const Tensor& x, const Tensor&, const Tensor&) { return Softplus(x); }};
+    for (const auto& loss : losses) {
+      EXPECT_EQ(loss(a, b, weight).dtype(), half);
+      EXPECT_EQ(rounded(loss(a, b, weight), half),
+                rounded(loss(Cast(a, DType::kF32), Cast(b, DType::kF32), Cast(weight, DType::kF32)),
+                        half));
+    }
+  }
   // A square is not halved too late.
   const Tensor x = Cast(F64({300}, {1}), DType::kF16);
   const Tensor y = Cast(F64({0}, {1}), DType::kF16);
@@ -252,7 +279,7 @@ TEST_F(LossTest, InfinitiesAndNaNsAreNotHidden) {
 }
 
 TEST_F(LossTest, WhatDoesNotFitIsRefused) {
-  for (const double delta : {0.0, -1.0, 1e39, std::nan("")}) {
+  for (const double delta : {0.0, -1.0, 1e39, 1e-50, std::nan("")}) {
     EXPECT_THAT(std::string(HuberLoss(x_, x_, delta).status().message()),
                 HasSubstr("HuberLoss: expected a delta above 0"));
   }

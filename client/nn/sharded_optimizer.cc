@@ -153,25 +153,32 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
     }
     gradients.push_back(ReduceScatterTensor(Join(flat, local_gradients), ranks_, Reduction::kAvg));
   }
-  // All of the step or nothing.
   for (const Tensor& gradient : gradients) CHORUS_RETURN_IF_ERROR(gradient.status());
-  CHORUS_RETURN_IF_ERROR(optimizer_->Step(gradients, site));
+  CHORUS_RETURN_IF_ERROR(optimizer_->SettleSkips());
+  CHORUS_ASSIGN_OR_RETURN(std::vector<std::vector<Tensor>> state, optimizer_->State());
+  std::vector<std::pair<int64_t, int64_t>> counts;  // steps, and those left out
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    counts.emplace_back(optimizer_->steps(f), optimizer_->skipped(f));
+  }
+  absl::Status status = optimizer_->Step(gradients, site);
   std::vector<std::vector<Tensor>> parts;
-  absl::Status gathered;
   for (const Flat& flat : flats_) {
+    if (!status.ok()) break;
     parts.push_back(Parts(flat, flat.own_piece()));
-    for (const Tensor& part : parts.back()) gathered.Update(part.status());
+    for (const Tensor& part : parts.back()) status.Update(part.status());
   }
   for (size_t f = 0; f < flats_.size(); ++f) {
     Flat& flat = flats_[f];
-    if (!gathered.ok()) {
-      flat.sources.clear();  // its parameters have not moved: the next step begins with them
-      continue;
+    if (status.ok()) {
+      for (size_t i = 0; i < parts[f].size(); ++i) flat.parameters[i].Set(parts[f][i]);
+      NoteSources(&flat);
+    } else {
+      // All of the step or nothing: the next one begins with the parameters, which have not moved.
+      flat.sources.clear();
+      optimizer_->SetState(f, std::move(state[f]), counts[f].first, counts[f].second);
     }
-    for (size_t i = 0; i < parts[f].size(); ++i) flat.parameters[i].Set(parts[f][i]);
-    NoteSources(&flat);
   }
-  return gathered;
+  return status;
 }
 
 void ShardedOptimizer::ClearGrads() const {
