@@ -73,13 +73,15 @@ expect_last '7 passed, 0 failed, 0 skipped'
 run --long || fail "status $?"
 expect 'ran bazel test .* --config=tsan -- //core/...'
 expect '\[lint\] 1 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect 'ran bazel test .* --config=locks -- //server/... //client/...'
+expect '\[locks\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
 expect '\[long\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
-expect_last '10 passed, 0 failed, 0 skipped'
+expect_last '12 passed, 0 failed, 0 skipped'
 
 # What was asked for, and nothing else.
 run --long --config=asan //core/... || fail "status $?"
 expect '\[asan\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
-expect_none 'tools/format|tools/lint|tests/consumer|tsan'
+expect_none 'tools/format|tools/lint|tests/consumer|tsan|locks'
 expect_last '4 passed, 0 failed, 0 skipped'
 
 # A phase that fails is counted, and the others run.
@@ -89,7 +91,7 @@ expect 'ran tests/consumer/run'
 expect_last '6 passed, 1 failed, 0 skipped'
 ! FAILING=tools/lint run --long || fail "status 0"
 expect 'FAILED \[lint\] lint: exit status 1'
-expect_last '9 passed, 1 failed, 0 skipped'
+expect_last '11 passed, 1 failed, 0 skipped'
 
 # Without what the set-up installs nothing can run.
 ! FAILING=tools/setup run || fail "status 0"
