@@ -228,21 +228,16 @@ TEST(ShardedOptimizerTest, AStepThatIsRefusedChangesNothing) {
       ASSERT_TRUE(optimizer.Step().ok());  // moments are not zeros
       ASSERT_TRUE(Backward(LossOf(*module, world, 1)).ok());
       const std::vector<Doubles> before = ValuesOf(*module);
-      std::vector<Tensor> held;
-      if (fails_first) held = chorus::testing::TakeAllNames(world);
-      int refused = 0;
-      absl::Status stepped = optimizer.Step();
-      while (!stepped.ok()) {
-        ASSERT_FALSE(held.empty()) << stepped;
-        ++refused;
-        ASSERT_EQ(ValuesOf(*module), before);
-        held.pop_back();
-        stepped = optimizer.Step();
-      }
       if (fails_first) {
-        EXPECT_GT(refused, 10);
+        std::vector<Tensor> held = chorus::testing::TakeAllNames(world);
+        for (int left = 0; left < 8; ++left) {
+          EXPECT_FALSE(optimizer.Step().ok()) << left;
+          EXPECT_EQ(ValuesOf(*module), before) << left;
+          held.pop_back();
+        }
       }
-      held.clear();
+      const absl::Status stepped = optimizer.Step();
+      ASSERT_TRUE(stepped.ok()) << stepped;
       results.push_back(ValuesOf(*module));
     }
     EXPECT_EQ(results[0], results[1]);
