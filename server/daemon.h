@@ -28,7 +28,7 @@ struct DaemonOptions {
   SocketAccess access;
   node::NodeOptions node;
   absl::Duration max_wait = absl::Minutes(10);      // of one call
-  absl::Duration read_timeout = absl::Seconds(10);  // for a request to come, once it is read
+  absl::Duration read_timeout = absl::Seconds(10);  // for a request to come whole, once it is read
   // For a client to take a part of a tensor, or another answer from its call's deadline on.
   absl::Duration download_timeout = absl::Seconds(60);
   // For a connection to say what it is for: to open its session, to make its first call.

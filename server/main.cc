@@ -278,6 +278,8 @@ ABSL_FLAG(chorus::server::DurationFlag, gap_timeout, {chorus::server::Defaults()
           "For a command whose predecessor is missing.");
 ABSL_FLAG(chorus::server::DurationFlag, max_wait, {chorus::server::Defaults().max_wait},
           "Of one call, whatever deadline its client has set.");
+ABSL_FLAG(chorus::server::DurationFlag, read_timeout, {chorus::server::Defaults().read_timeout},
+          "For the request of a call of gRPC to come whole, once the daemon reads it.");
 ABSL_FLAG(chorus::server::DurationFlag, drain_timeout, {absl::Seconds(10)},
           "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
 ABSL_FLAG(chorus::server::DurationFlag, exit_timeout, {absl::Seconds(10)},
@@ -337,6 +339,7 @@ DaemonOptions OptionsFromFlags() {
   options.access.mode = absl::GetFlag(FLAGS_socket_mode).mode;
   options.access.group = absl::GetFlag(FLAGS_socket_group);
   options.max_wait = absl::GetFlag(FLAGS_max_wait).value;
+  options.read_timeout = absl::GetFlag(FLAGS_read_timeout).value;
   options.download_timeout = absl::GetFlag(FLAGS_download_timeout).value;
   options.max_connections = Positive("max_connections", absl::GetFlag(FLAGS_max_connections));
   options.max_calls = Positive("max_calls", absl::GetFlag(FLAGS_max_calls));

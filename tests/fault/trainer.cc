@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -35,6 +36,7 @@
 #include "chorus/chorus.h"
 #include "core/base/error.h"
 #include "core/base/failpoint.h"
+#include "core/base/mutex.h"
 #include "tests/fault/hostile_client.h"
 
 namespace chorus {
@@ -125,14 +127,24 @@ class Pair {
     for (int rank = 0; rank < 2; ++rank) {
       threads_[rank] = std::thread([this, options, name, rank] {
         status_[rank] = Loop(options, name, rank);
-        ended_.store(true);
+        const MutexLock lock(&mutex_);
+        ended_ = true;
+        changed_.SignalAll();
       });
     }
   }
 
-  int64_t steps() const { return steps_.load(); }
-  // One of the two has ended, so has or will the other.
-  bool ended() const { return ended_.load(); }
+  int64_t steps() const {
+    const MutexLock lock(&mutex_);
+    return steps_;
+  }
+  // Until they have done so many more. False: one of the two has ended, so has or will the other.
+  bool AwaitSteps(int64_t more) {
+    const MutexLock lock(&mutex_);
+    const int64_t until = steps_ + more;
+    while (!ended_ && steps_ < until) changed_.Wait(&mutex_);
+    return !ended_;
+  }
 
   absl::Status Stop() {
     stop_.store(true);
@@ -165,14 +177,20 @@ class Pair {
       const bool end = got.back() != 0;
       got.pop_back();
       CHORUS_RETURN_IF_ERROR(CheckSum(step, 2, got));
-      if (rank == 0) steps_.store(step + 1);
+      if (rank == 0) {
+        const MutexLock lock(&mutex_);
+        steps_ = step + 1;
+        changed_.SignalAll();
+      }
       if (end) return session.Close();
     }
   }
 
   std::atomic<bool> stop_{false};
-  std::atomic<bool> ended_{false};
-  std::atomic<int64_t> steps_{0};
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status status_[2];
   std::thread threads_[2];
 };
@@ -607,9 +625,7 @@ class Trainer {
     return absl::OkStatus();
   }
   absl::Status WaitPair(const Words& words) {
-    const int64_t until = pair_->steps() + Number(words, 1);
-    while (pair_->steps() < until && !pair_->ended()) std::this_thread::yield();
-    return pair_->ended() ? pair_->Stop() : absl::OkStatus();
+    return pair_->AwaitSteps(Number(words, 1)) ? absl::OkStatus() : pair_->Stop();
   }
   absl::Status StopPair(const Words&) {
     const absl::Status status = pair_->Stop();

@@ -655,7 +655,7 @@ absl::StatusOr<Report> Unloads(Attacker* attacker) {
   Report report;
   Attacker::Impl& impl = attacker->impl();
   CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&impl, 1));
-  while (report.refused.ok() && report.done < 32) {
+  while (report.refused.ok() && report.done < 16) {
     const Graph graph = Products(20001 + static_cast<int>(report.done), 2);
     CHORUS_RETURN_IF_ERROR(RegisterAndRelease(&impl, graph, &report));
   }

@@ -77,7 +77,7 @@ constexpr Case kCases[] = {
     // Hours of it, if nothing ended them with the session.
     {"compute", "OK", 4, 4},
     {"queues", "RESOURCE_EXHAUSTED", 2, 400},
-    {"unloads", "OK", 32, 32},
+    {"unloads", "OK", 16, 16},
     {"strides", "OK", 8, 8},
     {"copies", "OK", 24, 24},
     {"flood", "OK", 20000, 20000},
@@ -166,7 +166,9 @@ class Beside : public ::testing::Test {
     options.flags = {"--host_devices=4", "--socket_mode=0666",
                      absl::StrCat("--memory_limit_bytes=", kind.memory_limit()),
                      // Of sessions without a process, whose things go with it.
-                     "--lease=2s"};
+                     "--lease=2s",
+                     // Of requests that never come, which are waited for.
+                     "--read_timeout=2s"};
     if (!kind.roomy) {
       options.flags.insert(options.flags.end(),
                            {absl::StrCat("--max_sessions=", kSessions), "--max_worlds=64"});
@@ -299,7 +301,7 @@ INSTANTIATE_TEST_SUITE_P(Attacks, HostileTest, ::testing::ValuesIn(kCases),
 // CHORUS_HOSTILE_SECONDS: for how long; an hour before an issue is resolved that is about them.
 TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
   const char* const given = std::getenv("CHORUS_HOSTILE_SECONDS");
-  int64_t seconds = std::getenv("CHORUS_LONG") != nullptr ? 300 : 4;
+  int64_t seconds = std::getenv("CHORUS_LONG") != nullptr ? 300 : 3;
   if (given != nullptr) seconds = std::atoll(given);
   const char* const seed_given = std::getenv("CHORUS_TEST_SEED");
   const uint64_t seed =
