@@ -339,7 +339,7 @@ void Daemon::Impl::Drain(absl::Time deadline) {
       LOG(ERROR) << "the node thread hangs: what waits for it is not told why it ends";
     }
     // Behind the outcomes, before any connection closes.
-    const absl::Status why = MakeError(Reason::kDraining, "the daemon is shutting down");
+    const absl::Status why = DrainingError();
     if (attach != nullptr) attach->SayGoodbye(why);
     farewell.Say(why);
     // gRPC closes a connection with its last call once it has said that it will, whatever is on its

@@ -86,15 +86,15 @@ class PeerTable {
 
   // The id of a connection: its descriptor's number.
   static absl::optional<int> ConnectionIdOf(absl::string_view peer);
-  // The connection asks for `counts`. False: it may not, and has to be ended: its user
-  // has too many calls that have not ended, or messages that nobody has taken (kMaxLaterMessages),
-  // or it asks and asks and does not read what it is sent, or what it sends is broken (a message of
-  // more than kMaxMessageBytes). Too many calls are ShareOf MaxCalls::all(); where all users have
-  // that many, the rest: nobody's connection is ended for what others do. So it is with messages.
+  // The connection asks for `counts`. False: it may not, and has to be ended: its user has too many
+  // calls that have not ended, or messages that nobody has taken (kMaxLaterMessages), or it asks
+  // and asks and does not read what it is sent, or what it sends is broken (a message of more than
+  // kMaxMessageBytes). Too many calls are ShareOf MaxCalls::all(); where all users have that many,
+  // the rest: nobody's connection is ended for what others do. So it is with messages.
   bool MayAsk(int connection_id, const Http2Frames::Counts& counts);
-  // A call of the connection is under way, until it has ended. RESOURCE_EXHAUSTED
-  // kQuota: it is not counted, and has to end at once, for there are too many that are not
-  // admitted. That bound is not Admit's: calls that are refused keep nobody out.
+  // A call of the connection is under way, until it has ended. RESOURCE_EXHAUSTED kQuota: it is not
+  // counted, and has to end at once, for there are too many that are not admitted. That bound is
+  // not Admit's: calls that are refused keep nobody out.
   absl::Status CallBegan(int connection_id);
   // `was_counted`: CallBegan has counted it.
   void CallEnded(int connection_id, bool was_counted);

@@ -70,7 +70,7 @@ class DataLoader {
     absl::Duration timeout = absl::Minutes(10);
     std::function<absl::StatusOr<HostTensors>(const std::vector<HostTensors>& samples)> collate =
         Stack;
-    // To which the thread that makes a batch uploads it. Without one batches stay on the host, for
+    // Where the thread that makes a batch uploads it. Without one, batches stay on the host, for
     // instance for parallel::Scatter.
     absl::optional<DeviceRef> device;
   };

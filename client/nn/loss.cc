@@ -78,8 +78,9 @@ Rows OfLabels(const Tensor& nll, const Tensor& labels, const Tensor& spread,
 }
 
 Tensor Reduced(const Rows& rows, Reduce reduce, DType dtype) {
-  if (reduce != Reduce::kMean) return AsType(Reduced(rows.losses, reduce), dtype);
-  return AsType(Sum(rows.losses) / Sum(rows.weights), dtype);
+  const bool weighted = reduce == Reduce::kMean;
+  return AsType(weighted ? Sum(rows.losses) / Sum(rows.weights) : Reduced(rows.losses, reduce),
+                dtype);
 }
 
 absl::Status CheckClasses(const char* name, const Tensor& x, const Tensor& labels,

@@ -322,6 +322,7 @@ absl::Status Unsupported(absl::string_view message) {
 absl::Status UnknownName(absl::string_view message) {
   return MakeError(Reason::kUnknownName, message);
 }
+absl::Status DrainingError() { return MakeError(Reason::kDraining, "the daemon is shutting down"); }
 
 std::string Printable(absl::string_view text) { return absl::CHexEscape(text.substr(0, 256)); }
 

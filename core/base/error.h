@@ -171,6 +171,7 @@ absl::Status Malformed(absl::string_view message);
 absl::Status BadType(absl::string_view message);
 absl::Status Unsupported(absl::string_view message);
 absl::Status UnknownName(absl::string_view message);
+absl::Status DrainingError();  // of what the end of the daemon ends
 
 // At most 256 bytes of `text`, escaped where they cannot be printed: names and lines that clients
 // send, for an error.

@@ -23,8 +23,8 @@ bool IsHeldByOthers(int fd);
 
 // Of a memfd that the caller has mapped for writing: from now on nobody can map it so, write to it
 // by a descriptor or take pages out of it (a thread that touches or unmaps one meanwhile waits
-// until all are out), nor add seals. False: errno says why not. Waits for what does something long
-// with the file.
+// until all are out), nor add seals. False: errno says why not. Waits for any process that does
+// something long with the file.
 bool SealMapped(int fd);
 // Whether that has been done. Waits for nobody.
 bool IsSealedMapped(int fd);

@@ -24,7 +24,7 @@ constexpr int64_t kWorkPerTape = 4;
 // instance_by_sort_key_.
 constexpr int64_t kLooksOfWork = 4;
 constexpr int64_t kHandlesOfWork = 8;
-constexpr int64_t kWorkPerIndexed = 3;
+constexpr int64_t kWorkToIndex = 3;
 // To say which rank has passed a call, and to fail an instance or a run.
 constexpr int64_t kWorkPerError = 32;
 constexpr int64_t kWorkPerFailed = 4;
@@ -1261,7 +1261,7 @@ void Sequencer::Unlist(int32_t id) {
 
 void Sequencer::IndexSome(size_t most) {
   for (; unindexed_ > most; --unindexed_) {
-    CountWork(kWorkPerIndexed);
+    CountWork(kWorkToIndex);
     Instance& instance = instances_[first_unindexed_];
     instance.indexed = true;
     instance_by_sort_key_.emplace(SortKeyOf(instance), first_unindexed_);
@@ -2663,7 +2663,7 @@ void Sequencer::FailLate(Actions* actions) {
     } else {
       // Everybody has asked, and another world is what holds it up: that run's deadline counts. Or
       // it is in ready_.
-      CountWork(kWorkPerIndexed);
+      CountWork(kWorkToIndex);
       Unlist(late);
       awaited_.clear();
       searched_ = 0;

@@ -1,8 +1,8 @@
 // The kinds of collective, and what is true of each: one row a kind, from which ops, plans,
 // agreement, backends, decoders and announcements derive what they ask.
 //
-// A new kind is a row here, its op's folder, where it moves pieces its work in
-// core/backend/collective_work.cc, and its number in proto/chorus/v1/types.proto
+// A new kind is a row here, its op's folder, its work in core/backend/collective_work.cc where it
+// moves pieces, and its number in proto/chorus/v1/types.proto
 // (docs/architecture.md has the whole recipe).
 //
 // Threads: constants and pure functions. Ownership: none. Errors: none; a number of no kind has the

@@ -2,8 +2,8 @@
 //
 // What fails in a communicator ends every call that waits in it, so nobody shares one: a world, and
 // a session for copies between its own devices, leases one for each ordered set of devices that it
-// needs, keeps it, and gives it back at its end. The pool keeps some of those for what comes
-// next, open: to open one may take a backend long.
+// needs, keeps it, and gives it back at its end. The pool keeps some of those open for what comes
+// next, for a backend may take long to open one.
 //
 // Threads: the node thread. Ownership: leases may outlive their pool. Errors: said at each
 // function.

@@ -38,8 +38,6 @@ FailureOrigin WhereIs(const Session* session, const World* world, const Error& e
 
 }  // namespace
 
-absl::Status DrainingError() { return MakeError(Reason::kDraining, "the daemon is shutting down"); }
-
 void Failures::Record(const Session* session, const World* world, Error* error) {
   if (error->id != ErrorId()) return;
   Record(session != nullptr ? session->tenant->name : world->tenant,

@@ -52,9 +52,6 @@ class Failures {
   FlightRecord flight_{65536};
 };
 
-// UNAVAILABLE kDraining: of what the end of the daemon ends.
-absl::Status DrainingError();
-
 }  // namespace chorus::node
 
 #endif  // CHORUS_CORE_NODE_FAILURES_H_

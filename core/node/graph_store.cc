@@ -207,7 +207,7 @@ absl::Status GraphStore::ResizeThere(Charge* charge, int64_t bytes) {
     });
   };
   if (ask() && (status.ok() || !background_->DoOwn() || ask())) return status;
-  return MakeError(Reason::kDraining, "the daemon is shutting down");
+  return DrainingError();
 }
 
 absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::Register(absl::string_view encoded,

@@ -57,7 +57,7 @@ class Launcher {
   UnloadedPart UnloadPlan(DeviceIndex device, PlanId plan);
   int64_t loaded_plans() const { return static_cast<int64_t>(loaded_.size()); }
 
-  // Of communicators, for what is to share them with nobody; charged to `budget`.
+  // Communicators of its own for whoever asks, which nobody else uses; charged to `budget`.
   std::shared_ptr<CommunicatorLease> LeaseCommunicators(BudgetRef budget) {
     return std::make_shared<CommunicatorLease>(communicators_, std::move(budget));
   }

@@ -115,12 +115,12 @@ void Rings::Detach(Session* session) {
   epoll_ctl(wake_epoll_.get(), EPOLL_CTL_DEL, session->wake_fd.get(), nullptr);
   session->completions.Detach();
   // Of memory that was never confirmed.
-  const bool changes = session->ring == nullptr;
+  const bool may_change = session->ring == nullptr;
   session->ring.reset();
   const std::shared_ptr<const SessionMemory> memory = std::move(session->memory);
   session->wake_fd = UniqueFd();
   session->client_fd = UniqueFd();
-  held_->Add(session->memory_file, changes ? memory : nullptr, &session->memory_bytes,
+  held_->Add(session->memory_file, may_change ? memory : nullptr, &session->memory_bytes,
              &session->memory_descriptors);
   session->memory_file.reset();
   session->memory_bytes = Charge();

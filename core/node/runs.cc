@@ -427,7 +427,8 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
         return m.session != nullptr && m.session->failing > 0;
       });
   if (fails_later) {
-    // A rank that goes on in the next epoch has this one's memory, what ranks had in common too.
+    // A rank that goes on in the next epoch has the ended epoch's memory, also what ranks had in
+    // common.
     LetGoOf(std::exchange(world->shared, {}), this, background_);
     LetGoOf(std::make_shared<EqualResults>(std::exchange(world->equal_work, {})), this);
     AfterFailing(HoldBackAll(*world));

@@ -469,7 +469,7 @@ size_t Worlds::DropTape(const Session& session, absl::Span<const chorus::DropTap
   // A frame has thousands of entries, and a session may have as many memberships as there are
   // worlds.
   using WorldRank = std::pair<WorldId, Rank>;
-  const auto rank_of = [](const Session::Membership* membership) {
+  const auto world_rank_of = [](const Session::Membership* membership) {
     return WorldRank(membership->world->id, membership->rank);
   };
   absl::InlinedVector<const Session::Membership*, 8> memberships;
@@ -477,7 +477,7 @@ size_t Worlds::DropTape(const Session& session, absl::Span<const chorus::DropTap
     if (membership.world->formed()) memberships.push_back(&membership);
   }
   std::sort(memberships.begin(), memberships.end(),
-            [&](const auto* a, const auto* b) { return rank_of(a) < rank_of(b); });
+            [&](const auto* a, const auto* b) { return world_rank_of(a) < world_rank_of(b); });
   CountWork(static_cast<int64_t>(memberships.size()));
   size_t done = 0;
   while (done < entries.size() && (done == 0 || SliceHasTime())) {
@@ -490,15 +490,15 @@ size_t Worlds::DropTape(const Session& session, absl::Span<const chorus::DropTap
         static_cast<size_t>(entry.member.value()) >= members->size()) {
       continue;
     }
-    const WorldRank rank(entry.world, (*members)[static_cast<size_t>(entry.member.value())]);
+    const WorldRank world_rank(entry.world, (*members)[static_cast<size_t>(entry.member.value())]);
     const auto membership =
-        std::lower_bound(memberships.begin(), memberships.end(), rank,
-                         [&](const auto* m, const WorldRank& to) { return rank_of(m) < to; });
-    if (membership == memberships.end() || rank_of(*membership) != rank) continue;
+        std::lower_bound(memberships.begin(), memberships.end(), world_rank,
+                         [&](const auto* m, const WorldRank& to) { return world_rank_of(m) < to; });
+    if (membership == memberships.end() || world_rank_of(*membership) != world_rank) continue;
     // The tape has a seat for each of the group; it is an event of the world's, too.
     constexpr int64_t kWorkPerEntry = 8;
     CountWork(kWorkPerEntry + static_cast<int64_t>(members->size()));
-    agreement->DropTape(rank.second, entry.key, entry.consumed, (*membership)->epoch, now);
+    agreement->DropTape(world_rank.second, entry.key, entry.consumed, (*membership)->epoch, now);
   }
   return done;
 }

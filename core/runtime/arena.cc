@@ -62,9 +62,9 @@ Arena::~Arena() {
   IdsOfArenas().Free(id_);
   const Budget& budget = charged_bytes_.budget();  // as long as anybody has that charge
   if (client_fd_.valid() && helpers_.held != nullptr) {
-    const bool changes = may_change();
+    const bool may_still_change = may_change();
     client_fd_.Reset();
-    helpers_.held->Add(memory_->file(), changes ? memory_ : nullptr, &charged_bytes_,
+    helpers_.held->Add(memory_->file(), may_still_change ? memory_ : nullptr, &charged_bytes_,
                        &charged_descriptor_);
   }
   if (helpers_.thread == nullptr) return;

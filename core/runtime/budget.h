@@ -8,7 +8,7 @@
 // What has been given up may take a while to be gone: pages are unmapped beside the node thread.
 // Until then its charge leaves (Charge::Leave): it is held no more, but what would take its place
 // at once, other arenas, does not fit. That is refused for now (IsForNow), and a caller that can
-// waits. Everything else is made more slowly than pages are unmapped.
+// wait does. Everything else is made more slowly than pages are unmapped.
 //
 // Threads: the node thread. Ownership: counted; a charge keeps its budget, a budget its parent.
 // Errors: RESOURCE_EXHAUSTED where a charge does not fit; nothing is charged then.

@@ -60,11 +60,12 @@ absl::StatusOr<std::unique_ptr<SessionMemory>> CreateSessionMemory(
     const SessionMemoryOptions& options) {
   CHORUS_RETURN_IF_ERROR(CheckOptions(options));
   const size_t total_bytes = SessionMemory::TotalBytes(options);
-  const UniqueFd made(memfd_create("chorus-session", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!made.valid()) return SystemError("memfd_create");
-  if (ftruncate(made.get(), static_cast<off_t>(total_bytes)) != 0) return SystemError("ftruncate");
-  if (fcntl(made.get(), F_ADD_SEALS, kSeals) != 0) return SystemError("sealing");
-  UniqueFd fd = OpenAgain(made.get(), O_RDWR);
+  const UniqueFd memory_fd(memfd_create("chorus-session", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory_fd.valid()) return SystemError("memfd_create");
+  if (ftruncate(memory_fd.get(), static_cast<off_t>(total_bytes)) != 0)
+    return SystemError("ftruncate");
+  if (fcntl(memory_fd.get(), F_ADD_SEALS, kSeals) != 0) return SystemError("sealing");
+  UniqueFd fd = OpenAgain(memory_fd.get(), O_RDWR);
   if (!fd.valid()) return SystemError("open(/proc/self/fd)");
   void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) return SystemError("mmap");

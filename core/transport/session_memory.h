@@ -143,8 +143,8 @@ class SessionMemory {
   uint32_t tensor_slots() const { return options_.tensor_slots; }
   size_t total_bytes() const { return total_bytes_; }
 
-  // Of the opener that the mapping is of (core/base/shared_file.h), which the daemon may take with
-  // TakeFd(); for a client there is none, the mapping keeps the memory.
+  // The descriptor by which the memory is mapped, an opener that counts (core/base/shared_file.h);
+  // the daemon may take it with TakeFd(). A client has none: its mapping keeps the memory.
   int fd() const { return fd_.get(); }
   UniqueFd TakeFd() { return std::move(fd_); }
 

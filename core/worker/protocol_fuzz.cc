@@ -1,4 +1,4 @@
-// Bytes that a worker and its daemon send each other. None may crash what reads them; what decodes
+// Bytes that a worker and its daemon send each other. None may crash their reader; what decodes
 // must encode to what decodes to the same.
 #include <cstdint>
 #include <cstdlib>
@@ -25,7 +25,7 @@ void Try(absl::string_view bytes, Decode decode) {
 
 }  // namespace
 
-// The first byte says to which.
+// The first byte says which of the two reads it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const absl::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);

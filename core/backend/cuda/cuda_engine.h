@@ -196,8 +196,8 @@ class CudaEngine : public StreamEngine {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   static constexpr int kQueuesPerDevice = 4;
-  // Calls of a stream, and beyond them those of the item that is the last: of about a thousand the
-  // driver makes a thread that launches wait, with the mutex held.
+  // Calls of a stream, and beyond them those of the item that is the last: from about a thousand on
+  // the driver makes a launching thread wait, with the mutex held.
   static constexpr int64_t kMostInFlight = 512;
   static constexpr int64_t kMarkEvery = 64;
   static constexpr size_t kKeptMarks = 16;

@@ -49,7 +49,7 @@ class SimMemory : public AddressSpace {
   };
 
   // Domains of several devices have the same addresses, as those of GPUs may, so that a caller that
-  // mixes them up finds other bytes. Those of single devices differ: there it is told.
+  // mixes them up finds other bytes. Those of single devices differ: such a caller is told.
   int SpaceOf(int device) const { return devices_per_domain_ > 1 ? domain(device) : 0; }
 
   using AddressInSpace = std::pair<int, DeviceAddress>;  // a space, and an address in it

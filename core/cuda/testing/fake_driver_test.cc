@@ -288,8 +288,8 @@ TEST(FakeDriverOrderTest, EveryOrderOfIndependentStreamsHappens) {
     for (int n = 0; n < 3; ++n) callers.push_back({&order, n});
     for (Caller& caller : callers) {
       const auto call = [](void* data) {
-        const auto* const caller = static_cast<Caller*>(data);
-        caller->order->push_back(caller->index);
+        const auto* const called = static_cast<Caller*>(data);
+        called->order->push_back(called->index);
       };
       Rig::Expect(rig.api.LaunchHostFunc(rig.NewStream(), call, &caller));
     }

@@ -1,4 +1,4 @@
-// A descriptor whose end takes long, for tests of what it is sent to.
+// A descriptor whose close takes long, for tests of the process that it is sent to.
 //
 // Threads: one at a time, but for LetGo. Ownership: it has the peer; the socket itself goes with
 // the packet. Errors: fail the test.
@@ -57,7 +57,7 @@ class LingeringSocket {
     socket_.Reset();
     return error;
   }
-  // The same where somebody does, and may drop it before it is closed here: what comes last
+  // The same where somebody does, and may drop it before it is closed here: the last to close it
   // waits.
   int SendToReader(int way) {
     const int error = Send(way, "x", 0);
