@@ -164,8 +164,8 @@ struct ShardedTraining {
     EXPECT_TRUE(optimizer->Gather(whole.get()).ok());
     const auto state = whole->State();
     EXPECT_TRUE(state.ok()) << state.status();
-    for (const std::vector<Tensor>& slots : *state) {
-      for (const Tensor& slot : slots) all.push_back(Values<float>(slot));
+    for (const nn::Optimizer::ParameterState& of_parameter : *state) {
+      for (const Tensor& slot : of_parameter.slots) all.push_back(Values<float>(slot));
     }
     return all;
   }

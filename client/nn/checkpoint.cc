@@ -88,15 +88,14 @@ absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const P
   }
   if (optimizer == nullptr) return saved;
   CHORUS_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(module, *optimizer));
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer->State());
-  CHORUS_RETURN_IF_ERROR(optimizer->SettleSkips());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Optimizer::ParameterState> state, optimizer->State());
   for (size_t i = 0; i < names.size(); ++i) {
-    for (size_t slot = 0; slot < state[i].size(); ++slot) {
-      saved.tensors.push_back({SlotName(names[i], slot), state[i][slot]});
+    for (size_t slot = 0; slot < state[i].slots.size(); ++slot) {
+      saved.tensors.push_back({SlotName(names[i], slot), state[i].slots[slot]});
     }
-    saved.metadata[absl::StrCat(kSteps, names[i])] = absl::StrCat(optimizer->steps(i));
-    if (optimizer->skipped(i) == 0) continue;
-    saved.metadata[absl::StrCat(kSkipped, names[i])] = absl::StrCat(optimizer->skipped(i));
+    saved.metadata[absl::StrCat(kSteps, names[i])] = absl::StrCat(state[i].steps);
+    if (state[i].skipped == 0) continue;
+    saved.metadata[absl::StrCat(kSkipped, names[i])] = absl::StrCat(state[i].skipped);
   }
   return saved;
 }
@@ -164,9 +163,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
     values.emplace_back(named.variable, std::move(value));
     expected.insert(named.name);
   }
-  std::vector<std::vector<Tensor>> state;
-  std::vector<int64_t> steps;
-  std::vector<int64_t> skipped;
+  std::vector<Optimizer::ParameterState> state;
   if (optimizer != nullptr) {
     CHORUS_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(*module, *optimizer));
     for (size_t i = 0; i < names.size(); ++i) {
@@ -175,7 +172,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
         const std::string name = SlotName(names[i], slot);
         CHORUS_ASSIGN_OR_RETURN(Tensor value,
                                 ReadLike(path, file, name, optimizer->parameters()[i]()));
-        state.back().push_back(std::move(value));
+        state.back().slots.push_back(std::move(value));
         expected.insert(name);
       }
       const std::string skips = absl::StrCat(kSkipped, names[i]);
@@ -186,8 +183,8 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
         return BadType(
             absl::StrCat(path, ": the steps of \"", names[i], "\" are missing, or cannot be"));
       }
-      steps.push_back(*of_steps);
-      skipped.push_back(*of_skips);
+      state.back().steps = *of_steps;
+      state.back().skipped = *of_skips;
     }
   }
   for (const TensorFile::Entry& entry : file.entries()) {
@@ -199,7 +196,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
   }
   for (const auto& value : values) value.first.Set(value.second);
   for (size_t i = 0; i < state.size(); ++i) {
-    optimizer->SetState(i, std::move(state[i]), steps[i], skipped[i]);
+    optimizer->SetState(i, std::move(state[i]));
   }
   Progress progress;
   for (const auto& word : file.metadata()) {

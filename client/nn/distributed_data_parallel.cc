@@ -531,14 +531,13 @@ absl::Status DistributedDataParallel::Join::Finish(Optimizer* optimizer, CallSit
   for (const NamedVariable& named : model_->variables_) {
     values.push_back(named.variable().Detach());
   }
-  std::vector<std::vector<Tensor>> state;
-  std::vector<int64_t> counts;  // of each parameter: steps, and those of them that were left out
+  std::vector<Optimizer::ParameterState> state;
   if (optimizer != nullptr) {
     CHORUS_ASSIGN_OR_RETURN(state, optimizer->State());
-    CHORUS_RETURN_IF_ERROR(optimizer->SettleSkips());
-    for (size_t i = 0; i < state.size(); ++i) {
-      values.insert(values.end(), state[i].begin(), state[i].end());
-      counts.insert(counts.end(), {optimizer->steps(i), optimizer->skipped(i)});
+    std::vector<int64_t> counts;
+    for (const Optimizer::ParameterState& of_parameter : state) {
+      values.insert(values.end(), of_parameter.slots.begin(), of_parameter.slots.end());
+      counts.insert(counts.end(), {of_parameter.steps, of_parameter.skipped});
     }
     values.push_back(FromHost(world.device(), counts, {static_cast<int64_t>(counts.size())}, site));
   }
@@ -547,10 +546,12 @@ absl::Status DistributedDataParallel::Join::Finish(Optimizer* optimizer, CallSit
   size_t next = 0;
   for (const NamedVariable& named : model_->variables_) named.variable.Set(shared[next++]);
   if (optimizer == nullptr) return absl::OkStatus();
-  CHORUS_ASSIGN_OR_RETURN(counts, shared.back().Read<int64_t>());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> counts, shared.back().Read<int64_t>());
   for (size_t i = 0; i < state.size(); ++i) {
-    for (Tensor& tensor : state[i]) tensor = shared[next++];
-    optimizer->SetState(i, std::move(state[i]), counts[2 * i], counts[2 * i + 1]);
+    for (Tensor& slot : state[i].slots) slot = shared[next++];
+    state[i].steps = counts[2 * i];
+    state[i].skipped = counts[2 * i + 1];
+    optimizer->SetState(i, std::move(state[i]));
   }
   return absl::OkStatus();
 }

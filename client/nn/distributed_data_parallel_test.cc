@@ -926,7 +926,9 @@ TEST_F(DistributedDataParallelTest, RanksWithFewerInputsTakePartUntilAllHaveNone
       constexpr int kBefore = 5;
       auto state = sgd.State();
       ASSERT_TRUE(state.ok()) << state.status();
-      for (size_t p = 0; p < state->size(); ++p) sgd.SetState(p, (*state)[p], kBefore, 2);
+      for (size_t p = 0; p < state->size(); ++p) {
+        sgd.SetState(p, {(*state)[p].slots, kBefore, 2});
+      }
       Ddp::Join::Options joining;
       joining.divide_by_all_ranks = c.divide_by_all;
       if (c.counts_steps) {
@@ -948,10 +950,10 @@ TEST_F(DistributedDataParallelTest, RanksWithFewerInputsTakePartUntilAllHaveNone
       values[r] = ValuesOf(*model);
       state = sgd.State();
       ASSERT_TRUE(state.ok()) << state.status();
-      for (const Tensors& slots : *state) states[r].push_back(Values<double>(slots[0]));
-      for (size_t p = 0; p < sgd.parameters().size(); ++p) {
-        EXPECT_EQ(sgd.steps(p), kBefore + most);
-        EXPECT_EQ(sgd.skipped(p), 2);
+      for (const Optimizer::ParameterState& of_parameter : *state) {
+        states[r].push_back(Values<double>(of_parameter.slots[0]));
+        EXPECT_EQ(of_parameter.steps, kBefore + most);
+        EXPECT_EQ(of_parameter.skipped, 2);
       }
       // All go on as before.
       if (c.counts_steps) {

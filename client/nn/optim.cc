@@ -108,15 +108,15 @@ void Optimizer::ClearGrads() const {
   }
 }
 
-std::vector<Tensor> Optimizer::StateOf(size_t parameter, const Tensor& like) const {
-  std::vector<Tensor> state = entries_[parameter].state;
-  while (static_cast<int>(state.size()) < slots()) {
-    state.push_back(Zeros(like.device(), like.dtype(), like.shape()));
+std::vector<Tensor> Optimizer::SlotsOf(size_t parameter, const Tensor& like) const {
+  std::vector<Tensor> of_parameter = entries_[parameter].state.slots;
+  while (static_cast<int>(of_parameter.size()) < slots()) {
+    of_parameter.push_back(Zeros(like.device(), like.dtype(), like.shape()));
   }
-  return state;
+  return of_parameter;
 }
 
-absl::StatusOr<std::vector<std::vector<Tensor>>> Optimizer::State() {
+absl::StatusOr<std::vector<std::vector<Tensor>>> Optimizer::Slots() {
   CHORUS_RETURN_IF_ERROR(refused_);
   std::vector<std::vector<Tensor>> all;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -124,20 +124,24 @@ absl::StatusOr<std::vector<std::vector<Tensor>>> Optimizer::State() {
     if (!value.defined()) {
       return MakeError(Reason::kWrongState, "a parameter is not there yet: call Init first");
     }
-    entries_[i].state = StateOf(i, value);
-    all.push_back(entries_[i].state);
+    entries_[i].state.slots = SlotsOf(i, value);
+    all.push_back(entries_[i].state.slots);
   }
   return all;
 }
 
-void Optimizer::SetState(size_t parameter, std::vector<Tensor> state, int64_t steps,
-                         int64_t skipped) {
+absl::StatusOr<std::vector<Optimizer::ParameterState>> Optimizer::State() {
+  CHORUS_RETURN_IF_ERROR(Slots().status());
+  CHORUS_RETURN_IF_ERROR(SettleSkips());
+  std::vector<ParameterState> all;
+  for (const Entry& entry : entries_) all.push_back(entry.state);
+  return all;
+}
+
+void Optimizer::SetState(size_t parameter, ParameterState state) {
   // The step that fails to count has failed, and with it the state that is replaced here.
   if (!SettleSkips().ok()) pending_skips_ = Tensor();
-  Entry& entry = entries_[parameter];
-  entry.state = std::move(state);
-  entry.steps = steps;
-  entry.skipped = skipped;
+  entries_[parameter].state = std::move(state);
 }
 
 Tensor Optimizer::PendingSkips(const DeviceRef& device) const {
@@ -147,15 +151,15 @@ Tensor Optimizer::PendingSkips(const DeviceRef& device) const {
 absl::Status Optimizer::SettleSkips() {
   if (!pending_skips_.defined()) return absl::OkStatus();
   CHORUS_ASSIGN_OR_RETURN(const int64_t skips, pending_skips_.Item<int64_t>());
-  for (Entry& entry : entries_) entry.skipped += skips;
+  for (Entry& entry : entries_) entry.state.skipped += skips;
   pending_skips_ = Tensor();
   return absl::OkStatus();
 }
 
 void Optimizer::Advance(std::vector<std::vector<Tensor>> state, const Tensor& pending_skips) {
   for (size_t i = 0; i < entries_.size(); ++i) {
-    entries_[i].state = std::move(state[i]);
-    ++entries_[i].steps;
+    entries_[i].state.slots = std::move(state[i]);
+    ++entries_[i].state.steps;
   }
   pending_skips_ = pending_skips;
 }
@@ -167,7 +171,7 @@ double Optimizer::RateAt(size_t parameter, int64_t steps) const {
 }
 
 std::vector<double> Optimizer::NumbersOf(size_t parameter, int64_t steps) const {
-  return Numbers(RateAt(parameter, steps), steps + 1 - entries_[parameter].skipped);
+  return Numbers(RateAt(parameter, steps), steps + 1 - skipped(parameter));
 }
 
 Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& gradient,
@@ -190,8 +194,8 @@ Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& grad
 void Optimizer::LeaveOut(const std::vector<Tensor>& gradients) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    ++entries_[i].steps;
-    ++entries_[i].skipped;
+    ++entries_[i].state.steps;
+    ++entries_[i].state.skipped;
   }
 }
 
@@ -210,16 +214,16 @@ absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!gradients[i].defined() || !parameters_[i].requires_grad()) continue;
     const Tensor value = parameters_[i]();
-    std::vector<Tensor> state = StateOf(i, value);
+    std::vector<Tensor> slots = SlotsOf(i, value);
     std::vector<Operand> numbers;
-    for (const double number : NumbersOf(i, entries_[i].steps)) numbers.emplace_back(number);
-    const Tensor next = Next(i, value, gradients[i], numbers, &state);
+    for (const double number : NumbersOf(i, steps(i))) numbers.emplace_back(number);
+    const Tensor next = Next(i, value, gradients[i], numbers, &slots);
     status.Update(next.status());
     // What is refused changes nothing.
     if (!next.status().ok()) continue;
     parameters_[i].Set(next);
-    entries_[i].state = std::move(state);
-    ++entries_[i].steps;
+    entries_[i].state.slots = std::move(slots);
+    ++entries_[i].state.steps;
   }
   return status;
 }

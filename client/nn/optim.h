@@ -83,14 +83,21 @@ class Optimizer {
   // --- For compiled steps and checkpoints -----------------------------------------------------
   // What is kept of each parameter besides itself: how many tensors of its type.
   virtual int slots() const = 0;
-  // [parameter][slot]; zeros where there has been no step.
-  absl::StatusOr<std::vector<std::vector<Tensor>>> State();
+  struct ParameterState {
+    std::vector<Tensor> slots;
+    int64_t steps = 0;
+    int64_t skipped =
+        0;  // of `steps`, left out by a LossScaler: schedules count them, rules do not
+  };
+  // By parameter, with all slots; zeros where there has been no step. Settles skips.
+  absl::StatusOr<std::vector<ParameterState>> State();
   // Settles skips first: those that are pending are of the steps before.
-  void SetState(size_t parameter, std::vector<Tensor> state, int64_t steps, int64_t skipped = 0);
-  int64_t steps(size_t parameter) const { return entries_[parameter].steps; }
-  // How many of its steps a LossScaler has left out: schedules count them, rules do not. Without
-  // those that are pending.
-  int64_t skipped(size_t parameter) const { return entries_[parameter].skipped; }
+  void SetState(size_t parameter, ParameterState state);
+  // [parameter][slot], without settling skips.
+  absl::StatusOr<std::vector<std::vector<Tensor>>> Slots();
+  int64_t steps(size_t parameter) const { return entries_[parameter].state.steps; }
+  // Without those that are pending.
+  int64_t skipped(size_t parameter) const { return entries_[parameter].state.skipped; }
   // Both have had as many steps, and as many left out.
   bool HaveEqualSteps(size_t a, size_t b) const {
     return steps(a) == steps(b) && skipped(a) == skipped(b);
@@ -137,12 +144,10 @@ class Optimizer {
   struct Entry {
     double learning_rate = 0;  // 0: the optimizer's
     double weight_decay = 0;
-    int64_t steps = 0;
-    int64_t skipped = 0;        // of `steps`
-    std::vector<Tensor> state;  // none before the first step
+    ParameterState state;  // without slots before the first step
   };
-  // Zeros, where there is none.
-  std::vector<Tensor> StateOf(size_t parameter, const Tensor& like) const;
+  // Zeros, where there are none.
+  std::vector<Tensor> SlotsOf(size_t parameter, const Tensor& like) const;
 
   double learning_rate_;
   Schedule schedule_;

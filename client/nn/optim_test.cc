@@ -197,7 +197,7 @@ TEST_F(OptimTest, HalfTypesAreComputedInF32AndRoundedOnce) {
       sum[i] = Rounded(next);
       return p - 0.1 * g / (std::sqrt(next) + 1e-10);
     });
-    EXPECT_EQ((*adagrad.State())[0][0].dtype(), half);
+    EXPECT_EQ((*adagrad.State())[0].slots[0].dtype(), half);
   }
 }
 
@@ -219,7 +219,7 @@ TEST_F(OptimTest, TheRuleTakesNumbersOfF64BesideAnyType) {
     ASSERT_TRUE(adam.Step({gradient, Tensor()}).ok());
     EXPECT_EQ(next.dtype(), dtype) << next.status();
     EXPECT_EQ(Read(next), Read(module_.a_()));
-    EXPECT_EQ(Read(state[1]), Read((*adam.State())[0][1]));
+    EXPECT_EQ(Read(state[1]), Read((*adam.State())[0].slots[1]));
   }
 }
 

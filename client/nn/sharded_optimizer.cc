@@ -154,12 +154,7 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
     gradients.push_back(ReduceScatterTensor(Join(flat, local_gradients), ranks_, Reduction::kAvg));
   }
   for (const Tensor& gradient : gradients) CHORUS_RETURN_IF_ERROR(gradient.status());
-  CHORUS_RETURN_IF_ERROR(optimizer_->SettleSkips());
-  CHORUS_ASSIGN_OR_RETURN(std::vector<std::vector<Tensor>> state, optimizer_->State());
-  std::vector<std::pair<int64_t, int64_t>> counts;  // steps, and those left out
-  for (size_t f = 0; f < flats_.size(); ++f) {
-    counts.emplace_back(optimizer_->steps(f), optimizer_->skipped(f));
-  }
+  CHORUS_ASSIGN_OR_RETURN(std::vector<Optimizer::ParameterState> before, optimizer_->State());
   absl::Status status = optimizer_->Step(gradients, site);
   std::vector<std::vector<Tensor>> parts;
   for (const Flat& flat : flats_) {
@@ -175,7 +170,7 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
     } else {
       // All of the step or nothing: the next one begins with the parameters, which have not moved.
       flat.sources.clear();
-      optimizer_->SetState(f, std::move(state[f]), counts[f].first, counts[f].second);
+      optimizer_->SetState(f, std::move(before[f]));
     }
   }
   return status;
@@ -206,10 +201,10 @@ absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
   CHORUS_RETURN_IF_ERROR(CheckKind(whole));
   const CallSiteScope lines(site);
   const NoGrad no_grad;
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer_->State());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Optimizer::ParameterState> state, optimizer_->State());
   for (size_t f = 0; f < flats_.size(); ++f) {
     std::vector<std::vector<Tensor>> of_parameter(flats_[f].parameters.size());
-    for (const Tensor& slot : state[f]) {
+    for (const Tensor& slot : state[f].slots) {
       const std::vector<Tensor> parts = Parts(flats_[f], slot);
       for (size_t i = 0; i < parts.size(); ++i) {
         CHORUS_RETURN_IF_ERROR(parts[i].status());
@@ -217,8 +212,8 @@ absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
       }
     }
     for (size_t i = 0; i < of_parameter.size(); ++i) {
-      whole->SetState(flats_[f].indices[i], std::move(of_parameter[i]), optimizer_->steps(f),
-                      optimizer_->skipped(f));
+      whole->SetState(flats_[f].indices[i],
+                      {std::move(of_parameter[i]), state[f].steps, state[f].skipped});
     }
   }
   return absl::OkStatus();
@@ -229,8 +224,7 @@ absl::Status ShardedOptimizer::Scatter(Optimizer* whole, CallSite site) {
   CHORUS_RETURN_IF_ERROR(CheckKind(whole));
   const CallSiteScope lines(site);
   const NoGrad no_grad;
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, whole->State());
-  CHORUS_RETURN_IF_ERROR(whole->SettleSkips());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<Optimizer::ParameterState> state, whole->State());
   for (const Flat& flat : flats_) {
     for (const size_t i : flat.indices) {
       if (whole->HaveEqualSteps(i, flat.indices[0])) continue;
@@ -242,14 +236,14 @@ absl::Status ShardedOptimizer::Scatter(Optimizer* whole, CallSite site) {
   }
   for (size_t f = 0; f < flats_.size(); ++f) {
     const Flat& flat = flats_[f];
+    const Optimizer::ParameterState& first = state[flat.indices[0]];
     std::vector<Tensor> pieces;
-    for (int s = 0; s < optimizer_->slots(); ++s) {
+    for (size_t s = 0; s < first.slots.size(); ++s) {
       std::vector<Tensor> parts;
-      for (const size_t i : flat.indices) parts.push_back(state[i][static_cast<size_t>(s)]);
+      for (const size_t i : flat.indices) parts.push_back(state[i].slots[s]);
       pieces.push_back(OwnPiece(flat, Join(flat, parts)));
     }
-    optimizer_->SetState(f, std::move(pieces), whole->steps(flat.indices[0]),
-                         whole->skipped(flat.indices[0]));
+    optimizer_->SetState(f, {std::move(pieces), first.steps, first.skipped});
   }
   return absl::OkStatus();
 }

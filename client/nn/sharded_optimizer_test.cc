@@ -94,8 +94,8 @@ TEST(ShardedOptimizerTest, ItGivesTheBitsOfTheSameOptimizerOnEveryRank) {
       const auto state = optimizer.pieces()->State();
       ASSERT_TRUE(state.ok()) << state.status();
       ASSERT_EQ(state->size(), 2u);
-      EXPECT_EQ((*state)[0][0].num_elements(), (20 + size - 1) / size);
-      EXPECT_EQ((*state)[1][1].num_elements(), (12 + size - 1) / size);
+      EXPECT_EQ((*state)[0].slots[0].num_elements(), (20 + size - 1) / size);
+      EXPECT_EQ((*state)[1].slots[1].num_elements(), (12 + size - 1) / size);
     });
   }
 }
@@ -116,7 +116,7 @@ TEST(ShardedOptimizerTest, StateIsGatheredByOneNumberOfRanksAndScatteredToAnothe
     values = ValuesOf(module);
     const auto all = whole->State();
     ASSERT_TRUE(all.ok()) << all.status();
-    for (const auto& slots : *all) state.push_back(ValuesOf(slots));
+    for (const auto& of_parameter : *all) state.push_back(ValuesOf(of_parameter.slots));
   };
   OnRanks(4, [&](const World& world, int rank) {
     const auto module = Net();
@@ -140,8 +140,8 @@ TEST(ShardedOptimizerTest, StateIsGatheredByOneNumberOfRanksAndScatteredToAnothe
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Shape& shape = parameters[i].shape();
       parameters[i].Set(FromHost(world, values[i], shape));
-      whole->SetState(i, {FromHost(world, state[i][0], shape), FromHost(world, state[i][1], shape)},
-                      3);
+      whole->SetState(
+          i, {{FromHost(world, state[i][0], shape), FromHost(world, state[i][1], shape)}, 3});
     }
     ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
     const absl::Status scattered = optimizer.Scatter(whole.get());
@@ -165,16 +165,16 @@ TEST(ShardedOptimizerTest, StateOfDifferentNumbersOfStepsIsNotScattered) {
     const std::unique_ptr<Optimizer> whole = MakeAdamW(TwoGroups(*module));
     const auto state = whole->State();
     ASSERT_TRUE(state.ok()) << state.status();
-    for (size_t i = 0; i < 4; ++i) whole->SetState(i, (*state)[i], 3, i < 2 ? 1 : 2);
+    for (size_t i = 0; i < 4; ++i) whole->SetState(i, {(*state)[i].slots, 3, i < 2 ? 1 : 2});
     ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
     for (const auto& [steps, skipped] : std::vector<std::pair<int, int>>{{4, 2}, {3, 1}}) {
-      whole->SetState(3, (*state)[3], steps, skipped);
+      whole->SetState(3, {(*state)[3].slots, steps, skipped});
       const absl::Status refused = optimizer.Scatter(whole.get());
       EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
       EXPECT_THAT(std::string(refused.message()), HasSubstr("parameters 2 and 3"));
       EXPECT_EQ(optimizer.pieces()->steps(0), 0);
     }
-    whole->SetState(3, (*state)[3], 3, 2);
+    whole->SetState(3, {(*state)[3].slots, 3, 2});
     const absl::Status scattered = optimizer.Scatter(whole.get());
     ASSERT_TRUE(scattered.ok()) << scattered;
     const std::unique_ptr<Optimizer> gathered = MakeAdamW(TwoGroups(*module));

@@ -354,8 +354,8 @@ struct Model {
     for (const Variable& variable : model.variables()) all.push_back(Values<float>(variable()));
     const auto state = optimizer->State();
     EXPECT_TRUE(state.ok()) << state.status();
-    for (const std::vector<Tensor>& slots : *state) {
-      for (const Tensor& slot : slots) all.push_back(Values<float>(slot));
+    for (const Optimizer::ParameterState& of_parameter : *state) {
+      for (const Tensor& slot : of_parameter.slots) all.push_back(Values<float>(slot));
     }
     return all;
   }

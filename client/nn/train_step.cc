@@ -104,7 +104,7 @@ absl::Status TrainStep::Share(CallSite site) const {
 absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs(const DeviceRef& device) {
   std::vector<Tensor> in;
   for (const Variable& variable : variables_) in.push_back(variable().Detach());
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer_->State());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer_->Slots());
   for (const std::vector<Tensor>& slots : state) in.insert(in.end(), slots.begin(), slots.end());
   // Without a scaler the numbers are the host's.
   if (options_.scaler == nullptr) CHORUS_RETURN_IF_ERROR(optimizer_->SettleSkips());

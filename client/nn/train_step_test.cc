@@ -86,7 +86,7 @@ TEST_F(TrainStepTest, ACompiledStepIsTheEagerOneInOneRun) {
     for (const Counted* module : {&eager, &model}) {
       for (const Variable& variable : module->variables()) ASSERT_TRUE(variable().Wait().ok());
     }
-    const auto state = adam.State();
+    const auto state = adam.Slots();
     ASSERT_TRUE(state.ok()) << state.status();
     for (const std::vector<Tensor>& slots : *state) {
       for (const Tensor& tensor : slots) ASSERT_TRUE(tensor.Wait().ok());
@@ -302,7 +302,7 @@ TEST_F(TrainStepTest, AStepThatOverflowsOnAnyRankIsLeftOutOnAll) {
       ASSERT_TRUE(step({Scalar<float>(world, r == 1 ? factor : other)}).ok());
       const double g = (factor + other) / 2;
       const auto values = Values<float>(model.weight());
-      const auto all_state = adam.State();
+      const auto all_state = adam.Slots();
       ASSERT_TRUE(all_state.ok());
       std::vector<std::vector<float>> state;
       for (const Tensor& slot : (*all_state)[0]) state.push_back(Values<float>(slot));
@@ -477,9 +477,8 @@ TEST_F(TrainStepTest, StepsOfOtherKindsGoOnFromTheCountOfThoseThatWereNotLeftOut
       },
       // As a checkpoint does that has been loaded.
       [&]() -> absl::Status {
-        CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensors> state, optimizer.State());
-        CHORUS_RETURN_IF_ERROR(optimizer.SettleSkips());
-        optimizer.SetState(0, state[0], optimizer.steps(0), optimizer.skipped(0));
+        CHORUS_ASSIGN_OR_RETURN(const auto state, optimizer.State());
+        optimizer.SetState(0, state[0]);
         return scaled({one}).status();
       }};
   for (const std::function<absl::Status()>& kind : kinds) {
