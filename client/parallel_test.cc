@@ -521,5 +521,101 @@ TEST_F(ParallelTest, MembersMayCallOneBehindTheOther) {
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(168, 168, 168));
 }
 
+struct Asked {
+  std::vector<Tensor> leaves;
+  std::vector<Tensor> losses;
+};
+
+// A call for gradients that fails, at whichever of its ops, is not made again: it would lack what
+// the first one has asked for.
+TEST_F(ParallelTest, ABackwardThatFailedHalfWayIsNotMadeAgain) {
+  const auto together = [&] {
+    Asked asked;
+    asked.leaves = {Row(session_.device(0), {2}).RequireGrad()};
+    const std::vector<Tensor> y = Broadcast(asked.leaves[0], devices_);
+    std::vector<Tensor> cubes;
+    for (int d = 0; d < 3; ++d) cubes.push_back(y[d] * y[d] * y[d] * (d + 1));
+    asked.losses = {Sum(ReduceAdd(cubes, devices_, 1))};
+    return asked;
+  };
+  const auto one_by_one = [&] {
+    Asked asked;
+    for (int d = 0; d < 3; ++d) {
+      asked.leaves.push_back(Row(session_.device(d), {2}).RequireGrad());
+      const Tensor y = AllReduce(asked.leaves[d] * asked.leaves[d], devices_.world(d));
+      asked.losses.push_back(Sum(y * y * (d + 1)));
+    }
+    return asked;
+  };
+  const struct {
+    std::function<Asked()> record;
+    double gradient;
+  } programs[] = {{together, 6 * 3 * 4}, {one_by_one, 6 * 2 * 12 * 4}};
+  for (const auto& program : programs) {
+    bool whole = false;
+    size_t names = 0;
+    for (; !whole; ++names) {
+      SCOPED_TRACE(names);
+      ASSERT_LT(names, 100u);
+      const Asked asked = program.record();
+      for (const Tensor& loss : asked.losses) ASSERT_TRUE(loss.Wait().ok());
+      std::vector<Tensor> held = TakeAllNames(session_);
+      held.resize(held.size() - names);
+      absl::Status status;
+      size_t next = 0;
+      while (status.ok() && next < asked.losses.size()) status = Backward(asked.losses[next++]);
+      held.clear();
+      whole = status.ok();
+      if (!whole) {
+        EXPECT_EQ(ErrorOf(status).reason, Reason::kQuota) << status;
+        const absl::Status again = Backward(asked.losses[next - 1]);
+        EXPECT_EQ(ErrorOf(again).reason, Reason::kTapeConsumed) << again;
+        // Who asks here for the rest is told by its results.
+        while (next < asked.losses.size()) ASSERT_TRUE(Backward(asked.losses[next++]).ok());
+      }
+      for (const Tensor& leaf : asked.leaves) {
+        if (!whole && (!leaf.grad().defined() || !leaf.grad().Wait().ok())) continue;
+        EXPECT_THAT(Values<double>(leaf.grad()), ElementsAre(program.gradient));
+      }
+    }
+    EXPECT_GT(names, 5u);
+  }
+}
+
+// x = 1, y = AllReduce(x) kept; B1 = Grad(10 y), B2 = Grad(y). The B1 of one member is refused: its
+// B2 never meets the B1 of the others.
+TEST_F(ParallelTest, AMembersRefusedGradientIsNotTakenForAnother) {
+  BackwardOptions retain;
+  retain.retain_graph = true;
+  for (const bool failed_root : {false, true}) {
+    std::vector<Tensor> x, y;
+    for (int d = 0; d < 3; ++d) {
+      x.push_back(Row(session_.device(d), {1}).RequireGrad());
+      y.push_back(AllReduce(x.back(), devices_.world(d)));
+    }
+    std::vector<absl::StatusOr<std::vector<Tensor>>> gradients;
+    const auto ask = [&](size_t d, const Tensor& root) {
+      gradients.push_back(Grad({root}, {x[d]}, retain));
+    };
+    ask(0, failed_root ? MatMul(y[0], y[0]) : y[0] * Row(session_, {1, 2}));
+    EXPECT_EQ(ErrorOf(gradients[0].status()).reason, Reason::kBadType);
+    for (const size_t d : {1, 2}) ask(d, y[d] * 10);
+    for (const size_t d : {0, 1, 2}) ask(d, y[d]);
+    EXPECT_EQ(ErrorOf(gradients[3].status()).reason, Reason::kTapeConsumed);
+    for (const auto& gradient : gradients) {
+      EXPECT_FALSE((gradient.ok() ? (*gradient)[0].Wait() : gradient.status()).ok());
+    }
+    // What is recorded from now on has its gradient.
+    gradients.clear();
+    for (size_t d = 0; d < 3; ++d) {
+      ask(d, AllReduce(x[d] * x[d], devices_.world(static_cast<int>(d))));
+    }
+    for (const auto& gradient : gradients) {
+      ASSERT_TRUE(gradient.ok()) << gradient.status();
+      EXPECT_THAT(Values<double>((*gradient)[0]), ElementsAre(6));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace chorus

@@ -514,7 +514,8 @@ Tensor Settled(const Tensor& seed, const std::string& source) {
 }
 
 // The members that would have taken part in gradients of collectives if a call for those of `roots`
-// had not been refused; but for device groups, in which nobody else waits.
+// had not been refused. Those of device groups too: it may have asked for a part, which the next
+// call would lack, and a member that calls by itself would meet others' requests for another loss.
 absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const Tensor> roots,
                                                               TraceId trace) {
   absl::flat_hash_set<std::shared_ptr<MemberCore>> members;
@@ -532,10 +533,7 @@ absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const T
     if (node->consumed || !seen.insert(node.get()).second) continue;
     const std::shared_ptr<MemberCore>& member =
         node->gates != nullptr ? node->gates->member : node->member;
-    if (member != nullptr && !IsLostEntry(*node) &&
-        !member->in_device_group.load(std::memory_order_relaxed)) {
-      members.insert(member);
-    }
+    if (member != nullptr && !IsLostEntry(*node)) members.insert(member);
     for (const Edge& edge : node->inputs) push(edge);
     for (const Edge& edge : node->behind) push(edge);
   }
@@ -580,9 +578,7 @@ absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status
       LoseTapes(member, NextOrder(), why, &refusals);
     };
     if (failed) {
-      for (const auto& member : session->members().members()) {
-        if (!member->in_device_group.load(std::memory_order_relaxed)) lose(member.get());
-      }
+      for (const auto& member : session->members().members()) lose(member.get());
     } else {
       for (const auto& member : members) lose(member.get());
     }

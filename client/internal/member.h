@@ -95,8 +95,9 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   std::atomic<int> size{0};
   std::atomic<Epoch> epoch{Epoch(0)};
   std::atomic<int64_t> step{0};
-  // All members of its world are this session's, and call together: a caller that differentiates
-  // takes part for all, and nobody else waits for them. Set before the member is used.
+  // All members of its world are this session's, and most calls are of all of them: those that a
+  // function would have made that could not be traced are left out by all. Set before the member is
+  // used.
   std::atomic<bool> in_device_group{false};
   std::shared_ptr<OwnWorld> own_world;  // null: it leaves when it is told to. Set before, too.
   std::atomic<bool> left{false};        // it was told to
