@@ -236,7 +236,7 @@ class CompiledImpl {
       if (!counted.has_value() || differ) {
         PutOutOfLine(session->members(), why, &refusals);
       } else {
-        CHORUS_RETURN_IF_ERROR(OutOfLine(*counted));
+        CHORUS_RETURN_IF_ERROR(CheckInLine(*counted));
         AddRefused(*counted, CountCalls(*counted), &refusals);
       }
       sent = SubmitRefusals(&session->log(), std::move(refusals), why);
@@ -292,7 +292,7 @@ class CompiledImpl {
     {
       SessionLock lock(session);
       CHORUS_RETURN_IF_ERROR(lock.status());
-      CHORUS_RETURN_IF_ERROR(OutOfLine(program.trace));
+      CHORUS_RETURN_IF_ERROR(CheckInLine(program.trace));
       const CallPositions calls = CountCalls(program.trace);
       sequence = SubmitProgram(program, options_, inputs, infos, calls, &outputs);
       refused = WithSource(sequence.status(), source);

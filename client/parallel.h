@@ -9,7 +9,9 @@
 //   * Backward takes part for every device as soon as one result is reached: a result that no loss
 //     uses counts as zeros, and nobody waits for it.
 //   * A call that is refused is refused before anything is sent: the group stays usable. (Backward
-//     and Grad: what was recorded before has no gradient any more, as autograd.h says.)
+//     and Grad: what was recorded before has no gradient any more, as autograd.h says. A compiled
+//     function that could not be traced: calls of single members fail until the next call of all of
+//     them, or their next World::Step.)
 //
 // Threads: as chorus.h says; the calls on one DeviceGroup must be ordered by the caller.
 // Ownership: handles, as in chorus.h; a HostTensor may refer to memory of the trainer's, which must

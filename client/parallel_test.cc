@@ -617,5 +617,84 @@ TEST_F(ParallelTest, AMembersRefusedGradientIsNotTakenForAnother) {
   }
 }
 
+// f[d] is AllReduce(in[0] in[1]) for one member. In the first turn the first one's inputs do not
+// fit, so that it is not known what it would have called: what the others call in that turn never
+// meets what it calls in the next one.
+TEST_F(ParallelTest, AMemberThatCouldNotBeTracedIsOutOfLineUntilAllCallTogether) {
+  std::vector<Compiled> f;
+  const auto compile = [&] {
+    f.clear();
+    for (int d = 0; d < 3; ++d) {
+      f.push_back(Compile([world = devices_.world(d)](const std::vector<Tensor>& in) {
+        return std::vector<Tensor>{AllReduce(MatMul(in[0], in[1]), world)};
+      }));
+    }
+  };
+  const auto call = [&](size_t d, double value, const Shape& shape) -> absl::StatusOr<double> {
+    const DeviceRef device = session_.device(static_cast<int>(d));
+    const Tensor one = Full(device, DType::kF64, shape, 1);
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out,
+                            f[d].Run({Full(device, DType::kF64, {1, 1}, value), one}));
+    return Sum(out[0]).Item<double>();
+  };
+  const auto expect_out_of_line = [&](size_t d) {
+    const absl::Status status = call(d, 1, {1, 1}).status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfLine) << status;
+  };
+  const auto expect_in_line = [&] {
+    std::vector<std::vector<Tensor>> results;
+    for (size_t d = 0; d < 3; ++d) {
+      const Tensor one = Full(session_.device(static_cast<int>(d)), DType::kF64, {1, 1}, 1);
+      const absl::StatusOr<std::vector<Tensor>> out = f[d].Run({one, one});
+      ASSERT_TRUE(out.ok()) << out.status();
+      results.push_back(*out);
+    }
+    for (const std::vector<Tensor>& result : results) {
+      EXPECT_THAT(Values<double>(result[0]), ElementsAre(3));
+    }
+  };
+  // Whether others have called before it, or do so afterwards.
+  for (const bool before : {false, true}) {
+    compile();
+    std::vector<Tensor> called;
+    for (int d = 1; before && d < 3; ++d) {
+      const Tensor x = Full(session_.device(d), DType::kF64, {1, 1}, 10);
+      called.push_back(AllReduce(x, devices_.world(d)));
+    }
+    EXPECT_EQ(ErrorOf(call(0, 10, {2, 1}).status()).reason, Reason::kBadType);
+    for (const Tensor& result : called) {
+      EXPECT_EQ(ErrorOf(result.Wait()).reason, Reason::kPeerRefused) << result.Wait();
+    }
+    for (const size_t d : {1, 2, 0, 1, 2}) expect_out_of_line(d);
+    const std::vector<Tensor> rows = Broadcast(Row(session_, {4, 5}), devices_);
+    for (const Tensor& row : rows) EXPECT_THAT(Values<double>(row), ElementsAre(4, 5));
+    expect_in_line();
+  }
+  // Steps that nobody has asked for have no numbers.
+  for (int d = 0; d < 3; ++d) {
+    EXPECT_EQ(devices_.world(d).step(), 0);
+    ASSERT_TRUE(devices_.world(d).Step(1).ok());
+    EXPECT_EQ(devices_.world(d).step(), 1);
+  }
+  expect_in_line();
+  // A function that calls for all of them is such a call, too.
+  compile();
+  EXPECT_FALSE(call(0, 10, {2, 1}).ok());
+  const Compiled together = Compile([this](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{ReduceAdd(Broadcast(in[0], devices_), devices_, 0)};
+  });
+  const absl::StatusOr<std::vector<Tensor>> sum = together.Run({Row(session_, {2})});
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  EXPECT_THAT(Values<double>((*sum)[0]), ElementsAre(6));
+  expect_in_line();
+  // Where some are in a later step than others each has to begin its own.
+  ASSERT_TRUE(devices_.world(0).Step(2).ok());
+  compile();
+  EXPECT_FALSE(call(1, 10, {2, 1}).ok());
+  EXPECT_EQ(ErrorOf(Broadcast(Row(session_, {1}), devices_)[0].Wait()).reason, Reason::kOutOfLine);
+  for (int d = 0; d < 3; ++d) ASSERT_TRUE(devices_.world(d).Step(3).ok());
+  expect_in_line();
+}
+
 }  // namespace
 }  // namespace chorus

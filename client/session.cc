@@ -220,7 +220,9 @@ int64_t World::epoch() const { return member_ == nullptr ? 0 : member_->epoch.lo
 DeviceRef World::device() const { return DeviceRef(*this); }
 Group World::group() const { return Group(*this); }
 
-int64_t World::step() const { return member_ == nullptr ? 0 : member_->step.load(); }
+int64_t World::step() const {
+  return member_ == nullptr ? 0 : member_->step.load() - member_->own_steps.load();
+}
 
 absl::Status World::Step(int64_t n, CallSite site) const {
   if (member_ == nullptr) return NoWorld();
@@ -245,7 +247,7 @@ absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const
     CHORUS_RETURN_IF_ERROR(lock.status());
     if (!member_->out_of_line.ok()) return Detached(member_->out_of_line);
     // Counts like any call, whatever becomes of it.
-    request = {step(), member_->group_requests[world_ranks]++};
+    request = {member_->step.load(), member_->group_requests[world_ranks]++};
   }
   CHORUS_ASSIGN_OR_RETURN(
       const GroupId id,
@@ -317,6 +319,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   member_->epoch = reformed->epoch;
   member_->since = reformed->epoch;
   member_->step = 0;
+  member_->own_steps = 0;
   member_->ResetCounts();
   for (const auto& group : member_->groups) {
     group->alive = group->id == GroupId(0);

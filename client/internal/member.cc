@@ -46,15 +46,22 @@ void MemberCore::ResetCounts() {
 }
 
 absl::Status MemberCore::BeginStep(int64_t n) {
-  const int64_t last = step.load(std::memory_order_relaxed);
-  if (n <= last || n >= kMaxCallNumber) {
+  const int64_t own = own_steps.load(std::memory_order_relaxed);
+  const int64_t last = step.load(std::memory_order_relaxed) - own;
+  if (n <= last || n >= kMaxCallNumber - own) {
     return Malformed(absl::StrCat("Step: expected a number above that of the last step, ", last,
-                                  ", and below ", kMaxCallNumber, ", got ", n,
+                                  ", and below ", kMaxCallNumber - own, ", got ", n,
                                   "; a step that is done again has a new number"));
   }
-  step.store(n, std::memory_order_relaxed);
+  step.store(n + own, std::memory_order_relaxed);
   ResetCounts();
   return absl::OkStatus();
+}
+
+void MemberCore::BeginOwnStep() {
+  own_steps.fetch_add(1, std::memory_order_relaxed);
+  step.fetch_add(1, std::memory_order_relaxed);
+  ResetCounts();
 }
 
 void MemberTable::Add(const std::shared_ptr<MemberCore>& member) {

@@ -81,6 +81,8 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
 
   // Begins a step. INVALID_ARGUMENT: not above its last one.
   absl::Status BeginStep(int64_t n) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Begins one that nobody has asked for, and that has no number in what BeginStep takes.
+  void BeginOwnStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sets the counts of all that it calls to nothing.
   void ResetCounts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
@@ -94,13 +96,11 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   std::atomic<int> rank{-1};
   std::atomic<int> size{0};
   std::atomic<Epoch> epoch{Epoch(0)};
-  std::atomic<int64_t> step{0};
-  // All members of its world are this session's, and most calls are of all of them: those that a
-  // function would have made that could not be traced are left out by all. Set before the member is
-  // used.
-  std::atomic<bool> in_device_group{false};
-  std::shared_ptr<OwnWorld> own_world;  // null: it leaves when it is told to. Set before, too.
-  std::atomic<bool> left{false};        // it was told to
+  std::atomic<int64_t> step{0};       // in which its calls are, those of its own counted
+  std::atomic<int64_t> own_steps{0};  // how many of these it has begun by itself
+  // Null: it leaves when it is told to. Set before the member is used.
+  std::shared_ptr<OwnWorld> own_world;
+  std::atomic<bool> left{false};              // it was told to
   Epoch since ABSL_GUARDED_BY(session_lock);  // with which its membership began
   std::deque<std::unique_ptr<GroupCore>> groups ABSL_GUARDED_BY(session_lock);
   // Requests of NewGroup in the step, by list.

@@ -67,11 +67,10 @@ void AddRefused(const Trace::Finished& trace, const CallPositions& calls, Refusa
   }
 }
 
-absl::Status OutOfLine(const Trace::Finished& trace) {
-  for (const auto& member : trace.members) {
-    if (!member->out_of_line.ok()) return Detached(member->out_of_line);
-  }
-  return absl::OkStatus();
+absl::Status CheckInLine(const Trace::Finished& trace) {
+  std::vector<MemberCore*> members;
+  for (const auto& member : trace.members) members.push_back(member.get());
+  return CheckInLine(members);
 }
 
 absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOptions& options,

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "client/internal/access.h"
 #include "client/internal/calls.h"
@@ -175,13 +176,11 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
 
 namespace {
 
-// The first of these members that takes part in nothing more in its step says why.
-absl::Status OutOfLine(absl::Span<const CallPart> parts)
+absl::Status CheckInLine(absl::Span<const CallPart> parts)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-  for (const CallPart& part : parts) {
-    if (!part.group->member->out_of_line.ok()) return Detached(part.group->member->out_of_line);
-  }
-  return absl::OkStatus();
+  absl::InlinedVector<MemberCore*, 8> members;
+  for (const CallPart& part : parts) members.push_back(part.group->member);
+  return CheckInLine(members);
 }
 
 // This rank cannot take part, which counts. The others are told: they would wait for it. `counted`:
@@ -193,9 +192,9 @@ Tensor Refused(absl::Span<CallPart> parts, bool counted, CallInRuns* runs, absl:
   {
     SessionLock lock(session.get());
     if (!lock.status().ok()) return FailedTensor(session, lock.status());
-    const absl::Status out_of_line = OutOfLine(parts);
-    if (!out_of_line.ok()) {
-      return FailedTensor(session, std::make_shared<Failure>(Failure{out_of_line, true}));
+    const absl::Status in_line = CheckInLine(parts);
+    if (!in_line.ok()) {
+      return FailedTensor(session, std::make_shared<Failure>(Failure{in_line, true}));
     }
     if (!counted) CountCall(parts, runs);
     Refusals refusals;
@@ -403,9 +402,9 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     {
       SessionLock lock(session.get());
       if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
-      const absl::Status out_of_line = OutOfLine(absl::MakeConstSpan(parts, count));
-      if (!out_of_line.ok()) {
-        return fail(FailedTensor(session, std::make_shared<Failure>(Failure{out_of_line, true})));
+      const absl::Status in_line = CheckInLine(absl::MakeConstSpan(parts, count));
+      if (!in_line.ok()) {
+        return fail(FailedTensor(session, std::make_shared<Failure>(Failure{in_line, true})));
       }
       if (first.bound != nullptr) {
         parts[0].instance = *first.bound;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "client/internal/errors.h"
 #include "client/internal/session_core.h"
@@ -72,11 +73,31 @@ void PutOutOfLine(const MemberTable& members, const absl::Status& why, Refusals*
       "the call: ",
       error.message);
   for (const std::shared_ptr<MemberCore>& member : members.members()) {
-    if (member->in_device_group.load(std::memory_order_relaxed)) continue;
     if (!member->out_of_line.ok()) continue;
     member->out_of_line = ToStatus(error);
     RefusedOf(member.get(), refusals)->rest_of_step = true;
   }
+}
+
+absl::Status CheckInLine(absl::Span<MemberCore* const> members) {
+  for (MemberCore* const member : members) {
+    if (member->out_of_line.ok()) continue;
+    absl::flat_hash_set<MemberCore*> of_world;
+    for (MemberCore* const other : members) {
+      if (other->world == member->world) of_world.insert(other);
+    }
+    const int64_t step = member->step.load(std::memory_order_relaxed);
+    const bool are_all =
+        of_world.size() == static_cast<size_t>(member->size.load(std::memory_order_relaxed)) &&
+        step + 1 < kMaxCallNumber &&
+        // Else some would be behind others in every step to come.
+        std::all_of(of_world.begin(), of_world.end(), [step](const MemberCore* other) {
+          return other->step.load(std::memory_order_relaxed) == step;
+        });
+    if (!are_all) return Detached(member->out_of_line);
+    for (MemberCore* const other : of_world) other->BeginOwnStep();
+  }
+  return absl::OkStatus();
 }
 
 void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refusals* refusals) {

@@ -32,8 +32,13 @@ RefusedMember* RefusedOf(MemberCore* member, Refusals* refusals)
 void AddRefused(absl::Span<const CallPart> parts, Refusals* refusals)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 // It is not known what these members would have called: they are out of line until their next
-// steps. Those of device groups call together, and are not meant.
+// steps.
 void PutOutOfLine(const MemberTable& members, const absl::Status& why, Refusals* refusals)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+// Why members that call at once cannot: the first that is out of line says so. All of a world
+// together, as those of a device group call, are in line again: whatever each would have called
+// before lies before this call, and they begin a step of their own.
+absl::Status CheckInLine(absl::Span<MemberCore* const> members)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 // A member's tape entries from before `order` have no gradient any more, as MemberCore says.
 void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refusals* refusals)

@@ -198,7 +198,6 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
   for (absl::StatusOr<World>& world : joined) {
     status.Update(world.status());
     if (!world.ok()) continue;
-    MemberOf(*world)->in_device_group = true;
     MemberOf(*world)->own_world = own_world;
     group.worlds_.push_back(*std::move(world));
   }
