@@ -13,6 +13,7 @@
 #include "absl/types/optional.h"
 #include "client/internal/access.h"
 #include "client/internal/errors.h"
+#include "client/internal/living_sessions.h"
 #include "client/internal/program.h"
 #include "client/internal/program_run.h"
 #include "client/internal/refusals.h"
@@ -79,6 +80,19 @@ class CompiledImpl {
     std::shared_ptr<const Infos> infos;  // of its outputs
   };
 
+  // A call whose end has not been seen.
+  struct UnderWay {
+    std::weak_ptr<SessionCore> session;
+    const void* rank = nullptr;
+    Sequence run;
+  };
+  // Whose calls wait for each other's ends alone: the member's, or, of a function without
+  // collectives, the session's.
+  static const void* RankOf(const Program& program) {
+    if (program.trace.members.empty()) return program.session.get();
+    return program.trace.members[0].get();
+  }
+
   // What a trace counts when it is called.
   struct Calls {
     std::shared_ptr<SessionCore> session;
@@ -90,6 +104,7 @@ class CompiledImpl {
     std::shared_ptr<SessionCore> session;
     ProgramKey key;
     key.grad_enabled = GradEnabled();
+    key.computes_gradients = ComputesGradients();
     int64_t size = -1;
     for (const Tensor& input : inputs) {
       if (!input.defined() || input.absent()) {
@@ -193,55 +208,57 @@ class CompiledImpl {
     return program;
   }
 
-  // The session on which a call with these inputs would have run, as far as that can be told.
-  std::shared_ptr<SessionCore> SessionOf(const std::vector<Tensor>& inputs) const
+  // The session on which a call with these inputs would have run; or all on which it may have been.
+  std::vector<std::shared_ptr<SessionCore>> SessionsOf(const std::vector<Tensor>& inputs) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::vector<std::shared_ptr<SessionCore>> sessions;
+    const auto add = [&sessions](const std::shared_ptr<SessionCore>& session) {
+      const bool is_new = std::find(sessions.begin(), sessions.end(), session) == sessions.end();
+      if (session != nullptr && is_new) sessions.push_back(session);
+    };
     for (const Tensor& input : inputs) {
-      if (input.defined() && ImplOf(input)->data->session != nullptr) {
-        return ImplOf(input)->data->session;
-      }
+      if (input.defined()) add(ImplOf(input)->data->session);
     }
-    std::shared_ptr<SessionCore> session;
-    for (const Calls& calls : calls_) {
-      if (session != nullptr && session != calls.session) return nullptr;
-      session = calls.session;
+    if (sessions.empty()) {
+      for (const Calls& calls : calls_) add(calls.session);
     }
-    return session;
+    return sessions.size() == 1 ? sessions : LivingSessions();
   }
 
   // A call that cannot be made, for `why`: it counts what all traces so far have counted; where
-  // that is not one number the rank is out of line. The others are told. Gives the error as
-  // recorded.
+  // that is not one number, or nobody knows of which session, the rank is out of line. The others
+  // are told. Gives the error as recorded.
   absl::Status Refuse(const std::vector<Tensor>& inputs, const absl::Status& why) {
     if (IsLost(why)) return why;
-    std::shared_ptr<SessionCore> session;
+    std::vector<std::shared_ptr<SessionCore>> sessions;
     absl::optional<Trace::Finished> counted;
     bool differ = false;
     {
       MutexLock lock(&mutex_);
-      session = SessionOf(inputs);
-      differ = !calls_are_all_;
+      sessions = SessionsOf(inputs);
+      differ = !calls_are_all_ || sessions.size() != 1;
       for (const Calls& calls : calls_) {
-        if (calls.session != session || !IsCurrent(calls.trace)) continue;
-        differ = differ || counted.has_value();
+        if (differ || calls.session != sessions[0] || !IsCurrent(calls.trace)) continue;
+        differ = counted.has_value();
         counted = calls.trace;
       }
     }
-    if (session == nullptr || session->Forked()) return why;
-    std::vector<Sequence> sent;
-    {
-      SessionLock lock(session.get());
-      CHORUS_RETURN_IF_ERROR(lock.status());
-      Refusals refusals;
-      if (!counted.has_value() || differ) {
-        PutOutOfLine(session->members(), why, &refusals);
-      } else {
-        CHORUS_RETURN_IF_ERROR(CheckInLine(*counted));
-        AddRefused(*counted, CountCalls(*counted), &refusals);
+    return RefuseOnAll(sessions, why, [&](SessionCore* session) {
+      std::vector<Sequence> sent;
+      {
+        SessionLock lock(session);
+        CHORUS_RETURN_IF_ERROR(lock.status());
+        Refusals refusals;
+        if (!counted.has_value() || differ) {
+          PutOutOfLine(session->members(), why, &refusals);
+        } else {
+          CHORUS_RETURN_IF_ERROR(CheckInLine(*counted));
+          AddRefused(*counted, CountCalls(*counted), &refusals);
+        }
+        sent = SubmitRefusals(&session->log(), std::move(refusals), why);
       }
-      sent = SubmitRefusals(&session->log(), std::move(refusals), why);
-    }
-    return AwaitRefused(session.get(), sent, why);
+      return AwaitRefused(session, sent, why);
+    });
   }
 
   // The types of the outputs where the size that varies is `size` (-1: none does).
@@ -259,22 +276,30 @@ class CompiledImpl {
     return infos;
   }
 
-  // Waits while as many calls are under way as may be. Their errors are not its business.
-  void Await() {
+  // Waits while as many calls of this rank are under way as may be: another's may wait for this
+  // one. Their errors are not its business.
+  void Await(const Program& program) {
+    const auto is_of_rank = [rank = RankOf(program)](const UnderWay& call) {
+      return call.rank == rank;
+    };
     while (true) {
-      std::pair<std::shared_ptr<SessionCore>, Sequence> oldest;
+      UnderWay oldest;
       {
         MutexLock lock(&mutex_);
-        if (under_way_.size() < static_cast<size_t>(std::max(1, options_.max_under_way))) return;
-        oldest = std::move(under_way_.front());
-        under_way_.pop_front();
+        if (std::count_if(under_way_.begin(), under_way_.end(), is_of_rank) <
+            std::max(1, options_.max_under_way)) {
+          return;
+        }
+        const auto first = std::find_if(under_way_.begin(), under_way_.end(), is_of_rank);
+        oldest = std::move(*first);
+        under_way_.erase(first);
       }
-      SessionCore* const session = oldest.first.get();
-      if (session->Forked()) continue;
-      const auto outcome = session->link().Peek(oldest.second);
+      const std::shared_ptr<SessionCore> session = oldest.session.lock();
+      if (session == nullptr || session->Forked()) continue;
+      const auto outcome = session->link().Peek(oldest.run);
       // A forgotten outcome is an outcome.
       if (!outcome.ok() || outcome->has_value()) continue;
-      session->WaitForRun(oldest.second).IgnoreError();
+      session->WaitForRun(oldest.run).IgnoreError();
     }
   }
 
@@ -288,7 +313,7 @@ class CompiledImpl {
     absl::Status refused;
     std::vector<Sequence> refusals_sent;
     session->Throttle(program.trace.members.empty() ? nullptr : program.trace.members[0].get());
-    Await();
+    Await(program);
     {
       SessionLock lock(session);
       CHORUS_RETURN_IF_ERROR(lock.status());
@@ -305,7 +330,7 @@ class CompiledImpl {
     if (!refused.ok()) return AwaitRefused(session, refusals_sent, refused);
     {
       MutexLock lock(&mutex_);
-      under_way_.emplace_back(program.session, *sequence);
+      under_way_.push_back({program.session, RankOf(program), *sequence});
     }
     std::vector<Tensor> results;
     for (const ProgramResult& result : program.results) {
@@ -339,8 +364,7 @@ class CompiledImpl {
   std::vector<Calls> calls_ ABSL_GUARDED_BY(mutex_);
   bool calls_are_all_ ABSL_GUARDED_BY(mutex_) = true;  // no other had to be left out
   int traces_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Calls whose end has not been seen, oldest first.
-  std::deque<std::pair<std::shared_ptr<SessionCore>, Sequence>> under_way_ ABSL_GUARDED_BY(mutex_);
+  std::deque<UnderWay> under_way_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
 
 }  // namespace internal

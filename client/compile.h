@@ -49,8 +49,8 @@ struct CompileOptions {
   // size, unless a collective's shape depends on it.
   std::vector<Varying> varying;
   int64_t max_size = 0;
-  // How many calls may be under way: one more waits for the first of them. Each has memory for its
-  // results and for what it computes on the way.
+  // How many calls of a rank may be under way: one more waits for the first of them. Each has
+  // memory for its results and for what it computes on the way.
   int max_under_way = 16;
 };
 

@@ -569,6 +569,48 @@ TEST(CompileTest, CallsUnderWayAreBounded) {
   EXPECT_THAT(Values<double>(last), ElementsAre(8));
 }
 
+// Which may wait for the very call that is made.
+TEST(CompileTest, CallsOfAnotherRankAreNotWaitedFor) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon, std::chrono::seconds(60));
+  CompileOptions options;
+  options.max_under_way = 3;
+  int rank = 0;
+  const Compiled f = Compile(
+      [&](const std::vector<Tensor>& in) {
+        return std::vector<Tensor>{AllReduce(in[0], ranks.worlds[rank])};
+      },
+      options);
+  std::vector<Tensor> sums;
+  const std::future<void> called = std::async(std::launch::async, [&] {
+    for (; rank < 2; ++rank) {
+      for (int i = 0; i < options.max_under_way; ++i) {
+        const auto out = f.Run({Vector(ranks.worlds[rank], {1.0 * i})});
+        ASSERT_TRUE(out.ok()) << out.status();
+        sums.push_back((*out)[0]);
+      }
+    }
+  });
+  ASSERT_EQ(called.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  ASSERT_EQ(sums.size(), 6u);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    EXPECT_THAT(Values<double>(sums[i]), ElementsAre(2.0 * (i % 3)));
+  }
+}
+
+// Its numbers would be taken for those of the function's session.
+TEST(CompileTest, AGroupOfAnotherSessionIsRefused) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const Compiled f = Compile([&](const std::vector<Tensor>& in) {
+    Barrier(ranks.worlds[1]);
+    return in;
+  });
+  const absl::Status refused = f.Run({Vector(ranks.worlds[0], {1})}).status();
+  EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("of the session on which"));
+}
+
 // A trace holds no lock: what it waits for may use the same Compiled.
 TEST(CompileTest, AFunctionMayWaitForAThreadThatRunsIt) {
   FakeDaemon daemon;

@@ -113,6 +113,25 @@ TEST(PositionsTest, AnUndefinedAndAnAbsentInputAreRefusedAlike) {
   EXPECT_EQ(daemon.counts().ended_epochs, 2);
 }
 
+// Nor is it known on which session the first call would have been: the rank's next call is not
+// taken for it.
+TEST(PositionsTest, AFirstRunOnNothingPutsTheRankOutOfLine) {
+  const std::vector<std::vector<Tensor>> nothing = {{Tensor()}, {Sum(Tensor())}, {}};
+  for (const std::vector<Tensor>& inputs : nothing) {
+    FakeDaemon daemon;
+    const Ranks ranks(2, &daemon);
+    for (const World& world : ranks.worlds) ASSERT_TRUE(world.Step(1).ok());
+    const auto first = TwoCalls(ranks.worlds[0]).Run({Vector(ranks.worlds[0], {5})});
+    ASSERT_TRUE(first.ok()) << first.status();
+    EXPECT_FALSE(TwoCalls(ranks.worlds[1]).Run(inputs).ok());
+    const Tensor next = AllReduce(Vector(ranks.worlds[1], {7}), ranks.worlds[1]);
+    EXPECT_EQ(ErrorOf(next.Wait()).reason, Reason::kOutOfLine) << next.Wait();
+    EXPECT_EQ(ErrorOf((*first)[0].Wait()).reason, Reason::kPeerRefused) << (*first)[0].Wait();
+    for (const World& world : ranks.worlds) ASSERT_TRUE(world.Step(2).ok());
+    ExpectInLine(ranks, "after nothing");
+  }
+}
+
 // Nothing is sent while a function is traced; its run is refused once. The first trace that fails
 // leaves the rank out of line, where its result is used and where it is not.
 TEST(PositionsTest, ARefusalInATracePutsTheRankOutOfLineUntilItsNextStep) {
@@ -627,6 +646,37 @@ TEST(PositionsTest, ARefusedGradientIsNotTakenForAnother) {
       }
       EXPECT_EQ(daemon.counts().ended_epochs, 1);
       // What is recorded from now on has its gradient.
+      std::vector<absl::StatusOr<std::vector<Tensor>>> again;
+      for (int r = 0; r < 2; ++r) {
+        const Tensor anew = AllReduce(x[r] * x[r], ranks.worlds[r]);
+        again.push_back(Grad({anew}, {x[r]}));
+      }
+      for (int r = 0; r < 2; ++r) EXPECT_THAT(Values<double>((**&again[r])[0]), ElementsAre(4));
+    }
+  }
+}
+
+// Roots that are of no session, because they are of nothing: then that of what is wanted is meant,
+// or any one of the process.
+TEST(PositionsTest, ARefusedGradientOfNothingIsNotTakenForAnother) {
+  for (const bool wanted : {true, false}) {
+    for (const Tensor& nothing : {Tensor(), Sum(Tensor())}) {
+      FakeDaemon daemon;
+      const Ranks ranks(2, &daemon);
+      BackwardOptions retain;
+      retain.retain_graph = true;
+      std::vector<Tensor> x, y;
+      for (int r = 0; r < 2; ++r) {
+        x.push_back(Scalar<double>(ranks.worlds[r], 1).RequireGrad());
+        y.push_back(AllReduce(x[r], ranks.worlds[r]));
+      }
+      const auto b1 = Grad({y[0] * 10}, {x[0]}, retain);
+      ASSERT_TRUE(b1.ok()) << b1.status();
+      EXPECT_FALSE(wanted ? Grad({nothing}, {x[1]}, retain).ok() : Backward(nothing).ok());
+      EXPECT_EQ(ErrorOf((*b1)[0].Wait()).reason, Reason::kPeerRefused);
+      const auto b2 = Grad({y[1]}, {x[1]}, retain);
+      EXPECT_EQ(ErrorOf(b2.status()).reason, Reason::kTapeConsumed) << b2.status();
+      EXPECT_EQ(daemon.counts().ended_epochs, 1);
       std::vector<absl::StatusOr<std::vector<Tensor>>> again;
       for (int r = 0; r < 2; ++r) {
         const Tensor anew = AllReduce(x[r] * x[r], ranks.worlds[r]);

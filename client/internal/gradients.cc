@@ -15,6 +15,7 @@
 #include "chorus/math.h"
 #include "client/internal/access.h"
 #include "client/internal/gate.h"
+#include "client/internal/living_sessions.h"
 #include "client/internal/record.h"
 #include "client/internal/refusals.h"
 #include "client/internal/session_core.h"
@@ -540,55 +541,63 @@ absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const T
   return members;
 }
 
-// A call for the gradients of `roots` was refused: `why`. Tells the other ranks, where they may
-// wait for this one's part.
-absl::Status RefusedGradients(absl::Span<const Tensor> roots, const absl::Status& why) {
+// The request was refused: `why`. Tells the other ranks, where they may wait for this one's part.
+absl::Status RefusedGradients(const GradientRequest& request, const absl::Status& why) {
   if (IsLost(why)) return why;
   Trace* const trace = Trace::Current();
-  std::shared_ptr<SessionCore> session;
+  std::vector<std::shared_ptr<SessionCore>> sessions;
+  const auto add_session = [&sessions](const Tensor& tensor) {
+    const std::shared_ptr<SessionCore>& session = ImplOf(tensor)->data->session;
+    const bool is_new = std::find(sessions.begin(), sessions.end(), session) == sessions.end();
+    if (session != nullptr && is_new) sessions.push_back(session);
+  };
+  std::vector<Tensor> defined;
   bool failed = false;  // where such a root would have led to nobody knows
   bool untold = false;  // and others have not heard of it
-  for (const Tensor& root : roots) {
+  for (const Tensor& root : request.roots) {
     if (!root.defined()) {
       failed = untold = true;
       continue;
     }
+    defined.push_back(root);
+    add_session(root);
     const TensorData& data = *ImplOf(root)->data;
-    if (session == nullptr) session = data.session;
     if (data.state.load(std::memory_order_acquire) != TensorData::State::kFailed) continue;
     failed = true;
     untold = untold || !data.failure->told;
   }
-  std::vector<Tensor> defined;
-  for (const Tensor& root : roots) {
-    if (root.defined()) defined.push_back(root);
-  }
   const auto members = MembersAsked(defined, IdOf(trace));
-  if (session == nullptr || (!failed && members.empty())) return why;
+  if (!failed && members.empty()) return why;
   if (trace != nullptr) {
     trace->Fail(why);
     return why;
   }
-  std::vector<Sequence> sent;
-  {
-    SessionLock lock(session.get());
-    CHORUS_RETURN_IF_ERROR(lock.status());
-    Refusals refusals;
-    const auto lose = [&](MemberCore* member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-      LoseTapes(member, NextOrder(), why, &refusals);
-    };
-    if (failed) {
-      for (const auto& member : session->members().members()) lose(member.get());
-    } else {
-      for (const auto& member : members) lose(member.get());
+  // Roots that are undefined, or were made of such, are of no session.
+  for (const auto& others : {request.wanted, request.seeds}) {
+    for (const Tensor& other : others) {
+      if (sessions.empty() && other.defined()) add_session(other);
     }
-    if (!untold && members.empty()) {
-      // Others have been told of the cause already, and the epoch before the member's own is over.
-      for (Refuse& refuse : refusals) refuse.epoch = Epoch(refuse.epoch.value() - 1);
-    }
-    sent = SubmitRefusals(&session->log(), std::move(refusals), why);
   }
-  return AwaitRefused(session.get(), sent, why);
+  if (sessions.empty()) sessions = LivingSessions();
+  return RefuseOnAll(sessions, why, [&](SessionCore* session) {
+    std::vector<Sequence> sent;
+    {
+      SessionLock lock(session);
+      CHORUS_RETURN_IF_ERROR(lock.status());
+      Refusals refusals;
+      for (const std::shared_ptr<MemberCore>& member : session->members().members()) {
+        if (failed || members.contains(member))
+          LoseTapes(member.get(), NextOrder(), why, &refusals);
+      }
+      if (!untold && members.empty()) {
+        // Others have been told of the cause already, and the epoch before the member's own is
+        // over.
+        for (Refuse& refuse : refusals) refuse.epoch = Epoch(refuse.epoch.value() - 1);
+      }
+      sent = SubmitRefusals(&session->log(), std::move(refusals), why);
+    }
+    return AwaitRefused(session, sent, why);
+  });
 }
 
 absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, CallSite site) {
@@ -816,7 +825,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
 absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site) {
   absl::StatusOr<std::vector<Tensor>> gradients = GradientsOf(request, site);
   if (gradients.ok()) return gradients;
-  return RefusedGradients(request.roots, gradients.status());
+  return RefusedGradients(request, gradients.status());
 }
 
 }  // namespace internal

@@ -46,10 +46,12 @@ struct InputKey {
 // What a trace depends on.
 struct ProgramKey {
   std::vector<InputKey> inputs;
-  bool grad_enabled =
-      true;  // a function under NoGrad records nothing, as if it were called eagerly
+  // A function under NoGrad records nothing, as if it were called eagerly.
+  bool grad_enabled = true;
+  bool computes_gradients = false;  // called by Backward or Grad
   friend bool operator==(const ProgramKey& a, const ProgramKey& b) {
-    return a.inputs == b.inputs && a.grad_enabled == b.grad_enabled;
+    return a.inputs == b.inputs && a.grad_enabled == b.grad_enabled &&
+           a.computes_gradients == b.computes_gradients;
   }
 };
 

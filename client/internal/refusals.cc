@@ -180,6 +180,19 @@ absl::Status AwaitRefused(SessionCore* session, const std::vector<Sequence>& sen
   return recorded;
 }
 
+absl::Status RefuseOnAll(absl::Span<const std::shared_ptr<SessionCore>> sessions,
+                         const absl::Status& why,
+                         absl::FunctionRef<absl::Status(SessionCore*)> refuse) {
+  absl::Status recorded = why;
+  for (const std::shared_ptr<SessionCore>& session : sessions) {
+    if (session->Forked()) continue;
+    const absl::Status refused = refuse(session.get());
+    // One that is lost has nobody to tell.
+    if (sessions.size() == 1 || ErrorOf(refused).reason == ErrorOf(why).reason) recorded = refused;
+  }
+  return recorded;
+}
+
 absl::Status RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& why) {
   if (IsLost(why)) return why;
   MemberCore* const member = group->member;

@@ -9,9 +9,11 @@
 #define CHORUS_CLIENT_INTERNAL_REFUSALS_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/internal/call_table.h"
@@ -53,7 +55,13 @@ std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::St
 // daemon has recorded it.
 absl::Status AwaitRefused(SessionCore* session, const std::vector<Sequence>& sent,
                           const absl::Status& why) ABSL_LOCKS_EXCLUDED(session_lock);
-// Both, of the rest of a call in runs, which counts if it has not begun.
+// `refuse` on each of these sessions, where it cannot be told on which a call would have been made.
+// `why` as the last of them has recorded it.
+absl::Status RefuseOnAll(absl::Span<const std::shared_ptr<SessionCore>> sessions,
+                         const absl::Status& why,
+                         absl::FunctionRef<absl::Status(SessionCore*)> refuse)
+    ABSL_LOCKS_EXCLUDED(session_lock);
+// SubmitRefusals and AwaitRefused, of the rest of a call in runs, which counts if it has not begun.
 absl::Status RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& why)
     ABSL_LOCKS_EXCLUDED(session_lock);
 

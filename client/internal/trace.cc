@@ -99,6 +99,11 @@ int32_t Trace::SlotOf(GroupCore* group) {
 
 absl::StatusOr<TensorDatas> Trace::Add(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                        GroupCore* group, int32_t* node) {
+  if (group != nullptr && group->member->session != session_) {
+    return BadType(absl::StrCat(spec.op,
+                                ": expected a group of the session on which the compiled function "
+                                "runs, that of its inputs, got one of another"));
+  }
   spec.inputs.clear();
   for (const TensorDataPtr& input : inputs) {
     if (input->state.load(std::memory_order_acquire) == TensorData::State::kTraced) {
