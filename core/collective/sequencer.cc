@@ -1129,11 +1129,11 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
       if (options_.check_call_sites == CheckCallSites::kWarn) {
         WarnOfCallSites(instance, part, seat, actions);
       }
-      if (!instance.differs && Contradicts(instance, seat)) DelayMismatch(id, seat);
+      if (instance.differing == kNone && Contradicts(instance, seat)) DelayMismatch(id, seat);
     }
     CountVote(id, seat);
-    if (instance.differs && !fault->has_value() &&
-        (instance.missing == 0 || instance.differs_until <= clock_)) {
+    if (instance.differing != kNone && !fault->has_value() &&
+        (instance.missing == 0 || differing_[instance.differing].until <= clock_)) {
       *fault = MismatchError(id);
     }
     if (instance.parent != kNone) {
@@ -1194,7 +1194,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   instance.parent = parent;
   instance.first = kNone;
   instance.rows_differ = false;
-  instance.differs = false;
+  instance.differing = kNone;
   instance.against = kNone;
   instance.first_vote = clock_;
   instance.seats.assign(seats, Seat());
@@ -1674,12 +1674,14 @@ bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
 // for, and which one differs. The instance counts as one that lacks a vote.
 void Sequencer::DelayMismatch(int32_t id, int32_t seat) {
   Instance& instance = instances_[id];
-  instance.differs = true;
+  instance.differing = differing_.New();
   instance.against = seat;
-  instance.differs_until =
+  Differing& differing = differing_[instance.differing];
+  differing.instance = id;
+  differing.until =
       std::min(clock_ + options_.mismatch_grace, instance.first_vote + options_.agree_timeout);
+  differing_.Append(&in_grace_, instance.differing);
   ++components_[instance.component].missing;
-  differing_.push_back(id);
 }
 
 // Equal versions together: "ranks 0-2,4: all_reduce SUM f32[10] at a.cc:7; rank 3: ... at a.cc:9".
@@ -2607,9 +2609,9 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
                                  absl::FormatDuration(options_.exec_timeout));
     FailGang(launched_.head, error, actions);
   }
-  for (const int32_t id : differing_) {
-    if (instances_[id].differs_until > clock_) continue;
-    EndEpoch(MismatchError(id), actions);
+  for (int32_t d = in_grace_.head; d != kNone; d = differing_[d].next) {
+    if (differing_[d].until > clock_) continue;
+    EndEpoch(MismatchError(differing_[d].instance), actions);
     break;
   }
   FailLate(actions);
@@ -2773,7 +2775,9 @@ absl::Time Sequencer::NextDeadline() const {
     return clock_;
   }
   absl::Time next = absl::InfiniteFuture();
-  for (const int32_t id : differing_) next = std::min(next, instances_[id].differs_until);
+  for (int32_t d = in_grace_.head; d != kNone; d = differing_[d].next) {
+    next = std::min(next, differing_[d].until);
+  }
   if (timed_.head != kNone) {
     next = std::min(next, instances_[timed_.head].first_vote + options_.agree_timeout);
   }
@@ -2906,8 +2910,9 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
       ForgetTapeIfUnused(instance.tape);
     }
     Unlist(id);
-    if (instance.differs) {
-      differing_.erase(std::find(differing_.begin(), differing_.end(), id));
+    if (instance.differing != kNone) {
+      differing_.Remove(&in_grace_, instance.differing);
+      differing_.Free(instance.differing);
     }
     if (instance.key.at.part > 0) --further_parts_;
     instance_by_key_.Erase(id, instances_);
@@ -2950,6 +2955,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
     Pool<Instance> instances;
     SplitHashIndex<InstanceKey> instance_by_key;
     absl::btree_map<SortKey, int32_t> instance_by_sort_key;
+    Pool<Differing> differing;
     Pool<Component> components;
   };
   auto remains = std::make_shared<Remains>();
@@ -2958,6 +2964,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   instance_path_bytes_ = 0;
   remains->instance_by_key = std::exchange(instance_by_key_, {});
   remains->instance_by_sort_key = std::exchange(instance_by_sort_key_, {});
+  remains->differing = std::exchange(differing_, {});
   remains->components = std::exchange(components_, {});
   action.remaining_rows = static_cast<int64_t>(remains->instances.size());
   action.remains = std::move(remains);
@@ -2974,7 +2981,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   abandoned_.clear();
   leaving_.clear();
   EndLateSearch();
-  differing_.clear();
+  in_grace_ = {};
   stretches_.clear();
   passed_.clear();
   passed_path_bytes_ = 0;
@@ -3106,8 +3113,8 @@ int64_t Sequencer::TapeBytes() const {
 
 int64_t Sequencer::InstanceBytes() const {
   return kInList<Instance> + kInTable<decltype(instance_by_key_)> +
-         kInTree<decltype(instance_by_sort_key_)> + kInList<Component> + 8 * kInList<int32_t> +
-         SeatBytes(sizeof(Seat));
+         kInTree<decltype(instance_by_sort_key_)> + kInList<Differing> + kInList<Component> +
+         8 * kInList<int32_t> + SeatBytes(sizeof(Seat));
 }
 
 // Rows that were used once are there for the next ones; what an entry of theirs has is not. A
@@ -3155,9 +3162,9 @@ absl::StatusOr<int64_t> Sequencer::PathBytes(const Vote& vote) {
 
 size_t Sequencer::LiveRows() const {
   return groups_.size() + requested_groups_ + member_pairs_ + runs_.size() + run_by_handle_.size() +
-         instances_.size() + instance_by_key_.size() + components_.size() + tapes_.size() +
-         tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() + externally_blocked_.size() +
-         ready_.size();
+         instances_.size() + instance_by_key_.size() + differing_.size() + components_.size() +
+         tapes_.size() + tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() +
+         externally_blocked_.size() + ready_.size();
 }
 
 std::string Sequencer::CanonicalState() const {
@@ -3289,7 +3296,9 @@ std::string Sequencer::CanonicalState() const {
     put_key(instances_[id].key);
   }
   out.PutSigned(-1);
-  for (const int32_t id : differing_) put_key(instances_[id].key);
+  for (int32_t d = in_grace_.head; d != kNone; d = differing_[d].next) {
+    put_key(instances_[differing_[d].instance].key);
+  }
   out.PutSigned(-1);
   for (int32_t g = launched_.head; g != kNone; g = gangs_[g].next) {
     out.Put<uint8_t>(gangs_[g].epoch == epoch_);

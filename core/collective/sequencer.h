@@ -199,6 +199,7 @@ class Sequencer {
   using Pool = sequencer_tables::Pool<T>;
   using Component = sequencer_tables::Component;
   using Counter = sequencer_tables::Counter;
+  using Differing = sequencer_tables::Differing;
   using EntryRef = sequencer_tables::EntryRef;
   using OpenGang = sequencer_tables::OpenGang;
   using Group = sequencer_tables::Group;
@@ -440,7 +441,8 @@ class Sequencer {
   absl::btree_map<SortKey, int32_t> instance_by_sort_key_;
   int32_t first_unindexed_ = kNone;
   size_t unindexed_ = 0;
-  std::vector<int32_t> differing_;              // instances
+  Pool<Differing> differing_;
+  Pool<Differing>::Chain in_grace_;
   absl::flat_hash_set<uint64_t> warned_sites_;  // hashes of pairs of lines
   int64_t further_parts_ = 0;                   // pending instances with a part that is not 0
   SplitHashIndex<InstanceKey> instance_by_key_;

@@ -164,21 +164,29 @@ struct Instance {  // pending
   InstanceKey key;
   int32_t component = kNone;
   int32_t missing = 0;
-  int32_t tape = kNone;      // its own
-  int32_t parent = kNone;    // a gradient's: tape of the instance that it is asked of
-  int32_t child = kNone;     // a gradient's: its index in the children of `parent`
-  int32_t first = kNone;     // seat of the first vote
-  int32_t mark = kNone;      // scratch of the gang's order
-  bool rows_differ = false;  // somebody has voted with pieces of different rows
-  bool differs = false;      // in differing_: the ranks ask for different things
-  int32_t against = kNone;   // then: seat of the first vote that contradicts another
-  absl::Time differs_until;  // then they are told
+  int32_t tape = kNone;       // its own
+  int32_t parent = kNone;     // a gradient's: tape of the instance that it is asked of
+  int32_t child = kNone;      // a gradient's: its index in the children of `parent`
+  int32_t first = kNone;      // seat of the first vote
+  int32_t mark = kNone;       // scratch of the gang's order
+  bool rows_differ = false;   // somebody has voted with pieces of different rows
+  int32_t differing = kNone;  // row, if the ranks ask for different things
+  int32_t against = kNone;    // then: seat of the first vote that contradicts another
   absl::Time first_vote;
   bool timed = false;        // in timed_
   bool indexed = false;      // in instance_by_sort_key_
   int32_t previous = kNone;  // in timed_, by first vote
   int32_t next = kNone;
   absl::InlinedVector<Seat, 4> seats;  // empty: the row is free
+};
+
+// A pending instance of which the ranks ask for different things. In rows of their own: they may be
+// gone through for as long as nobody is told, and are small.
+struct Differing {
+  int32_t instance = kNone;
+  absl::Time until;          // then the ranks are told
+  int32_t previous = kNone;  // by when that was seen
+  int32_t next = kNone;
 };
 
 // By which pending instances are sorted: what a member passes in one event stands together, or in
