@@ -24,6 +24,7 @@ constexpr int64_t kWorkPerTape = 4;
 // instance_by_sort_key_.
 constexpr int64_t kLooksOfWork = 4;
 constexpr int64_t kHandlesOfWork = 8;
+constexpr int64_t kDifferingOfWork = 8;
 constexpr int64_t kWorkToIndex = 3;
 // To say which rank has passed a call, and to fail an instance or a run.
 constexpr int64_t kWorkPerError = 32;
@@ -1684,6 +1685,17 @@ void Sequencer::DelayMismatch(int32_t id, int32_t seat) {
   ++components_[instance.component].missing;
 }
 
+// The first of which the ranks are told now; kNone: there is none. Before the first of all only
+// such are told as would be late.
+int32_t Sequencer::OutOfGrace() const {
+  int32_t d = in_grace_.head;
+  if (d == kNone || (differing_[d].until > clock_ && !IsLate())) return kNone;
+  int64_t looks = 0;
+  for (; d != kNone && differing_[d].until > clock_; d = differing_[d].next) ++looks;
+  CountWork(looks / kDifferingOfWork);
+  return d == kNone ? kNone : differing_[d].instance;
+}
+
 // Equal versions together: "ranks 0-2,4: all_reduce SUM f32[10] at a.cc:7; rank 3: ... at a.cc:9".
 std::string Sequencer::VersionsText(const Instance& instance) const {
   // Of one version: errors hold at most 4 KiB, and many ranks may take turns.
@@ -2609,11 +2621,8 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
                                  absl::FormatDuration(options_.exec_timeout));
     FailGang(launched_.head, error, actions);
   }
-  for (int32_t d = in_grace_.head; d != kNone; d = differing_[d].next) {
-    if (differing_[d].until > clock_) continue;
-    EndEpoch(MismatchError(differing_[d].instance), actions);
-    break;
-  }
+  const int32_t differing = OutOfGrace();
+  if (differing != kNone) EndEpoch(MismatchError(differing), actions);
   FailLate(actions);
   if (!externally_blocked_.empty()) {
     const int32_t r = externally_blocked_.begin()->second;
@@ -2775,9 +2784,8 @@ absl::Time Sequencer::NextDeadline() const {
     return clock_;
   }
   absl::Time next = absl::InfiniteFuture();
-  for (int32_t d = in_grace_.head; d != kNone; d = differing_[d].next) {
-    next = std::min(next, differing_[d].until);
-  }
+  // Whoever came later is told later, or with what is late first: it is in timed_.
+  if (in_grace_.head != kNone) next = std::min(next, differing_[in_grace_.head].until);
   if (timed_.head != kNone) {
     next = std::min(next, instances_[timed_.head].first_vote + options_.agree_timeout);
   }

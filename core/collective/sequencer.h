@@ -293,6 +293,7 @@ class Sequencer {
   absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
   bool Contradicts(const Instance& instance, int32_t seat) const;
   void DelayMismatch(int32_t instance, int32_t seat);
+  int32_t OutOfGrace() const;
   std::string VersionsText(const Instance& instance) const;
   std::vector<int32_t> ComparedSeats(const Instance& instance,
                                      const std::vector<int32_t>& voted) const;

@@ -1159,6 +1159,55 @@ TEST(SequencerMismatchTest, TheGraceIsNeverLongerThanTheTimeout) {
   EXPECT_EQ(EndedBy(actions).reason, Reason::kMismatch);
 }
 
+// Of those that are due the first that was seen, which need not be due first.
+TEST(SequencerMismatchTest, WhichOfSeveralIsToldDependsOnWhenItWasSeen) {
+  SequencerOptions options;
+  options.agree_timeout = absl::Seconds(1);
+  struct Case {
+    std::vector<int64_t> withdrawn;
+    double next;
+    double advanced;
+    int told;  // which group's
+  };
+  const std::vector<Case> cases = {{{}, 1.0, 1.0, 0},    {{}, 1.0, 1.05, 1},
+                                   {{1}, 1.04, 1.04, 1}, {{3}, 1.0, 1.05, 0},
+                                   {{3}, 1.0, 1.2, 0},   {{1, 3}, 1.07, 1.07, 2}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(&c - cases.data());
+    Sequencer sequencer(3, options);
+    const std::array<GroupId, 3> groups = {AddGroup(&sequencer, {0, 1, 2}),
+                                           AddGroup(&sequencer, {0, 2, 1}),
+                                           AddGroup(&sequencer, {1, 0, 2})};
+    const auto vote = [&](int group, int32_t rank, int64_t rows, double now) {
+      TestRun run(1 + 2 * group + rank, Epoch(1));
+      const auto members = *sequencer.GroupMembers(groups[static_cast<size_t>(group)]);
+      const auto member = static_cast<int32_t>(
+          std::find(members.begin(), members.end(), Rank(rank)) - members.begin());
+      run.AllReduce(run.Slot(groups[static_cast<size_t>(group)], 3, {member}, {0}), member)
+          .descriptor.dims = {rows};
+      EXPECT_THAT(Cast(&sequencer, run, At(now)), IsEmpty());
+    };
+    vote(0, 0, 4, 0);
+    vote(2, 0, 4, 0.5);
+    vote(1, 0, 4, 0.93);
+    vote(1, 1, 5, 0.94);  // until 1.04
+    vote(0, 1, 5, 0.96);  // until 1, when it would be late
+    vote(2, 1, 5, 0.97);  // until 1.07
+    Actions actions;
+    for (const int64_t run : c.withdrawn) {
+      sequencer.Withdraw(RunHandle(run), Error(Reason::kBadType), At(0.98), &actions);
+    }
+    EXPECT_EQ(sequencer.NextDeadline(), At(c.next));
+    actions.clear();
+    sequencer.Advance(At(c.advanced), &actions);
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.reason, Reason::kMismatch);
+    InstanceKey key = WorldKey(1, 0);
+    key.group = groups[static_cast<size_t>(c.told)];
+    EXPECT_EQ(error.instance, key.ToString());
+  }
+}
+
 TEST(SequencerMismatchTest, EqualCallsInDifferentLinesAreSeenWhereThatIsAskedFor) {
   for (const CheckCallSites check :
        {CheckCallSites::kOff, CheckCallSites::kWarn, CheckCallSites::kRefuse}) {
@@ -1947,6 +1996,25 @@ TEST(SequencerFailureTest, WhatDiffersFailsAloneAsFastAsWhatDoesNot) {
   const absl::Duration alike = LeastOfThree([&] { return time(false); });
   const absl::Duration differ = LeastOfThree([&] { return time(true); });
   EXPECT_LT(differ, 2.5 * alike);
+}
+
+// As after each event: there are hundreds in a slice.
+TEST(SequencerFailureTest, TheNextDeadlineIsKnownHoweverManyDiffer) {
+  const auto time = [](int64_t runs, int64_t calls) {
+    Sequencer sequencer = TwoOfThree(/*differ=*/true, runs, calls);
+    const auto drop = [&] {
+      Actions actions;
+      for (int64_t call = 0; call < 1000; ++call) {
+        sequencer.DropTape(Rank(0), WorldKey(2, call), false, Epoch(1), At(0), &actions);
+        EXPECT_EQ(sequencer.NextDeadline(), At(0.1));
+      }
+      EXPECT_THAT(actions, IsEmpty());
+    };
+    return LeastOfThree([&] { return TimeOf(drop); });
+  };
+  const absl::Duration few = time(1, 1);
+  const absl::Duration many = time(31, 2048);
+  EXPECT_LT(many, 4 * few);
 }
 
 TEST(SequencerExecutionTest, ExecTimeoutFailsTheGangAndWhatIsPending) {
