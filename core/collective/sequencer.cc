@@ -20,11 +20,13 @@ constexpr size_t kLineBytes = 128;
 constexpr size_t kWhyBytes = 512;
 // To let go of an entry, and of its tape.
 constexpr int64_t kWorkPerTape = 4;
-// So many pending instances are looked at in one piece of work; to enter one into
-// instance_by_sort_key_.
+// So many pending instances are looked at in one piece of work, or runs looked for by their
+// handles; to enter an instance into instance_by_sort_key_.
 constexpr int64_t kLooksOfWork = 4;
 constexpr int64_t kHandlesOfWork = 8;
 constexpr int64_t kDifferingOfWork = 8;
+constexpr int64_t kConsumersOfWork = 16;  // for what fails with them
+constexpr int64_t kLeaversOfWork = 32;    // or whether they have failed
 constexpr int64_t kWorkToIndex = 3;
 // To say which rank has passed a call, and to fail an instance or a run.
 constexpr int64_t kWorkPerError = 32;
@@ -2868,20 +2870,24 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
   add(component);
   std::vector<int32_t> runs;
   std::vector<int32_t> instances;
+  size_t waiting = 0;
   for (size_t at = 0; at < failed.size(); ++at) {
     for (const int32_t r : components_[failed[at]].runs) {
       runs.push_back(r);
+      waiting += runs_[r].consumers.size();
       for (const int32_t consumer : runs_[r].consumers) add(runs_[consumer].component);
     }
     for (const int32_t id : components_[failed[at]].instances) {
       instances.push_back(id);
       if (instances_[id].tape == kNone) continue;
+      waiting += tapes_[instances_[id].tape].children.size();
       for (const int32_t child : tapes_[instances_[id].tape].children) {
         add(instances_[child].component);
       }
     }
   }
-  CountWork(kWorkPerFailed * static_cast<int64_t>(runs.size() + instances.size()));
+  CountWork(kWorkPerFailed * static_cast<int64_t>(runs.size() + instances.size()) +
+            static_cast<int64_t>(waiting) / kConsumersOfWork);
   std::sort(runs.begin(), runs.end(),
             [this](int32_t a, int32_t b) { return runs_[a].order < runs_[b].order; });
   for (const int32_t r : runs) {
@@ -2891,16 +2897,8 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
     if (run.externally_blocked) externally_blocked_.erase(run.order);
     run_by_handle_.Erase(run.handle);
   }
-  for (const int32_t r : runs) {
-    PendingRun& run = runs_[r];
-    for (const RunHandle producer : run.producers) {
-      const int32_t* const row = run_by_handle_.Find(producer);
-      if (row == nullptr) continue;
-      auto& consumers = runs_[*row].consumers;
-      consumers.erase(std::remove(consumers.begin(), consumers.end(), r), consumers.end());
-    }
-    ForgetRun(r);
-  }
+  LeaveProducers(runs);
+  for (const int32_t r : runs) ForgetRun(r);
   for (const int32_t id : instances) {
     Instance& instance = instances_[id];
     for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
@@ -2931,6 +2929,30 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
   // What waits for any of it has failed as well.
   if (!path_.empty() && components_[path_.front().component].mark == search_) path_.clear();
   for (const int32_t c : failed) ForgetComponent(c);
+}
+
+// All of them at once: each producer's consumers are gone through once, not for each that leaves
+// it.
+void Sequencer::LeaveProducers(absl::Span<const int32_t> runs) {
+  for (const int32_t r : runs) runs_[r].component = kNone;
+  const auto has_failed = [this](int32_t consumer) { return runs_[consumer].component == kNone; };
+  size_t looked_for = 0;
+  size_t looked_at = 0;
+  for (const int32_t r : runs) {
+    looked_for += runs_[r].producers.size();
+    for (const RunHandle handle : runs_[r].producers) {
+      const int32_t* const row = run_by_handle_.Find(handle);
+      if (row == nullptr) continue;
+      PendingRun& producer = runs_[*row];
+      if (std::exchange(producer.search, search_) == search_) continue;
+      auto& consumers = producer.consumers;
+      looked_at += consumers.size();
+      consumers.erase(std::remove_if(consumers.begin(), consumers.end(), has_failed),
+                      consumers.end());
+    }
+  }
+  CountWork(static_cast<int64_t>(looked_for) / kLooksOfWork +
+            static_cast<int64_t>(looked_at) / kLeaversOfWork);
 }
 
 SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {

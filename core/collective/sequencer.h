@@ -385,6 +385,8 @@ class Sequencer {
   SequencerAction* EndEpoch(const Error& why, Actions* actions);
   // Fails a component and what waits for it; no epoch ends.
   void FailAlone(int32_t component, const Error& error, Actions* actions);
+  // Runs that have failed: those whose results they consume go on without them.
+  void LeaveProducers(absl::Span<const int32_t> runs);
   // `open_epoch`: 0 unless the run's own has ended.
   SequencerAction& FailRun(RunHandle run, Epoch epoch, Epoch open_epoch,
                            std::shared_ptr<const Error> error, Actions* actions);

@@ -229,6 +229,7 @@ struct PendingRun {
   Reserve reserve = Reserve::kNotAsked;
   int32_t component = kNone;
   int32_t mark = kNone;                       // scratch of the gang's order
+  SearchNumber search = 0;                    // the last for which consumers of it have failed
   absl::InlinedVector<int32_t, 2> instances;  // by participation
   absl::InlinedVector<RunHandle, 2> producers;
   absl::InlinedVector<int32_t, 2> consumers;  // pending runs of whose producers it is one

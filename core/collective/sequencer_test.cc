@@ -2017,6 +2017,43 @@ TEST(SequencerFailureTest, TheNextDeadlineIsKnownHoweverManyDiffer) {
   EXPECT_LT(many, 4 * few);
 }
 
+// Many runs read results of many others, and some of them of one that fails; so do those others if
+// `all` fail with it.
+TEST(SequencerFailureTest, WhatFailsAloneLeavesItsProducersInLinearTime) {
+  int64_t work = 0;
+  const auto time = [&work](int64_t producers, int64_t consumers, int64_t failing, bool all) {
+    Sequencer sequencer = World(2);
+    Cast(&sequencer, Simple(sequencer, 1, 0, 0));
+    std::vector<RunHandle> handles;
+    for (int64_t call = 1; call <= producers; ++call) {
+      handles.push_back(RunHandle(1 + call));
+      TestRun producer = Simple(sequencer, 1 + call, 0, call);
+      if (all) producer.producers() = {RunHandle(1)};
+      Cast(&sequencer, producer);
+    }
+    for (int64_t run = 0; run < consumers; ++run) {
+      TestRun consumer(1000 + run, Epoch(1));
+      consumer.producers() = handles;
+      if (run < failing) consumer.producers().push_back(RunHandle(1));
+      EXPECT_THAT(Cast(&sequencer, consumer), IsEmpty());
+    }
+    const WorkSlice slice;
+    Actions actions;
+    const absl::Duration took =
+        TimeOf([&] { sequencer.Withdraw(RunHandle(1), Error(Reason::kBadType), At(0), &actions); });
+    work = SliceWork();
+    EXPECT_THAT(Failed(actions), SizeIs(1 + failing + (all ? producers : 0)));
+    return took;
+  };
+  const absl::Duration all = LeastOfThree([&] { return time(341, 682, 682, /*all=*/true); });
+  const absl::Duration some = LeastOfThree([&] { return time(341, 682, 682, /*all=*/false); });
+  EXPECT_LT(some, 6 * all);
+  // Looked for is each that is read, looked at each that reads.
+  EXPECT_GE(work, 341 * 682 / 4);
+  time(511, 512, 1, /*all=*/false);
+  EXPECT_LE(work, kMaxSliceWork);
+}
+
 TEST(SequencerExecutionTest, ExecTimeoutFailsTheGangAndWhatIsPending) {
   Sequencer sequencer = World(2);
   Cast(&sequencer, Simple(sequencer, 1, 0, 0), At(0));
