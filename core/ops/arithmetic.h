@@ -1,4 +1,4 @@
-// What elements of each dtype are computed in, for kernels of the host and of GPUs.
+// What elements of each dtype are computed and compared in, for kernels of the host and of GPUs.
 //
 // Threads: types. Ownership: none. Errors: none.
 #ifndef CHORUS_CORE_OPS_ARITHMETIC_H_
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/base/device.h"
 #include "core/tensor/half.h"
 
 namespace chorus {
@@ -31,6 +32,23 @@ struct ArithmeticOf<BF16, false> {
 };
 template <typename T>
 using Arithmetic = typename ArithmeticOf<T>::type;
+
+// An element of bool, which may hold any byte: all but 0 are true.
+struct Bool {
+  uint8_t byte = 0;
+  Bool() = default;
+  CHORUS_DEVICE explicit Bool(bool value) : byte(value ? 1 : 0) {}
+  CHORUS_DEVICE operator bool() const { return byte != 0; }
+};
+
+template <typename T>
+struct ComparedAs {
+  using type = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
+};
+template <>
+struct ComparedAs<Bool> {
+  using type = bool;
+};
 
 }  // namespace chorus
 

@@ -15,24 +15,6 @@
 namespace chorus {
 namespace compare {
 
-// An element of bool, which may hold any byte.
-struct Bool {
-  uint8_t byte = 0;
-  Bool() = default;
-  CHORUS_DEVICE explicit Bool(bool value) : byte(value ? 1 : 0) {}
-  CHORUS_DEVICE operator bool() const { return byte != 0; }
-};
-
-// What elements are compared in.
-template <typename T>
-struct ComparedAs {
-  using type = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
-};
-template <>
-struct ComparedAs<Bool> {
-  using type = bool;
-};
-
 struct Eq {
   template <typename T>
   CHORUS_DEVICE static bool Of(T a, T b) {

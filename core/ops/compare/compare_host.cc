@@ -11,8 +11,6 @@
 namespace chorus {
 namespace {
 
-using compare::Bool;
-
 template <typename F, typename Otherwise>
 auto VisitAll(DType dtype, const F& f, const Otherwise& otherwise) {
   return dtype == DType::kBool ? f(Bool()) : VisitNumbers(dtype, f, otherwise);

@@ -17,21 +17,21 @@ namespace cuda {
 
 template <typename F, typename T>
 CHORUS_DEVICE void CompareElements(const ElementsArgs& args, const Lane& lane) {
-  EachElement<compare::OfElements<F>, compare::Bool, T, T>(args, lane);
+  EachElement<compare::OfElements<F>, Bool, T, T>(args, lane);
 }
 
 CHORUS_DEVICE void NegateElements(const ElementsArgs& args, const Lane& lane) {
-  EachElement<compare::OfElements<compare::Not>, compare::Bool, compare::Bool>(args, lane);
+  EachElement<compare::OfElements<compare::Not>, Bool, Bool>(args, lane);
 }
 
 // T has the width of an element; what it holds does not matter.
 template <typename T>
 struct Either {
-  CHORUS_DEVICE static T Of(compare::Bool condition, T a, T b) { return condition ? a : b; }
+  CHORUS_DEVICE static T Of(Bool condition, T a, T b) { return condition ? a : b; }
 };
 template <typename T>
 CHORUS_DEVICE void Where(const ElementsArgs& args, const Lane& lane) {
-  EachElement<Either<T>, T, compare::Bool, T, T>(args, lane);
+  EachElement<Either<T>, T, Bool, T, T>(args, lane);
 }
 
 template <typename To>
@@ -56,7 +56,7 @@ CHORUS_DEVICE void CastElements(const ElementsArgs& args, const Lane& lane) {
   X(op##_i16, ElementsArgs, (CompareElements<compare::F, int16_t>)) \
   X(op##_i32, ElementsArgs, (CompareElements<compare::F, int32_t>)) \
   X(op##_i64, ElementsArgs, (CompareElements<compare::F, int64_t>)) \
-  X(op##_bool, ElementsArgs, (CompareElements<compare::F, compare::Bool>))
+  X(op##_bool, ElementsArgs, (CompareElements<compare::F, Bool>))
 #define CHORUS_CAST_OF(X, from, From)                               \
   X(cast_##from##_f16, ElementsArgs, (CastElements<F16, From>))     \
   X(cast_##from##_bf16, ElementsArgs, (CastElements<BF16, From>))   \
@@ -67,31 +67,31 @@ CHORUS_DEVICE void CastElements(const ElementsArgs& args, const Lane& lane) {
   X(cast_##from##_i16, ElementsArgs, (CastElements<int16_t, From>)) \
   X(cast_##from##_i32, ElementsArgs, (CastElements<int32_t, From>)) \
   X(cast_##from##_i64, ElementsArgs, (CastElements<int64_t, From>)) \
-  X(cast_##from##_bool, ElementsArgs, (CastElements<compare::Bool, From>))
+  X(cast_##from##_bool, ElementsArgs, (CastElements<Bool, From>))
 
 // gt and ge are lt and le of the other one, logical_xor is ne of bool.
-#define CHORUS_KERNELS_OF_Compare(X)                                                \
-  CHORUS_COMPARE_OF(X, eq, Eq)                                                      \
-  CHORUS_COMPARE_OF(X, le, Le)                                                      \
-  CHORUS_COMPARE_OF(X, lt, Lt)                                                      \
-  CHORUS_COMPARE_OF(X, ne, Ne)                                                      \
-  X(logical_and_bool, ElementsArgs, (CompareElements<compare::And, compare::Bool>)) \
-  X(logical_not_bool, ElementsArgs, NegateElements)                                 \
-  X(logical_or_bool, ElementsArgs, (CompareElements<compare::Or, compare::Bool>))   \
-  X(where_1, ElementsArgs, Where<uint8_t>)                                          \
-  X(where_2, ElementsArgs, Where<uint16_t>)                                         \
-  X(where_4, ElementsArgs, Where<uint32_t>)                                         \
-  X(where_8, ElementsArgs, Where<uint64_t>)                                         \
-  CHORUS_CAST_OF(X, f16, F16)                                                       \
-  CHORUS_CAST_OF(X, bf16, BF16)                                                     \
-  CHORUS_CAST_OF(X, f32, float)                                                     \
-  CHORUS_CAST_OF(X, f64, double)                                                    \
-  CHORUS_CAST_OF(X, i8, int8_t)                                                     \
-  CHORUS_CAST_OF(X, u8, uint8_t)                                                    \
-  CHORUS_CAST_OF(X, i16, int16_t)                                                   \
-  CHORUS_CAST_OF(X, i32, int32_t)                                                   \
-  CHORUS_CAST_OF(X, i64, int64_t)                                                   \
-  CHORUS_CAST_OF(X, bool, compare::Bool)
+#define CHORUS_KERNELS_OF_Compare(X)                                       \
+  CHORUS_COMPARE_OF(X, eq, Eq)                                             \
+  CHORUS_COMPARE_OF(X, le, Le)                                             \
+  CHORUS_COMPARE_OF(X, lt, Lt)                                             \
+  CHORUS_COMPARE_OF(X, ne, Ne)                                             \
+  X(logical_and_bool, ElementsArgs, (CompareElements<compare::And, Bool>)) \
+  X(logical_not_bool, ElementsArgs, NegateElements)                        \
+  X(logical_or_bool, ElementsArgs, (CompareElements<compare::Or, Bool>))   \
+  X(where_1, ElementsArgs, Where<uint8_t>)                                 \
+  X(where_2, ElementsArgs, Where<uint16_t>)                                \
+  X(where_4, ElementsArgs, Where<uint32_t>)                                \
+  X(where_8, ElementsArgs, Where<uint64_t>)                                \
+  CHORUS_CAST_OF(X, f16, F16)                                              \
+  CHORUS_CAST_OF(X, bf16, BF16)                                            \
+  CHORUS_CAST_OF(X, f32, float)                                            \
+  CHORUS_CAST_OF(X, f64, double)                                           \
+  CHORUS_CAST_OF(X, i8, int8_t)                                            \
+  CHORUS_CAST_OF(X, u8, uint8_t)                                           \
+  CHORUS_CAST_OF(X, i16, int16_t)                                          \
+  CHORUS_CAST_OF(X, i32, int32_t)                                          \
+  CHORUS_CAST_OF(X, i64, int64_t)                                          \
+  CHORUS_CAST_OF(X, bool, Bool)
 
 }  // namespace cuda
 }  // namespace chorus

@@ -241,11 +241,11 @@ template <bool largest>
 CudaKernelOrError MakeArg(const CudaGpu& gpu, const NodeView& node,
                           absl::Span<const TensorType> outputs) {
   const DType dtype = node.input(0).dtype;
-  if (dtype == DType::kBool) return MakeArgOf<uint8_t>(gpu, node, outputs, largest, "u8");
-  return VisitNumbers(
-      dtype,
-      [&](auto t) { return MakeArgOf<decltype(t)>(gpu, node, outputs, largest, DTypeName(dtype)); },
-      [&] { return CudaKernelOrError(NoCudaKernel(node, outputs)); });
+  const auto make = [&](auto t) {
+    return MakeArgOf<decltype(t)>(gpu, node, outputs, largest, DTypeName(dtype));
+  };
+  if (dtype == DType::kBool) return make(Bool());
+  return VisitNumbers(dtype, make, [&] { return CudaKernelOrError(NoCudaKernel(node, outputs)); });
 }
 
 constexpr CudaKernelEntry kEntries[] = {

@@ -199,7 +199,6 @@ class ScatterAdd : public HostKernel {
   const ScatterCut cut_;
 };
 
-// bool is a byte here.
 template <typename T>
 class Arg : public HostKernel {
  public:
@@ -232,8 +231,7 @@ class Arg : public HostKernel {
   }
 
  private:
-  // Integers are compared as they are.
-  using A = typename std::conditional<std::is_integral<T>::value, T, Arithmetic<T>>::type;
+  using A = typename ComparedAs<T>::type;
   static constexpr int64_t kLanes = 64;
 
   bool IsBetter(A x, A best) const {
@@ -291,7 +289,7 @@ HostKernelOrError MakeScatterAdd(const NodeView& node, absl::Span<const TensorTy
 template <bool largest>
 HostKernelOrError MakeArg(const NodeView& node, absl::Span<const TensorType> outputs) {
   const HostRows rows(node.input(0), AxisOf(node));
-  if (node.input(0).dtype == DType::kBool) return std::make_unique<Arg<uint8_t>>(rows, largest);
+  if (node.input(0).dtype == DType::kBool) return std::make_unique<Arg<Bool>>(rows, largest);
   return VisitNumbers(
       node.input(0).dtype,
       [&](auto t) -> HostKernelOrError {

@@ -253,9 +253,11 @@ CHORUS_DEVICE uint64_t OrderOf(uint64_t ascending, bool largest) {
 }
 template <typename T>
 CHORUS_DEVICE uint64_t RankOf(T element, bool largest) {
-  if constexpr (std::is_integral<T>::value) {
+  using Compared = typename ComparedAs<T>::type;
+  if constexpr (std::is_integral<Compared>::value) {
     constexpr uint64_t kSign = uint64_t{1} << 63;
-    return OrderOf(static_cast<uint64_t>(static_cast<int64_t>(element)) ^ kSign, largest);
+    const auto x = static_cast<int64_t>(static_cast<Compared>(element));
+    return OrderOf(static_cast<uint64_t>(x) ^ kSign, largest);
   } else {
     // -0 + 0 is 0.
     const Arithmetic<T> x = static_cast<Arithmetic<T>>(element) + Arithmetic<T>{0};
@@ -341,6 +343,7 @@ CHORUS_DEVICE void WriteBest(const BestArgs& args, const Lane& lane) {
   X(arg_max_i16, ArgArgs<int16_t>, FindBest<int16_t>)               \
   X(arg_max_i32, ArgArgs<int32_t>, FindBest<int32_t>)               \
   X(arg_max_i64, ArgArgs<int64_t>, FindBest<int64_t>)               \
+  X(arg_max_bool, ArgArgs<Bool>, FindBest<Bool>)                    \
   X(arg_max_merge, MergeArgs<BestElement>, MergeParts<BestElement>) \
   X(arg_max_write, BestArgs, WriteBest)
 

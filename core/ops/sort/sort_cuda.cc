@@ -152,14 +152,14 @@ CudaKernelOrError MakeArgSort(const CudaGpu& gpu, const NodeView& node,
         gpu, absl::StrCat("arg_sort_", packed ? "" : "wide_", "runs_", dtype), args.items, args,
         levels[0].in_output ? BindRuns<T, true> : BindRuns<T, false>));
     if (packed) {
-      return AddMerges<TruthValue, false>(gpu, x, levels, "arg_sort_merge_8", index_mask, false,
-                                          kernel.get());
+      return AddMerges<Bool, false>(gpu, x, levels, "arg_sort_merge_8", index_mask, false,
+                                    kernel.get());
     }
     return AddMerges<T, true>(gpu, x, levels, absl::StrCat("arg_sort_wide_merge_", dtype),
                               index_mask, descending, kernel.get());
   };
   if (node.input(0).dtype == DType::kBool) {
-    CHORUS_RETURN_IF_ERROR(add(TruthValue()));
+    CHORUS_RETURN_IF_ERROR(add(Bool()));
   } else {
     CHORUS_RETURN_IF_ERROR(
         VisitNumbers(node.input(0).dtype, add, [&] { return NoCudaKernel(node, outputs); }));

@@ -132,7 +132,7 @@ HostKernelOrError MakeArgSort(const NodeView& node, absl::Span<const TensorType>
     }
     return std::make_unique<ArgSort<T, Pair<Key>>>(x, k, descending);
   };
-  if (node.input(0).dtype == DType::kBool) return make(TruthValue());
+  if (node.input(0).dtype == DType::kBool) return make(Bool());
   return VisitNumbers(node.input(0).dtype, make,
                       [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });
 }

@@ -246,10 +246,8 @@ CHORUS_DEVICE void ArgSortMerge(const SortMergeArgs<T>& args, const Lane& lane) 
   X(arg_sort_runs_u8, SortRunsArgs<uint8_t>, (ArgSortRuns<uint8_t, PackedItems<uint8_t>>))        \
   X(arg_sort_runs_i16, SortRunsArgs<int16_t>, (ArgSortRuns<int16_t, PackedItems<int16_t>>))       \
   X(arg_sort_runs_i32, SortRunsArgs<int32_t>, (ArgSortRuns<int32_t, PackedItems<int32_t>>))       \
-  X(arg_sort_runs_bool, SortRunsArgs<TruthValue>,                                                 \
-    (ArgSortRuns<TruthValue, PackedItems<TruthValue>>))                                           \
-  X(arg_sort_merge_8, SortMergeArgs<TruthValue>,                                                  \
-    (ArgSortMerge<TruthValue, PackedItems<TruthValue>>))                                          \
+  X(arg_sort_runs_bool, SortRunsArgs<Bool>, (ArgSortRuns<Bool, PackedItems<Bool>>))               \
+  X(arg_sort_merge_8, SortMergeArgs<Bool>, (ArgSortMerge<Bool, PackedItems<Bool>>))               \
   X(arg_sort_wide_runs_f32, SortRunsArgs<float>, (ArgSortRuns<float, WideItems<float>>))          \
   X(arg_sort_wide_runs_f64, SortRunsArgs<double>, (ArgSortRuns<double, WideItems<double>>))       \
   X(arg_sort_wide_runs_i32, SortRunsArgs<int32_t>, (ArgSortRuns<int32_t, WideItems<int32_t>>))    \

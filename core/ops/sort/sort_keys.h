@@ -9,16 +9,12 @@
 #include <type_traits>
 
 #include "core/base/device.h"
+#include "core/ops/arithmetic.h"
 #include "core/tensor/half.h"
 
 namespace chorus {
 
-// A bool as it lies in memory: true where its byte is not 0.
-struct TruthValue {
-  uint8_t byte;
-};
-
-CHORUS_DEVICE uint8_t KeyOf(TruthValue x) { return x.byte != 0 ? 1 : 0; }
+CHORUS_DEVICE uint8_t KeyOf(Bool x) { return x ? 1 : 0; }
 
 // An integer counts from the least of its type on.
 template <typename T, std::enable_if_t<std::is_integral<T>::value, int> = 0>

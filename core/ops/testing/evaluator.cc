@@ -560,13 +560,18 @@ bool ScatterAddAlong(Local<T>& l) {
 template <typename T>
 bool Arg(Local<T>& l, typename Local<T>::IsBetter is_better) {
   const auto axis = static_cast<size_t>(l.Int("axis"));
+  const bool is_bool = l.node.input(0).dtype == DType::kBool;
+  const auto at = [&](const Index& i) {
+    const T x = l.in[0][Position(l.node.input(0), i)];
+    return is_bool ? T(x != 0) : x;
+  };
   ForEach(l.type, [&](const Index& o) {
     Index i = o;
     if (l.Int("keep_dims") == 0) i.insert(i.begin() + static_cast<std::ptrdiff_t>(axis), 0);
     Index best = i;
     for (; i[axis] < l.node.input(0).dims[axis].size; ++i[axis]) {
-      const T x = l.in[0][Position(l.node.input(0), i)];
-      const T least = l.in[0][Position(l.node.input(0), best)];
+      const T x = at(i);
+      const T least = at(best);
       if (least == least && (x != x || is_better(x, least))) best = i;
     }
     l.out[Position(l.type, o)] = static_cast<T>(best[axis]);

@@ -491,7 +491,7 @@ std::vector<Value> InputsOf(const KernelCase& c, DType dtype, std::mt19937_64* r
     }
     const bool holders = c.op == "share" && i == 1;
     const bool divisor = c.op == "div" && i == 1;
-    inputs.push_back(type.dtype == DType::kBool      ? RandomWhole(type, 0, 1, random)
+    inputs.push_back(type.dtype == DType::kBool      ? RandomWhole(type, 0, 2, random)
                      : holders                       ? RandomWhole(type, 0, 3, random)
                      : divisor && !IsFloating(dtype) ? RandomWhole(type, 1, 9, random)
                      : IsFloating(dtype)             ? RandomNormal(type, random)
