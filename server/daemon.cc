@@ -113,13 +113,13 @@ node::NodeOptions ForDaemon(node::NodeOptions options, TenantLog* log) {
   return options;
 }
 
-// Runs `look` on the node thread and waits until `deadline` for what it gives. False: the node
-// thread has not come to it.
+// Runs `look` on the node thread, behind all that calls have asked of it, and waits until
+// `deadline` for what it gives. False: the node thread has not come to it.
 template <typename Look>
 bool AskNode(node::NodeLoop* loop, absl::Time deadline, Look look) {
   auto promise = std::make_shared<std::promise<bool>>();
   std::future<bool> future = promise->get_future();
-  loop->Post([promise, look](node::LocalNode& node, absl::Time now) {
+  loop->PostBehindAll([promise, look](node::LocalNode& node, absl::Time now) {
     promise->set_value(look(node, now));
   });
   const absl::Duration left = std::min(deadline - SteadyNow(), absl::Hours(1));
@@ -308,7 +308,7 @@ absl::Status Daemon::Impl::Serve() {
 }
 
 void Daemon::Impl::Renew(std::vector<SessionId> sessions) {
-  loop.Post([this, sessions = std::move(sessions)](node::LocalNode& node, absl::Time now) {
+  loop.PostOwn([this, sessions = std::move(sessions)](node::LocalNode& node, absl::Time now) {
     for (const SessionId session : sessions) {
       const absl::Status status = node.RenewLease(session, now);
       // Its calls have been told; its streams wait for commands.

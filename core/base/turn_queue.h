@@ -8,6 +8,7 @@
 #include <deque>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace chorus {
 
@@ -15,6 +16,12 @@ template <typename Item, typename Owner = std::string>
 class TurnQueue {
  public:
   bool empty() const { return queues_.empty(); }
+  // Those that have something.
+  std::vector<Owner> Owners() const {
+    std::vector<Owner> owners;
+    for (const Queue& queue : queues_) owners.push_back(queue.owner);
+    return owners;
+  }
   // Behind what `owner` has here. Looks at each owner that has something.
   void Push(const Owner& owner, Item item) {
     auto queue = std::find_if(queues_.begin(), queues_.end(),

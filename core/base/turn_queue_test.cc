@@ -16,12 +16,14 @@ TEST(TurnQueueTest, OwnersTakeTurnsAndKeepTheirOrder) {
   TurnQueue<std::string> turns;
   for (const char* item : {"a1", "a2", "a3", "a4"}) turns.Push("a", item);
   for (const char* item : {"b1", "b2"}) turns.Push("b", item);
+  EXPECT_THAT(turns.Owners(), ElementsAre("a", "b"));
   std::vector<std::string> order;
   for (int i = 0; i < 3; ++i) order.push_back(turns.Pop());
   // One that comes later is behind each of the others once.
   turns.Push("c", "c1");
   while (!turns.empty()) order.push_back(turns.Pop());
   EXPECT_THAT(order, ElementsAre("a1", "b1", "a2", "b2", "a3", "c1", "a4"));
+  EXPECT_THAT(turns.Owners(), ElementsAre());
 }
 
 TEST(TurnQueueTest, WhatIsTakenIsKeptNoLonger) {

@@ -213,7 +213,7 @@ TEST_F(DonationTest, ARefusedRunGivesItBack) {
   Promise<absl::Status> outcome;
   const SessionId session = ranks_[0]->session();
   const Sequence step = ranks_[0]->last_sequence();
-  loop_->Post([&](LocalNode& node, absl::Time now) {
+  loop_->PostOwn([&](LocalNode& node, absl::Time now) {
     node.WaitOutcome(session, step, now + kPatience, [&, now](const Outcome&) {
       node.ReadTensor(session, given_, now + kPatience,
                       [&](const absl::StatusOr<ReadableTensor>& view) {

@@ -224,7 +224,7 @@ class CallsWithoutPositionsTest : public NodeTest {
       join.size = 2;
       join.rank = Rank(r);
       join.device = DeviceIndex(r);
-      loop_->Post([&, r, join](LocalNode& node, absl::Time now) {
+      loop_->PostOwn([&, r, join](LocalNode& node, absl::Time now) {
         node.JoinWorld(ranks_[r]->session(), join, now,
                        [&, r](absl::StatusOr<WorldInfo> info) { joined[r].Set(std::move(info)); });
       });
@@ -348,7 +348,7 @@ TEST_F(NodeTest, ADeadRankIsNamedToThoseWhoWait) {
   ranks_[0]->Register(0, AllReduceGraph(0, 2, TensorType(DType::kF32, {1}), "a.cc:1"));
   ranks_[0]->RunInline(0, {1}, {0, 1});
   const SessionId dying = ranks_[1]->session();
-  loop_->Post([dying](LocalNode& node, absl::Time now) { node.SessionDied(dying, now); });
+  loop_->PostOwn([dying](LocalNode& node, absl::Time now) { node.SessionDied(dying, now); });
   const Error error = ErrorOf(ranks_[0]->LastOutcome());
   EXPECT_EQ(error.code, absl::StatusCode::kAborted);
   EXPECT_EQ(error.reason, Reason::kPeerDied);
@@ -425,7 +425,7 @@ TEST_F(NodeTest, EveryFailureIsOneLineForTheLog) {
     expect("rank=1 pid=1000");
   }
   const SessionId dying = ranks_[1]->session();
-  loop_->Post([dying](LocalNode& node, absl::Time now) { node.SessionDied(dying, now); });
+  loop_->PostOwn([dying](LocalNode& node, absl::Time now) { node.SessionDied(dying, now); });
   ranks_[0]->NextEpoch();
   ranks_[0]->RunInline(2, {1}, {3, 1});
   error = ErrorOf(ranks_[0]->LastOutcome());
@@ -553,7 +553,7 @@ TEST_F(NodeTest, AbortAllEndsEveryWait) {
   ranks_[0]->RunInline(0, {1}, {0, 1});
   Promise<absl::Status> later;
   Promise<absl::Status> read;
-  loop_->Post([&](LocalNode& node, absl::Time now) {
+  loop_->PostOwn([&](LocalNode& node, absl::Time now) {
     node.WaitOutcome(ranks_[0]->session(), Sequence(77), now + absl::Hours(1),
                      [&](Outcome outcome) { later.Set(Detached(outcome.status)); });
     node.ReadTensor(

@@ -246,7 +246,7 @@ TEST_F(NodeTest, TheNodeMayEndWhileSomebodyWaitsForMemory) {
   release.tensors = {{0, 1}};
   ranks_[0]->SubmitTogether({release, DirectRank::LocalRun(1, {}, {{1, 1}})});
   bool staged = false;
-  loop_->Post([&](LocalNode& node, absl::Time) {
+  loop_->PostOwn([&](LocalNode& node, absl::Time) {
     node.CreateStaging(ranks_[0]->session(), 200 * kMiB,
                        [&](const absl::StatusOr<StagingArena>&) { staged = true; });
   });

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "core/base/adaptive_spin.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
+#include "core/base/turn_queue.h"
 #include "core/base/unique_fd.h"
 #include "core/base/work.h"
 #include "core/transport/doorbell.h"
@@ -36,25 +38,42 @@ class NodeLoop::Impl {
 
   ~Impl() {
     stopping_.store(true, std::memory_order_release);
-    Post([](LocalNode&, absl::Time) {});
+    Post(/*tenant=*/"", [](LocalNode&, absl::Time) {});
     thread_.join();
   }
 
-  void Post(Task task) {
+  void Post(const std::string& tenant, Task task) {
     {
       MutexLock lock(&mutex_);
-      tasks_.push_back(std::move(task));
+      tasks_.Push(tenant, std::move(task));
+      has_tasks_.store(true, std::memory_order_seq_cst);
     }
-    has_tasks_.store(true, std::memory_order_seq_cst);
     Wake();
   }
 
-  void WatchProcess(SessionId session, int pidfd) {
-    Post([this, session, fd = std::make_shared<UniqueFd>(pidfd)](LocalNode& node, absl::Time) {
-      if (!node.Lives(session)) return;  // it has ended meanwhile
-      Watch(fd->get(), EPOLLIN, session.value());
-      processes_[session] = std::move(*fd);
-    });
+  void PostBehindAll(Task task) {
+    {
+      MutexLock lock(&mutex_);
+      std::vector<std::string> owners = tasks_.Owners();
+      if (owners.empty()) owners.emplace_back();
+      // The last of these, each behind what its owner has by now.
+      const Task last = [left = std::make_shared<size_t>(owners.size()), task = std::move(task)](
+                            LocalNode& node, absl::Time now) {
+        if (--*left == 0) task(node, now);
+      };
+      for (const std::string& owner : owners) tasks_.Push(owner, last);
+      has_tasks_.store(true, std::memory_order_seq_cst);
+    }
+    Wake();
+  }
+
+  void WatchProcess(const std::string& tenant, SessionId session, int pidfd) {
+    Post(tenant,
+         [this, session, fd = std::make_shared<UniqueFd>(pidfd)](LocalNode& node, absl::Time) {
+           if (!node.Lives(session)) return;  // it has ended meanwhile
+           Watch(fd->get(), EPOLLIN, session.value());
+           processes_[session] = std::move(*fd);
+         });
   }
 
  private:
@@ -103,26 +122,26 @@ class NodeLoop::Impl {
   static constexpr absl::Duration kTasksTime = absl::Microseconds(200);
 
   bool RunTasks() {
-    if (next_ == turn_.size()) {
-      turn_.clear();
-      next_ = 0;
-      has_tasks_.store(false, std::memory_order_relaxed);
-      MutexLock lock(&mutex_);
-      turn_.swap(tasks_);
-    }
     const absl::Time now = SteadyNow();
-    const size_t end = std::min(turn_.size(), next_ + kTasksPerTurn);
-    if (next_ == end) return false;
     node_.SetTime(now);
-    while (next_ < end) {
+    size_t run = 0;
+    for (; run < kTasksPerTurn; ++run) {
       // It ends here, with all that it holds.
       const WorkSlice slice;
-      const Task task = std::move(turn_[next_++]);
+      const Task task = NextTask();
+      if (task == nullptr) break;
       task(node_, now);
-      if (SteadyNow() - now > kTasksTime) break;
+      if (SteadyNow() - now > kTasksTime) return true;
     }
-    if (next_ < turn_.size()) has_tasks_.store(true, std::memory_order_relaxed);
-    return true;
+    return run > 0;
+  }
+
+  // Null: there is none.
+  Task NextTask() {
+    MutexLock lock(&mutex_);
+    if (!tasks_.empty()) return tasks_.Pop();
+    has_tasks_.store(false, std::memory_order_relaxed);
+    return nullptr;
   }
 
   void Sleep() {
@@ -162,8 +181,8 @@ class NodeLoop::Impl {
   }
 
   Mutex mutex_;
-  std::vector<Task> tasks_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<bool> has_tasks_{false};
+  TurnQueue<Task> tasks_ ABSL_GUARDED_BY(mutex_);  // by tenant
+  std::atomic<bool> has_tasks_{false};             // it may have some
   std::atomic<bool> asleep_{false};
   std::atomic<bool> stopping_{false};
   UniqueFd wake_event_;
@@ -173,8 +192,6 @@ class NodeLoop::Impl {
   absl::flat_hash_map<SessionId, UniqueFd> processes_;  // of sessions that live
   LocalNode node_;
   AdaptiveSpin spin_;
-  std::vector<Task> turn_;  // taken from tasks_; those before next_ have run
-  size_t next_ = 0;
   absl::Time next_look_ = absl::InfinitePast();
   std::thread thread_;
 };
@@ -182,7 +199,10 @@ class NodeLoop::Impl {
 NodeLoop::NodeLoop(NodeOptions options, std::unique_ptr<Devices> devices)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(devices))) {}
 NodeLoop::~NodeLoop() = default;
-void NodeLoop::Post(Task task) { impl_->Post(std::move(task)); }
-void NodeLoop::WatchProcess(SessionId session, int pidfd) { impl_->WatchProcess(session, pidfd); }
+void NodeLoop::Post(const std::string& tenant, Task task) { impl_->Post(tenant, std::move(task)); }
+void NodeLoop::PostBehindAll(Task task) { impl_->PostBehindAll(std::move(task)); }
+void NodeLoop::WatchProcess(const std::string& tenant, SessionId session, int pidfd) {
+  impl_->WatchProcess(tenant, session, pidfd);
+}
 
 }  // namespace chorus::node

@@ -1,12 +1,14 @@
 // Runs a LocalNode on its thread: polls while there is work, sleeps when there is none.
 //
-// Threads: Post and WatchProcess may be called from any thread; the rest from the thread that made
-// it. Ownership: owns the node and its thread. Errors: none; tasks hand their own on.
+// Threads: what posts, and WatchProcess, may be called from any thread; the rest from the thread
+// that made it. Ownership: owns the node and its thread. Errors: none; tasks hand their own on.
 #ifndef CHORUS_CORE_NODE_NODE_LOOP_H_
 #define CHORUS_CORE_NODE_NODE_LOOP_H_
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "core/node/node.h"
 
@@ -19,14 +21,19 @@ class NodeLoop {
   // Stops the thread; posted closures that did not run are run before it ends.
   ~NodeLoop();
 
-  // Runs `task` on the node thread, in order of posting. However many are posted, what else the
-  // node has to do is done in between.
+  // Runs `task` on the node thread. However many are posted, what else the node has to do is done
+  // in between; and tenants take turns, so that one for which much is posted waits behind its own.
+  // What is posted for one tenant is run in the order of the calls.
   using Task = std::function<void(LocalNode& node, absl::Time now)>;
-  void Post(Task task);
+  void Post(const std::string& tenant, Task task);
+  // What is nobody's, but the node's own: it has turns as a tenant has.
+  void PostOwn(Task task) { Post(/*tenant=*/"", std::move(task)); }
+  // The node's own, behind all that has been posted before, of whomever.
+  void PostBehindAll(Task task);
 
-  // Watches `pidfd` (taken over): when the process ends the node is told SessionDied at once. The
-  // descriptor is closed when the session ends, whatever ends it.
-  void WatchProcess(SessionId session, int pidfd);
+  // Watches `pidfd` (taken over) of `tenant`'s session: when the process ends the node is told
+  // SessionDied at once. The descriptor is closed when the session ends, whatever ends it.
+  void WatchProcess(const std::string& tenant, SessionId session, int pidfd);
 
  private:
   class Impl;

@@ -1,11 +1,13 @@
 // The node thread between what is posted to it and the sessions' rings.
 #include "core/node/node_loop.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <future>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/backend/host/host_backend.h"
 #include "core/base/bytes.h"
@@ -35,7 +37,7 @@ class NodeLoopTest : public testing::Test {
   // On the node thread, behind what was posted before.
   void Ask(const NodeLoop::Task& task) {
     std::promise<void> done;
-    loop_->Post([&](LocalNode& node, absl::Time now) {
+    loop_->PostOwn([&](LocalNode& node, absl::Time now) {
       task(node, now);
       done.set_value();
     });
@@ -45,8 +47,8 @@ class NodeLoopTest : public testing::Test {
   std::promise<void> Occupy() {
     std::promise<void> go;
     auto begun = std::make_shared<std::promise<void>>();
-    loop_->Post([begun, gone = std::make_shared<std::future<void>>(go.get_future())](LocalNode&,
-                                                                                     absl::Time) {
+    loop_->PostOwn([begun, gone = std::make_shared<std::future<void>>(go.get_future())](
+                       LocalNode&, absl::Time) {
       begun->set_value();
       gone->wait();
     });
@@ -88,12 +90,12 @@ TEST_P(NodeLoopFairnessTest, HoweverMuchIsPostedTheRingsAreLookedAtInBetween) {
   int heard_at = tasks;
   std::promise<void> go = Occupy();
   // The first of those that are there at once is the client's submission.
-  loop_->Post([&](LocalNode&, absl::Time) {
+  loop_->PostOwn([&](LocalNode&, absl::Time) {
     EXPECT_TRUE(*writer.TryWrite(frame.bytes()));
     RingWakeEvent(wake);
   });
   for (int i = 0; i < tasks; ++i) {
-    loop_->Post([&, i](LocalNode&, absl::Time now) {
+    loop_->PostOwn([&, i](LocalNode&, absl::Time now) {
       while (is_long && SteadyNow() < now + absl::Milliseconds(1)) {
       }
       const SessionControl& control = memory->control();
@@ -110,18 +112,62 @@ INSTANTIATE_TEST_SUITE_P(Tasks, NodeLoopFairnessTest, testing::Bool(), [](const 
   return std::string(test.param ? "FewLong" : "ManyShort");
 });
 
-TEST_F(NodeLoopTest, AllThatIsPostedIsRunInItsOrder) {
-  int ran = 0;
+TEST_F(NodeLoopTest, AllThatIsPostedIsRunInItsTenantsOrder) {
+  const std::string tenants[] = {"", "uid:1", "uid:2"};
+  int ran[] = {0, 0, 0};
   bool in_order = true;
   std::promise<void> go = Occupy();
   for (int i = 0; i < kTasks; ++i) {
-    loop_->Post([&, i](LocalNode&, absl::Time) { in_order &= ran++ == i; });
+    for (size_t of = 0; of < 3; ++of) {
+      loop_->Post(tenants[of], [&, of, i](LocalNode&, absl::Time) { in_order &= ran[of]++ == i; });
+    }
   }
   go.set_value();
   // Those that are left run before it has ended.
   loop_.reset();
-  EXPECT_EQ(ran, kTasks);
+  EXPECT_THAT(ran, testing::Each(kTasks));
   EXPECT_TRUE(in_order);
+}
+
+// One user's calls, as many as there may be and as long as one may take, stand before nobody else's
+// and before nothing of the node's own.
+TEST_F(NodeLoopTest, WhatMuchIsPostedForWaitsBehindItsOwn) {
+  int before = 0;  // of the one for whom much is posted
+  std::vector<int> waited_for;
+  const NodeLoop::Task look = [&](LocalNode&, absl::Time) { waited_for.push_back(before); };
+  std::promise<void> go = Occupy();
+  for (int i = 0; i < 600; ++i) {
+    loop_->Post("uid:1", [&](LocalNode&, absl::Time) { ++before; });
+  }
+  loop_->Post("uid:2", look);
+  loop_->Post("uid:2", look);
+  loop_->PostOwn(look);
+  go.set_value();
+  std::promise<void> all;
+  loop_->PostBehindAll([&](LocalNode&, absl::Time) { all.set_value(); });
+  all.get_future().wait();
+  // Of the other's two the second has a turn of its own.
+  EXPECT_THAT(waited_for, testing::ElementsAre(1, 1, 2));
+}
+
+TEST_F(NodeLoopTest, WhatComesBehindAllWaitsForEveryTenant) {
+  int ran = 0;
+  int seen = 0;
+  const NodeLoop::Task run = [&](LocalNode&, absl::Time) { ++ran; };
+  const auto look = [&](int* ran_by_then) {
+    loop_->PostBehindAll([&, ran_by_then](LocalNode&, absl::Time) { *ran_by_then = ran; });
+  };
+  std::promise<void> go = Occupy();
+  look(&seen);  // there is nothing
+  for (int i = 0; i < 100; ++i) loop_->Post("uid:1", run);
+  loop_->Post("uid:2", run);
+  loop_->PostOwn(run);
+  int seen_of_all = 0;
+  look(&seen_of_all);
+  go.set_value();
+  loop_.reset();
+  EXPECT_EQ(seen, 0);
+  EXPECT_EQ(seen_of_all, 102);
 }
 
 }  // namespace

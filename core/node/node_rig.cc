@@ -114,7 +114,7 @@ DirectRank::DirectRank(NodeLoop* loop, int rank, int size, const std::string& wo
   join.device = devices[0];
   join.exec_timeout = exec_timeout;
   join.check_call_sites = check_call_sites;
-  loop_->Post([this, join](LocalNode& node, absl::Time now) {
+  loop_->PostOwn([this, join](LocalNode& node, absl::Time now) {
     node.JoinWorld(session_, join, now,
                    [this](absl::StatusOr<WorldInfo> info) { joined_.Set(std::move(info)); });
   });
@@ -138,7 +138,7 @@ void DirectRank::SubmitTogether(std::vector<CommandBody> bodies) {
     outcomes_.push_back(std::make_unique<Promise<Outcome>>());
     frames.emplace_back(out.Take(), outcomes_.back().get());
   }
-  loop_->Post([this, frames = std::move(frames)](LocalNode& node, absl::Time now) {
+  loop_->PostOwn([this, frames = std::move(frames)](LocalNode& node, absl::Time now) {
     for (const auto& entry : frames) {
       node.Submit(session_, entry.first, now, [outcome = entry.second](Outcome o) {
         outcome->Set({o.sequence, Detached(o.status)});
@@ -245,7 +245,7 @@ absl::StatusOr<std::vector<float>> DirectRank::Read(TensorId id) {
 }
 
 void DirectRank::StartReading(TensorId id, std::shared_ptr<int> reader) {
-  loop_->Post([this, id, reader = std::move(reader)](LocalNode& node, absl::Time now) {
+  loop_->PostOwn([this, id, reader = std::move(reader)](LocalNode& node, absl::Time now) {
     node.ReadTensor(session_, id, now + absl::Hours(1),
                     [reader](const absl::StatusOr<ReadableTensor>&) {});
   });

@@ -148,7 +148,7 @@ class DirectRank {
   template <typename T, typename Fn>
   T Call(Fn fn) {
     Promise<T> done;
-    loop_->Post([&](LocalNode& node, absl::Time now) { fn(node, now, &done); });
+    loop_->PostOwn([&](LocalNode& node, absl::Time now) { fn(node, now, &done); });
     return done.Get();
   }
 

@@ -332,7 +332,7 @@ TEST_F(NodeTest, ALeaseIsAsLongAsTheDaemonSays) {
   loop_ = std::make_unique<NodeLoop>(options, DevicesOf(backend_.get()));
   const auto open = [&](absl::Duration lease) {
     Promise<absl::StatusOr<SessionInfo>> opened;
-    loop_->Post([&](LocalNode& node, absl::Time now) {
+    loop_->PostOwn([&](LocalNode& node, absl::Time now) {
       OpenSessionRequest request;
       request.tenant = "uid:0";
       request.lease = lease;
@@ -422,7 +422,7 @@ TEST_F(NodeTest, WhoGivesUpWaitingForAnOutcomeLeavesNothingBehind) {
     auto token = std::make_shared<int>();
     const std::weak_ptr<int> weak = token;
     Promise<Reason> reason;
-    loop_->Post([&, token = std::move(token)](LocalNode& node, absl::Time now) {
+    loop_->PostOwn([&, token = std::move(token)](LocalNode& node, absl::Time now) {
       node.WaitOutcome(
           ranks_[0]->session(), Sequence(ranks_[0]->last_sequence().value() + ahead), now,
           [&reason, token](const Outcome& o) { reason.Set(ErrorOf(o.status).reason); });
@@ -440,7 +440,7 @@ TEST_F(NodeTest, AClosedSessionIsNotWatchedAnyMore) {
   const auto watch = [&](const DirectRank& rank) {
     int ends[2] = {-1, -1};
     EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    loop_->WatchProcess(rank.session(), ends[0]);
+    loop_->WatchProcess("", rank.session(), ends[0]);
     return UniqueFd(ends[1]);
   };
   const auto is_closed = [](const UniqueFd& end, absl::Duration patience) {

@@ -376,7 +376,8 @@ void AttachServer::AskNode(
     std::function<void(node::LocalNode& node, const ConnectionRef& asker)> answer) {
   connection->Asked();
   ConnectionRef asker(connection.get(), [connection](Connection* c) { c->Answered(); });
-  loop_->Post([asker = std::move(asker), answer = std::move(answer)](
+  loop_->Post(TenantOf(connection->uid),
+              [asker = std::move(asker), answer = std::move(answer)](
                   node::LocalNode& node, absl::Time) { answer(node, asker); });
 }
 
@@ -476,8 +477,9 @@ void AttachServer::Close(const ConnectionRef& connection) {
     }
   }
   if (is_bound) {
-    loop_->Post(
-        [session](node::LocalNode& node, absl::Time now) { node.SetDetached(session, true, now); });
+    loop_->Post(TenantOf(connection->uid), [session](node::LocalNode& node, absl::Time now) {
+      node.SetDetached(session, true, now);
+    });
   }
 }
 
@@ -534,7 +536,7 @@ int AttachServer::Sweep() {
 }
 
 void AttachServer::CloseEnded(std::vector<ConnectionRef> bound_connections) {
-  loop_->Post(
+  loop_->PostOwn(
       [bound_connections = std::move(bound_connections)](node::LocalNode& node, absl::Time) {
         for (const ConnectionRef& connection : bound_connections) {
           if (node.Lives(connection->session)) continue;

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <future>
 #include <iostream>
@@ -165,7 +166,7 @@ class AttachServerTest : public testing::Test {
   // On the node thread, behind what was posted before.
   void AskNode(const node::NodeLoop::Task& task) {
     std::promise<void> done;
-    loop_.Post([&](node::LocalNode& node, absl::Time now) {
+    loop_.PostBehindAll([&](node::LocalNode& node, absl::Time now) {
       task(node, now);
       done.set_value();
     });
@@ -174,8 +175,8 @@ class AttachServerTest : public testing::Test {
   // The node thread does nothing until the promise is kept.
   std::promise<void> Occupy() {
     std::promise<void> go;
-    loop_.Post([gone = std::make_shared<std::future<void>>(go.get_future())](
-                   node::LocalNode&, absl::Time) { gone->wait(); });
+    loop_.PostOwn([gone = std::make_shared<std::future<void>>(go.get_future())](
+                      node::LocalNode&, absl::Time) { gone->wait(); });
     return go;
   }
   // Through the handshake, with a session.
@@ -259,6 +260,29 @@ TEST_F(AttachServerTest, AClientIsReadNoFurtherThanItsRequestsAreAnswered) {
   client.reset();
   EXPECT_TRUE(Eventually([&] { return !server_->Attached(getpid()); }));
   go.set_value();
+}
+
+// A process stands behind no other user's, however many calls those have.
+TEST_F(AttachServerTest, WhatItAsksOfTheNodeHasATurnOfItsUsers) {
+  Serve();
+  RawClient client(path_);
+  Bind(&client);
+  std::promise<void> go = Occupy();
+  std::promise<void> answer;
+  const std::shared_future<void> answered = answer.get_future().share();
+  for (int i = 0; i < 600; ++i) {
+    loop_.Post("another", [answered, i](node::LocalNode&, absl::Time) {
+      if (i != 10) return;
+      EXPECT_EQ(answered.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+    });
+  }
+  client.Send(Ask(AttachRequest::Kind::kReleaseStaging, 1));
+  EXPECT_TRUE(Eventually([&] { return Unread(client) == 0; }));
+  AwaitTurns(2);
+  go.set_value();
+  const absl::StatusOr<AttachReply> reply = client.Receive();
+  EXPECT_TRUE(reply.ok()) << reply.status();
+  answer.set_value();
 }
 
 TEST_F(AttachServerTest, DescriptorsThatAreNotReadAreFew) {

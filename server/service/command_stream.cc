@@ -142,8 +142,8 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
                                          [stream, status] { stream->End(status); });
         },
         [this, bytes](node::NodeLoop::Task task) {
-          service_->loop->Post([stream = self_, bytes, task = std::move(task)](
-                                   node::LocalNode& node, absl::Time now) {
+          service_->loop->Post(caller_.tenant, [stream = self_, bytes, task = std::move(task)](
+                                                   node::LocalNode& node, absl::Time now) {
             task(node, now);
             stream->Taken(bytes);
           });

@@ -68,8 +68,8 @@ class Download : public RequestCall {
     }
     node::NodeLoop* const loop = service_->loop;
     ViewRef shared_view(new node::ReadableTensor(*std::move(view)),
-                        [loop](const node::ReadableTensor* done) {
-                          loop->Post([done](node::LocalNode& node, absl::Time) {
+                        [loop, tenant = caller().tenant](const node::ReadableTensor* done) {
+                          loop->Post(tenant, [done](node::LocalNode& node, absl::Time) {
                             node.CountStreamed(done->bytes);
                             delete done;
                           });

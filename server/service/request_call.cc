@@ -106,12 +106,13 @@ void RequestCall::Post(node::NodeLoop::Task task) {
     turn = std::move(turn_);
   }
   // Where a turn ends the next request is begun to be read, and that is not for the node thread.
-  service_->loop->Post([worker = service_->worker, tenant = caller_.tenant, task = std::move(task),
+  service_->loop->Post(caller_.tenant,
+                       [worker = service_->worker, tenant = caller_.tenant, task = std::move(task),
                         turn = std::make_shared<CallTurns::Turn>(std::move(turn))](
                            node::LocalNode& node, absl::Time now) mutable {
-    task(node, now);
-    worker->Post(tenant, [turn = std::move(turn)] {});
-  });
+                         task(node, now);
+                         worker->Post(tenant, [turn = std::move(turn)] {});
+                       });
 }
 
 void RequestCall::WhenAnswered(std::function<void()> answer) {
@@ -177,9 +178,11 @@ void RequestCall::OnDone() {
   service_->reads->Forget(holder_, in_line);
   service_->answering->Forget(holder_, in_answer_line);
   if (wait_ != nullptr && !wait_over) {
-    service_->loop->Post([wait = std::move(wait_)](node::LocalNode& node, absl::Time now) {
-      node.Withdraw(wait, now);
-    });
+    // Behind what has made it wait.
+    service_->loop->Post(caller_.tenant,
+                         [wait = std::move(wait_)](node::LocalNode& node, absl::Time now) {
+                           node.Withdraw(wait, now);
+                         });
   }
   Forget();
   self_.reset();

@@ -135,7 +135,7 @@ TEST_F(RequestCallTest, ARequestHasItsTurnUntilTheNodeComesToIt) {
   node::NodeLoop loop(node::NodeOptions(), DevicesOf(daemon.backend()));
   service_.loop = &loop;
   std::promise<void> go;
-  loop.Post([&go](node::LocalNode&, absl::Time) { go.get_future().wait(); });
+  loop.PostOwn([&go](node::LocalNode&, absl::Time) { go.get_future().wait(); });
 
   call_->have_request = [this] { call_->Post([](node::LocalNode&, absl::Time) {}); };
   reads_.Enter({}, [this](CallTurns::Turn turn) { call_->StartReading(std::move(turn)); });
@@ -151,6 +151,23 @@ TEST_F(RequestCallTest, ARequestHasItsTurnUntilTheNodeComesToIt) {
   EXPECT_FALSE(came);
   go.set_value();
   next.get_future().wait();
+}
+
+// It stands behind no other tenant's, however many those have.
+TEST_F(RequestCallTest, WhatItAsksOfTheNodeHasATurnOfItsTenants) {
+  TestDaemon daemon;
+  node::NodeLoop loop(node::NodeOptions(), DevicesOf(daemon.backend()));
+  service_.loop = &loop;
+  std::promise<void> go;
+  loop.PostOwn([&go](node::LocalNode&, absl::Time) { go.get_future().wait(); });
+  int others = 0;
+  for (int i = 0; i < 600; ++i) {
+    loop.Post("another", [&others](node::LocalNode&, absl::Time) { ++others; });
+  }
+  std::promise<int> waited_for;
+  call_->Post([&](node::LocalNode&, absl::Time) { waited_for.set_value(others); });
+  go.set_value();
+  EXPECT_LE(waited_for.get_future().get(), 1);
 }
 
 // Of a connection only so many answers are under way until gRPC has done with their calls.

@@ -78,7 +78,7 @@ void OnOpen(const CallRef<v1::OpenSessionResponse>& call, const v1::OpenSessionR
     const absl::StatusOr<node::SessionInfo> info = node.OpenSession(open, now);
     if (!info.ok()) return call->Reply(info.status());
     if (open.attached) {
-      service->loop->WatchProcess(info->id, client->pidfd.Release());
+      service->loop->WatchProcess(info->tenant, info->id, client->pidfd.Release());
       if (!service->attach->Bind(client->connection, info->id)) {
         node.SetDetached(info->id, true, now);
       }

@@ -40,7 +40,7 @@ void WriteSlices(const ServiceContext* service,
       node.WriteStaging(session, write->arena, write->offset + static_cast<int64_t>(done), slice);
   const size_t next = done + slice.size();
   if (!status.ok() || next == write->bytes.size()) return call->Reply(status);
-  service->loop->Post([=](node::LocalNode& later, absl::Time) {
+  service->loop->Post(call->caller().tenant, [=](node::LocalNode& later, absl::Time) {
     WriteSlices(service, call, session, upload, next, later);
   });
 }

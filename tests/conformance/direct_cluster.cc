@@ -53,14 +53,14 @@ class Direct : public Cluster {
 
   void Kill(const Session& session) override {
     MutexLock lock(&mutex_);
-    loop_.Post([id = sessions_[internal::SessionOf(session).get()]](
-                   node::LocalNode& node, absl::Time now) { node.SessionDied(id, now); });
+    loop_.PostOwn([id = sessions_[internal::SessionOf(session).get()]](
+                      node::LocalNode& node, absl::Time now) { node.SessionDied(id, now); });
   }
 
   ClusterCounts Counts() override {
     ClusterCounts counts;
     absl::Notification done;
-    loop_.Post([&](node::LocalNode& node, absl::Time) {
+    loop_.PostOwn([&](node::LocalNode& node, absl::Time) {
       const node::NodeStats stats = node.Stats("");
       // What its clients still map is theirs to give back.
       counts.memory_in_use = stats.memory_used_bytes - stats.client_held_bytes;

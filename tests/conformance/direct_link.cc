@@ -92,8 +92,8 @@ class DirectLink : public Link {
     EncodeFrame(command, &out);
     const std::shared_ptr<Log> log = log_;
     CHORUS_RETURN_IF_ERROR(WaitForRoom());
-    loop_->Post([session = session_, frame = out.Take(), log, sequence = command.sequence](
-                    node::LocalNode& node, absl::Time now) {
+    loop_->PostOwn([session = session_, frame = out.Take(), log, sequence = command.sequence](
+                       node::LocalNode& node, absl::Time now) {
       node.Submit(session, frame, now, [log, sequence](node::Outcome outcome) {
         MutexLock lock(&log->mutex);
         --log->under_way;
@@ -140,7 +140,7 @@ class DirectLink : public Link {
   absl::Status Read(TensorId tensor, Sequence, char* out, int64_t bytes,
                     absl::Duration timeout) override {
     const Answer<absl::StatusOr<std::string>> answer;
-    loop_->Post(
+    loop_->PostOwn(
         [session = session_, tensor, timeout, answer](node::LocalNode& node, absl::Time now) {
           node.ReadTensor(session, tensor, now + timeout,
                           [answer](absl::StatusOr<node::ReadableTensor> view) {
@@ -162,7 +162,7 @@ class DirectLink : public Link {
   absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId tensor, Sequence, int64_t bytes,
                                                         absl::Duration timeout) override {
     const Answer<absl::StatusOr<std::pair<const char*, int64_t>>> answer;
-    loop_->Post(
+    loop_->PostOwn(
         [session = session_, tensor, timeout, answer](node::LocalNode& node, absl::Time now) {
           node.ReadTensor(session, tensor, now + timeout,
                           [answer](absl::StatusOr<node::ReadableTensor> view) {
@@ -185,7 +185,7 @@ class DirectLink : public Link {
     // Mapped on the node thread: the node closes its descriptor when the arena goes.
     using Made = absl::StatusOr<std::pair<Staging, int64_t>>;
     const Answer<Made> answer;
-    loop_->Post([session = session_, bytes, answer](node::LocalNode& node, absl::Time) {
+    loop_->PostOwn([session = session_, bytes, answer](node::LocalNode& node, absl::Time) {
       node.CreateStaging(session, bytes,
                          [&node, session, answer](const absl::StatusOr<node::StagingArena>& arena) {
                            if (!arena.ok()) return answer.Set(Detached(arena.status()));
@@ -233,7 +233,7 @@ class DirectLink : public Link {
     join.exec_timeout = absl::FromChrono(options.exec_timeout);
     join.check_call_sites = options.check_call_sites;
     const Answer<absl::StatusOr<JoinedWorld>> answer;
-    loop_->Post([session = session_, join, answer](node::LocalNode& node, absl::Time now) {
+    loop_->PostOwn([session = session_, join, answer](node::LocalNode& node, absl::Time now) {
       node.JoinWorld(session, join, now, [answer](absl::StatusOr<node::WorldInfo> info) {
         if (!info.ok()) return answer.Set(Detached(info.status()));
         answer.Set(JoinedWorld{info->id, info->epoch});
@@ -265,8 +265,8 @@ class DirectLink : public Link {
 
   absl::StatusOr<ReformedWorld> Reform(WorldId world, Rank rank, Timeout timeout) override {
     const Answer<absl::StatusOr<ReformedWorld>> answer;
-    loop_->Post([session = session_, world, rank, timeout, answer](node::LocalNode& node,
-                                                                   absl::Time now) {
+    loop_->PostOwn([session = session_, world, rank, timeout, answer](node::LocalNode& node,
+                                                                      absl::Time now) {
       node.ReformWorld(
           session, {world, rank, absl::FromChrono(timeout), absl::nullopt}, now,
           [answer](absl::StatusOr<node::ReformResult> result) {
@@ -319,7 +319,8 @@ class DirectLink : public Link {
   template <typename T, typename F>
   T Ask(absl::string_view what, F f) {
     const Answer<T> answer;
-    loop_->Post([f, answer](node::LocalNode& node, absl::Time now) { answer.Set(f(node, now)); });
+    loop_->PostOwn(
+        [f, answer](node::LocalNode& node, absl::Time now) { answer.Set(f(node, now)); });
     absl::optional<T> got = answer.Get(kAnswer);
     return got.has_value() ? *std::move(got) : T(Late(what));
   }
@@ -387,7 +388,7 @@ absl::StatusOr<std::unique_ptr<Link>> OpenDirectLink(node::NodeLoop* loop,
   for (const int device : devices) held.push_back(DeviceIndex(device));
   request.devices = held;
   const Answer<absl::StatusOr<SessionId>> answer;
-  loop->Post([request, answer](node::LocalNode& node, absl::Time now) {
+  loop->PostOwn([request, answer](node::LocalNode& node, absl::Time now) {
     const absl::StatusOr<node::SessionInfo> info = node.OpenSession(request, now);
     if (!info.ok()) return answer.Set(Detached(info.status()));
     answer.Set(info->id);
