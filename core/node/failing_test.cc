@@ -851,6 +851,65 @@ TEST_P(AdoptionInSlicesTest, TheyAreLaunchedTogetherAndInOrderHoweverManySlicesI
   EXPECT_EQ(result, kFirst * (kLocals + 1) + 2 + 3);
 }
 
+// A session has a run in each of many worlds, and all read what one local run makes: when that
+// fails each of these worlds is told.
+TEST_F(FailingTest, WorldsAreToldOfWhatFailedInTurnsOfBoundedWork) {
+  constexpr int kWorlds = 800;
+  GraphBuilder builder(1, {});
+  GraphInput input;
+  input.type = TensorType(DType::kF32, {1});
+  NodeSpec negate;
+  negate.op = "neg";
+  negate.inputs = {builder.AddInput(input)};
+  GraphOutput output;
+  output.value = (*builder.Emit(std::move(negate)))[0];
+  builder.AddOutput(output);
+  testing::RankBuilder alone(/*rank=*/0, /*size=*/1);
+  alone.set_wants_grad(false);
+  output.value = alone.AllReduce(alone.Input(input.type));
+  alone.graph().AddOutput(output);
+  const Graph graphs[] = {AllReduces(/*rank=*/0, /*results=*/1), builder.Build(),
+                          alone.graph().Build()};
+  for (int slot = 0; slot < 3; ++slot) {
+    RegisterGraph graph;
+    graph.graph = {slot, 1};
+    graph.encoded = EncodeGraph(graphs[slot]);
+    Take(rank(0), std::move(graph));
+  }
+  while (rank(0)->told.size() < 3) Poll();
+
+  Take(rank(0), RunOf(0, {0, 1}, /*results=*/1));
+  chorus::Run local = RunOf(0, {1, 1}, /*results=*/1);
+  local.graph = {1, 1};
+  local.inputs[0] = TensorId{0, 1};
+  local.groups.clear();
+  Take(rank(0), std::move(local));
+  for (int i = 0; i < kWorlds; ++i) {
+    const absl::StatusOr<WorldInfo> world = Join(rank(0)->session, absl::StrCat("one", i));
+    ASSERT_TRUE(world.ok()) << world.status();
+    chorus::Run of_world = RunOf(0, {2 + i, 1}, /*results=*/1);
+    of_world.graph = {2, 1};
+    of_world.inputs[0] = TensorId{1, 1};
+    of_world.groups[0].world = world->id;
+    Take(rank(0), std::move(of_world));
+  }
+  while (Poll()) {
+  }
+  ASSERT_EQ(node_->Stats("").live_runs, kWorlds + 2);
+  Close(rank(2));
+  int turns = 0;
+  while (rank(0)->told.size() < kWorlds + 5) {
+    ASSERT_TRUE(Poll()) << rank(0)->told.size();
+    ++turns;
+  }
+  EXPECT_GT(turns, kWorlds / 20);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  for (size_t i = 3; i < rank(0)->told.size(); ++i) {
+    EXPECT_EQ(rank(0)->told[i].second, Reason::kPeerLeft) << i;
+  }
+  EXPECT_EQ(node_->Stats("").runs_failed, kWorlds + 2);
+}
+
 // A caller that waits for that hears of it, though the node ends.
 TEST_F(FailingTest, TheNodesEndIsTheirs) {
   RunAhead();

@@ -13,6 +13,10 @@
 namespace chorus::node {
 namespace {
 
+// To fail a run beside WorkOf() it, with its error told; and to refuse it, with its world's epoch.
+constexpr int64_t kWorkPerFailure = 32;
+constexpr int64_t kWorkPerRefusal = 128;
+
 // So many buffers that runs had in common are let go of in one turn.
 constexpr size_t kLetGoAtOnce = 512;
 
@@ -301,6 +305,7 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
 }
 
 void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
+  CountWork(kWorkPerRefusal);
   const std::shared_ptr<World> world = run->world;
   Error error = ErrorOf(why);
   holders_->Explain(*run->session, run, &error);
@@ -309,6 +314,19 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   SayOpenEpoch(*world, world->agreement->epoch(), &error);
   Fail(run, error, now);
   decision.CarryOut(now);
+}
+
+// At once, unless this slice has had its share: its world's epoch may end.
+void Runs::RefuseAwaiting(RunState* run, std::shared_ptr<const Error> failed, absl::Time now) {
+  if (SliceWork() <= options_->fail_work) return RefuseVote(run, ToStatus(*failed), now);
+  HoldBack(run->session.get());
+  AfterFailing([this, handle = run->handle, session = run->session, failed = std::move(failed)] {
+    RunState* const later = table_->Find(handle);
+    if (later != nullptr && later->phase == RunState::Phase::kVoted && !HasEnded(*later)) {
+      RefuseVote(later, ToStatus(*failed), clock_->now);
+    }
+    LetGoOn(session);
+  });
 }
 
 void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status) {
@@ -473,14 +491,14 @@ void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const E
       Unblock(next_.Pop(), now);
       continue;
     }
-    const Next next = std::move(failed_next_.front());
+    Next next = std::move(failed_next_.front());
     failed_next_.pop_front();
     RunState* const run = table_->Find(next.run);
     if (run == nullptr) continue;
     if (run->phase == RunState::Phase::kWaiting) {
       Fail(run, *next.failed, now);
     } else if (run->phase == RunState::Phase::kVoted && !HasEnded(*run)) {
-      RefuseVote(run, ToStatus(*next.failed), now);
+      RefuseAwaiting(run, std::move(next.failed), now);
     } else if (run->phase == RunState::Phase::kLaunched) {
       gangs_->Fail(*run, ToStatus(*next.failed));
     }
@@ -685,7 +703,7 @@ void Runs::LetGoOn(const std::shared_ptr<Session>& session) {
 // A launched run stays until its gang ends.
 void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
   run->failed = true;
-  CountWork(WorkOf(*run));
+  CountWork(WorkOf(*run) + kWorkPerFailure);
   const std::shared_ptr<Session> session = run->session;
   Error error = cause;
   failures_->Record(session.get(), run->world.get(), &error);

@@ -132,6 +132,8 @@ class Runs final : public AgreementListener {
   void Refuse(const std::shared_ptr<Session>& session, Sequence sequence, const Run& command,
               RunState* run, const absl::Status& why, absl::Time now);
   void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
+  // What it waits for has failed.
+  void RefuseAwaiting(RunState* run, std::shared_ptr<const Error> failed, absl::Time now);
   void Unblock(RunHandle handle, absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
   void ReleaseConsumers(RunState* run, absl::Time now);
@@ -176,7 +178,7 @@ class Runs final : public AgreementListener {
   bool stopped_ = false;
   // Runs that what they waited for lets go of, tenants in turns: it is launched, or has come. Those
   // for which it has failed do not wait for a turn, but are looked at one behind the other, however
-  // long the chain.
+  // long the chain; of those that have voted the worlds are told as the slice has time.
   TurnQueue<RunHandle> next_;
   struct Next {
     RunHandle run;
