@@ -79,12 +79,14 @@ class FailingTest : public ::testing::Test {
 
   // What it is told at once; UNKNOWN: it waits for others.
   absl::StatusOr<WorldInfo> Join(SessionId session, const std::string& name, int rank = 0,
-                                 int size = 1, absl::optional<DeviceIndex> device = {}) {
+                                 int size = 1, absl::optional<DeviceIndex> device = {},
+                                 CheckCallSites check_call_sites = CheckCallSites::kOff) {
     JoinRequest join;
     join.name = name;
     join.size = size;
     join.rank = Rank(rank);
     join.device = device;
+    join.check_call_sites = check_call_sites;
     const auto told =
         std::make_shared<absl::StatusOr<WorldInfo>>(absl::UnknownError("it waits for others"));
     node_->JoinWorld(session, join, now_,
@@ -908,6 +910,40 @@ TEST_F(FailingTest, WorldsAreToldOfWhatFailedInTurnsOfBoundedWork) {
     EXPECT_EQ(rank(0)->told[i].second, Reason::kPeerLeft) << i;
   }
   EXPECT_EQ(node_->Stats("").runs_failed, kWorlds + 2);
+}
+
+// One vote may bring as many as a world may ever have.
+TEST_F(FailingTest, CallSitesThatDifferAreWrittenDownInTurnsOfBoundedWork) {
+  constexpr int kLines = 1000;
+  for (int r = 0; r < 2; ++r) {
+    const absl::StatusOr<WorldInfo> info =
+        Join(rank(r)->session, "warned", r, 2, DeviceIndex(r), CheckCallSites::kWarn);
+    if (info.ok()) world_ = info->id;
+  }
+  const auto written_down = [this] {
+    const std::vector<FlightEvent> events = node_->Flight("", 10000).value();
+    return std::count_if(events.begin(), events.end(), [](const FlightEvent& event) {
+      return event.kind == FlightKind::kCallSitesDiffer;
+    });
+  };
+  for (int r = 0; r < 2; ++r) {
+    testing::RankBuilder b(r, /*size=*/2);
+    b.set_wants_grad(false);
+    const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
+    for (int i = 0; i < kLines; ++i) b.AllReduce(x);
+    Graph graph = b.graph().Build();
+    int line = 0;
+    for (Node& node : graph.nodes) node.source = absl::StrCat("rank", r, ".py:", ++line);
+    RegisterGraph command;
+    command.graph = {0, 1};
+    command.encoded = EncodeGraph(graph);
+    Submit(rank(r), std::move(command));
+    while (rank(r)->told.empty()) Poll();
+    Take(rank(r), RunOf(0, {0, 1}, /*results=*/0));
+  }
+  EXPECT_LT(written_down(), kLines) << "all in one slice: nothing to be seen";
+  while (written_down() < kLines) ASSERT_TRUE(Poll());
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
 // A caller that waits for that hears of it, though the node ends.

@@ -5,6 +5,7 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/work.h"
 
 namespace chorus::node {
 namespace {
@@ -35,6 +36,15 @@ FailureOrigin WhereIs(const Session* session, const World* world, const Error& e
   }
   return failure;
 }
+
+// A part that is gone: looked for and noted; and its error, written and recorded.
+constexpr int64_t kWorkPerGivenUp = 2;
+constexpr int64_t kWorkPerTold = 64;
+
+constexpr absl::string_view kWhatOfIt =
+    ": they have it without this rank's part of the loss, which is right for them, and what this "
+    "rank differentiates there lacks theirs. Call Backward there as well, or make the call under "
+    "NoGrad";
 
 }  // namespace
 
@@ -68,30 +78,63 @@ absl::Status Failures::RecordStatus(const std::string& tenant, const FailureOrig
   return ToStatus(error);
 }
 
-void Failures::NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket,
-                           absl::Time now) {
+int64_t Failures::NoteGivenUp(World* world, absl::Span<const LaunchedInstance> instances,
+                              Ticket ticket, absl::Time now) {
   using Where = std::pair<int32_t, absl::string_view>;
-  for (const LaunchedInstance::GivenUp& part : instance.given_up) {
-    if (world->given_up.size() >= World::kMostGivenUp) world->given_up.clear();
-    const Where where(part.rank.value(), part.what->source);
-    ErrorId& error_id = world->given_up[absl::Hash<Where>()(where)];
-    if (!errors_->Find(error_id, "").has_value()) {
-      Error error(Reason::kGradientLost);
-      error.culprit.rank = part.rank.value();
-      error.culprit.pid = world->members[static_cast<size_t>(part.rank.value())].pid;
-      error.op = part.what->op;
-      error.source = part.what->source;
-      error.message = absl::StrCat(
-          "rank ", part.rank.value(), " gave up its part of the gradient of ", part.what->what,
-          " at ", part.what->source,
-          " (dropped, used up or not recorded), and others asked for it: they have it without this "
-          "rank's part of the loss, which is right for them, and what this rank differentiates "
-          "there lacks theirs. Call Backward there as well, or make the call under NoGrad");
-      errors_->Record(world->tenant, &error);
-      error_id = error.id;
+  int64_t given_up = 0;
+  int told = 0;
+  const LaunchedInstance::GivenUp* first_untold = nullptr;
+  int64_t untold = 0;
+  // Where the last launch came to, if it did not tell of all: of a loop's each has its turn.
+  const size_t begin = world->given_up_next < instances.size() ? world->given_up_next : 0;
+  for (size_t i = 0; i < instances.size(); ++i) {
+    const size_t at = (begin + i) % instances.size();
+    for (const LaunchedInstance::GivenUp& part : instances[at].given_up) {
+      ++given_up;
+      const uint64_t where = absl::Hash<Where>()(Where(part.rank.value(), part.what->source));
+      auto it = world->given_up.find(where);
+      if (it == world->given_up.end() || !errors_->Has(it->second, world->tenant)) {
+        if (told == kMostToldAtOnce) {
+          if (untold++ > 0) continue;
+          first_untold = &part;
+          world->given_up_next = at;
+          continue;
+        }
+        ++told;
+        if (it == world->given_up.end() && world->given_up.size() >= World::kMostGivenUp) {
+          world->given_up.clear();
+        }
+        it = world->given_up.insert_or_assign(where, TellGivenUp(*world, part, kWhatOfIt)).first;
+      }
+      Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, it->second);
     }
-    Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, error_id);
   }
+  CountWork(kWorkPerGivenUp * given_up);
+  if (untold == 0) return given_up;
+  const ErrorId error_id =
+      TellGivenUp(*world, *first_untold,
+                  absl::StrCat(". So it is with ", untold,
+                               " parts of gradients of this launch, of which this "
+                               "is the first: events of launches that come tell of the others, ",
+                               kMostToldAtOnce, " at a time"));
+  Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, error_id);
+  return given_up;
+}
+
+ErrorId Failures::TellGivenUp(const World& world, const LaunchedInstance::GivenUp& part,
+                              absl::string_view what_of_it) {
+  CountWork(kWorkPerTold);
+  Error error(Reason::kGradientLost);
+  error.culprit.rank = part.rank.value();
+  error.culprit.pid = world.members[static_cast<size_t>(part.rank.value())].pid;
+  error.op = part.what->op;
+  error.source = part.what->source;
+  error.message =
+      absl::StrCat("rank ", part.rank.value(), " gave up its part of the gradient of ",
+                   part.what->what, " at ", part.what->source,
+                   " (dropped, used up or not recorded), and others asked for it", what_of_it);
+  errors_->Record(world.tenant, &error);
+  return error.id;
 }
 
 void Failures::Note(FlightKind kind, absl::Time now, const Session* session, const World* world,

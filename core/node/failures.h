@@ -5,11 +5,14 @@
 #ifndef CHORUS_CORE_NODE_FAILURES_H_
 #define CHORUS_CORE_NODE_FAILURES_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/collective/decisions.h"
@@ -40,13 +43,20 @@ class Failures {
   // Into the flight record. `session` and `world` may be null.
   void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
             Sequence sequence = Sequence(), Ticket ticket = Ticket(), ErrorId error = ErrorId());
-  // Notes the ranks whose part of this gradient is gone: their own results are smaller than they
-  // could be. An error would hit each loop that drops a metric; but it is not silent.
-  void NoteGivenUp(World* world, const LaunchedInstance& instance, Ticket ticket, absl::Time now);
+  // Notes the ranks whose part of a gradient of this launch is gone: their own results are smaller
+  // than they could be. An error would hit each loop that drops a metric; but it is not silent. How
+  // many these are. Some lines are told of in one launch; those beyond are counted in an event of
+  // their own, and told of in launches that come.
+  static constexpr int kMostToldAtOnce = 16;
+  int64_t NoteGivenUp(World* world, absl::Span<const LaunchedInstance> instances, Ticket ticket,
+                      absl::Time now);
 
   const FlightRecord& flight() const { return flight_; }
 
  private:
+  ErrorId TellGivenUp(const World& world, const LaunchedInstance::GivenUp& part,
+                      absl::string_view what_of_it);
+
   ErrorStore* const errors_;
   const LogLine log_;
   FlightRecord flight_{65536};

@@ -2,12 +2,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "core/base/counting_heap.h"
+#include "core/base/work.h"
 #include "core/collective/vote.h"
 #include "core/node/records.h"
 #include "core/node/world.h"
@@ -23,12 +27,15 @@ class GivenUpTest : public ::testing::Test {
     world_.tenant = "uid:0";
     EXPECT_TRUE(world_.MakeMembers(3).ok());
   }
-  // The error that tells of it.
-  static ErrorId GiveUp(Failures* failures, World* world, int32_t rank, const std::string& line) {
+  static LaunchedInstance GivenUp(int32_t rank, const std::string& line) {
     LaunchedInstance instance;
     instance.given_up.push_back(
         {Rank(rank), std::make_shared<const PartLabel>(PartLabel{"sum", "sum f32[4]", line})});
-    failures->NoteGivenUp(world, instance, Ticket(1), absl::UnixEpoch());
+    return instance;
+  }
+  // The error that tells of it.
+  static ErrorId GiveUp(Failures* failures, World* world, int32_t rank, const std::string& line) {
+    EXPECT_EQ(failures->NoteGivenUp(world, {GivenUp(rank, line)}, Ticket(1), absl::UnixEpoch()), 1);
     return failures->flight().Latest(1)[0].error;
   }
 
@@ -48,6 +55,44 @@ TEST_F(GivenUpTest, EachLineOfEachRankHasItsError) {
   EXPECT_EQ(GiveUp(&failures, &world_, 2, "train.py:1"), rank);
   EXPECT_EQ(errors.Find(rank, "uid:0")->culprit.rank, 2);
   EXPECT_EQ(errors.Find(line, "uid:0")->source, "train.py:2");
+}
+
+// One launch may have as many as a graph may have collectives, each in a line of its own.
+TEST_F(GivenUpTest, OfManyLinesEachHasItsTurn) {
+  constexpr int kLines = 2048;
+  constexpr int kAtOnce = Failures::kMostToldAtOnce;
+  ErrorStore errors(kMaxErrors);
+  Failures failures(&errors, nullptr);
+  std::vector<LaunchedInstance> launch;
+  for (int line = 0; line < kLines; ++line) {
+    launch.push_back(GivenUp(line % 3, absl::StrCat("train.py:", line)));
+  }
+  std::set<std::string> told;
+  for (int64_t ticket = 1; ticket <= kLines / kAtOnce; ++ticket) {
+    const WorkSlice slice;
+    ASSERT_EQ(failures.NoteGivenUp(&world_, launch, Ticket(ticket), absl::UnixEpoch()), kLines);
+    EXPECT_GE(SliceWork(), kLines);
+    EXPECT_LE(SliceWork(), kMaxSliceWork / 2);
+    int64_t of_others = 0;
+    for (const FlightEvent& event : failures.flight().Latest(kLines)) {
+      if (event.ticket != Ticket(ticket)) continue;
+      const Error error = *errors.Find(event.error, "uid:0");
+      EXPECT_EQ(error.reason, Reason::kGradientLost);
+      const size_t at = error.message.find("So it is with ");
+      if (at == std::string::npos) {
+        told.insert(error.source);
+      } else {
+        EXPECT_TRUE(
+            absl::SimpleAtoi(absl::string_view(error.message)
+                                 .substr(at + 14, error.message.find(' ', at + 14) - at - 14),
+                             &of_others));
+      }
+    }
+    ASSERT_EQ(told.size(), ticket * kAtOnce);
+    // Beside those that have been told of lately.
+    EXPECT_GE(of_others, kLines - World::kMostGivenUp - kAtOnce);
+    EXPECT_LE(of_others, kLines - kAtOnce);
+  }
 }
 
 // A world is charged for what is kept of lines, however many there are and however long.

@@ -78,23 +78,27 @@ void ErrorStore::ForgetOne() {
   --count_;
 }
 
+const ErrorStore::Kept* ErrorStore::FindIn(const Errors& errors, ErrorId id) {
+  const auto at = std::lower_bound(errors.begin(), errors.end(), id,
+                                   [](const Kept& e, ErrorId wanted) { return e.id < wanted; });
+  return at == errors.end() || at->id != id ? nullptr : &*at;
+}
+
 absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) const {
-  const auto find = [id](const Errors& errors) -> absl::optional<Error> {
-    const auto at = std::lower_bound(errors.begin(), errors.end(), id,
-                                     [](const Kept& e, ErrorId wanted) { return e.id < wanted; });
-    if (at == errors.end() || at->id != id) return absl::nullopt;
-    Error error = DecodeError(at->bytes);
+  for (const auto& [name, errors] : of_tenant_) {
+    if (!tenant.empty() && name != tenant) continue;
+    const Kept* const kept = FindIn(errors, id);
+    if (kept == nullptr) continue;
+    Error error = DecodeError(kept->bytes);
     error.id = id;
     return error;
-  };
-  if (!tenant.empty()) {
-    const auto it = of_tenant_.find(tenant);
-    return it == of_tenant_.end() ? absl::nullopt : find(it->second);
-  }
-  for (const auto& [name, errors] : of_tenant_) {
-    if (absl::optional<Error> error = find(errors)) return error;
   }
   return absl::nullopt;
+}
+
+bool ErrorStore::Has(ErrorId id, absl::string_view tenant) const {
+  const auto it = of_tenant_.find(tenant);
+  return it != of_tenant_.end() && FindIn(it->second, id) != nullptr;
 }
 
 std::string FailureLine(const FailureOrigin& failure, const Error& error) {

@@ -75,6 +75,8 @@ class ErrorStore {
   // Sets error->id. `tenant` may ask for it later. False: the cause was there already.
   bool Record(absl::string_view tenant, Error* error);
   absl::optional<Error> Find(ErrorId id, absl::string_view tenant) const;
+  // Whether it is there still, of that tenant.
+  bool Has(ErrorId id, absl::string_view tenant) const;
 
  private:
   struct Kept {
@@ -82,6 +84,7 @@ class ErrorStore {
     std::string bytes;  // encoded, without its id
   };
   using Errors = std::deque<Kept>;  // by id
+  static const Kept* FindIn(const Errors& errors, ErrorId id);
   void ForgetOne();
 
   size_t capacity_;

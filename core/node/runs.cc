@@ -16,6 +16,8 @@ namespace {
 // To fail a run beside WorkOf() it, with its error told; and to refuse it, with its world's epoch.
 constexpr int64_t kWorkPerFailure = 32;
 constexpr int64_t kWorkPerRefusal = 128;
+// To write down that ranks differ, in the log as well.
+constexpr int64_t kWorkPerWarning = 64;
 
 // So many buffers that runs had in common are let go of in one turn.
 constexpr size_t kLetGoAtOnce = 512;
@@ -353,11 +355,8 @@ void Runs::Unblock(RunHandle handle, absl::Time now) {
 
 void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& action,
                     absl::Time now) {
-  for (const LaunchedInstance& instance : action.instances) {
-    if (instance.given_up.empty()) continue;
-    stats_->gradients_given_up += static_cast<int64_t>(instance.given_up.size());
-    failures_->NoteGivenUp(world.get(), instance, action.ticket, now);
-  }
+  stats_->gradients_given_up +=
+      failures_->NoteGivenUp(world.get(), action.instances, action.ticket, now);
   const int32_t index = gangs_->Launch(world, action, now);
   for (RunHandle handle : action.runs) {
     const RunState& run = *table_->Find(handle);
@@ -419,9 +418,18 @@ void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& ac
 
 void Runs::OnWarn(const std::shared_ptr<World>& world, const SequencerAction& action,
                   absl::Time now) {
-  Error error = *action.error;
-  failures_->Record(nullptr, world.get(), &error);
-  failures_->Note(FlightKind::kCallSitesDiffer, now, nullptr, world.get(), Sequence(), Ticket(),
+  // A vote may bring as many as a world may ever have.
+  if (SliceWork() > options_->fail_work) {
+    return AfterFailing([this, world, cause = action.error] { Warn(*world, *cause, clock_->now); });
+  }
+  Warn(*world, *action.error, now);
+}
+
+void Runs::Warn(const World& world, const Error& cause, absl::Time now) {
+  CountWork(kWorkPerWarning);
+  Error error = cause;
+  failures_->Record(nullptr, &world, &error);
+  failures_->Note(FlightKind::kCallSitesDiffer, now, nullptr, &world, Sequence(), Ticket(),
                   error.id);
 }
 

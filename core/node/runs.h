@@ -134,6 +134,7 @@ class Runs final : public AgreementListener {
   void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
   // What it waits for has failed.
   void RefuseAwaiting(RunState* run, std::shared_ptr<const Error> failed, absl::Time now);
+  void Warn(const World& world, const Error& cause, absl::Time now);
   void Unblock(RunHandle handle, absl::Time now);
   void LaunchLocal(RunState* run, absl::Time now);
   void ReleaseConsumers(RunState* run, absl::Time now);

@@ -74,6 +74,7 @@ struct World : std::enable_shared_from_this<World> {
   static constexpr size_t kMostGivenUp = 256;
   static constexpr int64_t kGivenUpBytes = int64_t{16} << 10;  // of the list, while it grows too
   absl::flat_hash_map<uint64_t, ErrorId> given_up;
+  size_t given_up_next = 0;  // of a launch, the collective from which on to tell of them
   // Of its members' devices, and nobody else's. Null until they are launched together.
   std::shared_ptr<CommunicatorLease> communicators;
 
