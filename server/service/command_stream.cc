@@ -6,7 +6,10 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "chorus/v1/log.pb.h"
 #include "core/base/error.h"
@@ -20,20 +23,39 @@
 namespace chorus::server {
 namespace {
 
-// What an outcome takes, with gRPC's slice and buffer; and a frame, with the task that has it.
+// What an outcome takes, as a status with the task that brings it, and then with gRPC's slice and
+// buffer; and a frame, with the task that has it.
 constexpr int64_t kOverhead = 256;
-int64_t BytesOf(const grpc::ByteBuffer& outcome) {
-  return kOverhead + static_cast<int64_t>(outcome.Length());
+int64_t BytesOf(const absl::Status& outcome) {
+  if (outcome.ok()) return kOverhead;
+  // Beside the texts: their names in the message, and what a status is made of.
+  constexpr int64_t kError = 512;
+  auto bytes = kOverhead + kError + static_cast<int64_t>(outcome.message().size());
+  outcome.ForEachPayload([&bytes](absl::string_view, const absl::Cord& payload) {
+    bytes += static_cast<int64_t>(payload.size());
+  });
+  return bytes;
 }
 int64_t BytesOf(const std::string& frame) { return kOverhead + static_cast<int64_t>(frame.size()); }
 
 // Messages after which the table of connections is told that they have been taken.
 constexpr int kTakenAtATime = 64;
 
-// An outcome that is to be written.
+// What an outcome is counted as, from when the node tells it until it is written.
+struct OutcomeRoom {
+  int64_t bytes = 0;
+  SharedRoom::Part part;  // where it is beyond what every stream may have
+};
+// One that the worker has not come to.
+struct ToldOutcome {
+  int64_t sequence = 0;
+  absl::Status status;
+  OutcomeRoom room;
+};
+// One that is to be written.
 struct Outcome {
-  grpc::ByteBuffer bytes;
-  SharedRoom::Part room;  // where it is beyond what every stream may have
+  grpc::ByteBuffer message;
+  OutcomeRoom room;
 };
 
 class CommandStream : public ByteStream, public std::enable_shared_from_this<CommandStream> {
@@ -120,7 +142,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
         command.ok() ? FrameOf(sequence, std::move(command->body)) : command.status();
     // Not a command of the log then: the next one may be the right one with the same sequence.
     if (!frame.ok()) {
-      HaveOutcome(sequence, frame.status());
+      PostOutcome(sequence, frame.status());
       return true;
     }
     const int64_t bytes = BytesOf(*frame);
@@ -163,29 +185,43 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     });
   }
 
+  // It counts from now on: the worker may be far behind.
   void PostOutcome(int64_t sequence, absl::Status status) {
+    OutcomeRoom room{BytesOf(status), SharedRoom::Part()};
+    MutexLock lock(&mutex_);
+    if (ended_ || is_full_) return;
+    if (unwritten_bytes_ > kMaxUnwrittenBytes) {
+      absl::StatusOr<SharedRoom::Part> part = service_->answers->Take(caller_.tenant, room.bytes);
+      if (!part.ok()) {
+        is_full_ = true;
+        return service_->worker->Post(caller_.tenant, [stream = shared_from_this(),
+                                                       why = part.status()] { stream->End(why); });
+      }
+      room.part = *std::move(part);
+    }
+    unwritten_bytes_ += room.bytes;
+    told_.push_back({sequence, std::move(status), std::move(room)});
     service_->worker->Post(caller_.tenant,
-                           [stream = shared_from_this(), sequence, status = std::move(status)] {
-                             stream->HaveOutcome(sequence, status);
-                           });
+                           [stream = shared_from_this()] { stream->WriteNextOutcome(); });
   }
 
-  void HaveOutcome(int64_t sequence, const absl::Status& status) {
+  // The worker's: the first of those that it has not come to.
+  void WriteNextOutcome() {
+    ToldOutcome told;
+    {
+      MutexLock lock(&mutex_);
+      if (ended_) return;
+      told = std::move(told_.front());
+      told_.pop_front();
+    }
     v1::CommandsResponse response;
-    response.set_sequence(sequence);
-    if (!status.ok()) *response.mutable_error() = ToRpcStatus(status);
-    Outcome outcome{Serialized(response), SharedRoom::Part()};
-    const int64_t bytes = BytesOf(outcome.bytes);
+    response.set_sequence(told.sequence);
+    if (!told.status.ok()) *response.mutable_error() = ToRpcStatus(told.status);
+    Outcome outcome{Serialized(response), std::move(told.room)};
     MutexLock lock(&mutex_);
     if (ended_) return;
-    if (unwritten_bytes_ > kMaxUnwrittenBytes) {
-      absl::StatusOr<SharedRoom::Part> room = service_->answers->Take(caller_.tenant, bytes);
-      if (!room.ok()) return EndLocked(ToGrpc(room.status()));
-      outcome.room = *std::move(room);
-    }
-    unwritten_bytes_ += bytes;
     outcomes_.push_back(std::move(outcome));
-    if (outcomes_.size() == 1) StartWrite(&outcomes_.front().bytes);
+    if (outcomes_.size() == 1) StartWrite(&outcomes_.front().message);
   }
 
   void OnWriteDone(bool ok) override {
@@ -194,11 +230,11 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     }
     MutexLock lock(&mutex_);
     if (ended_) return;
-    unwritten_bytes_ -= BytesOf(outcomes_.front().bytes);
+    unwritten_bytes_ -= outcomes_.front().room.bytes;
     outcomes_.pop_front();
     --under_way_;
     if (!outcomes_.empty()) {
-      StartWrite(&outcomes_.front().bytes);
+      StartWrite(&outcomes_.front().message);
     } else if (!farewell_.ok()) {
       return EndLocked(ToGrpc(farewell_));
     }
@@ -248,10 +284,12 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   void OnCancel() override { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
   void OnDone() override {
     service_->farewell->Remove(farewell_id_);
+    std::deque<ToldOutcome> told;
     std::deque<Outcome> unread;
     {
       MutexLock lock(&mutex_);
       done_ = true;
+      told.swap(told_);
       unread.swap(outcomes_);
       unread_.Stop();
       if (held_.value() != 0) service_->worker->Drop(held_);
@@ -272,9 +310,11 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   int64_t session_ = 0;       // by OnReadDone alone
 
   Mutex mutex_;
+  std::deque<ToldOutcome> told_ ABSL_GUARDED_BY(mutex_);  // the worker comes to each
   std::deque<Outcome> outcomes_ ABSL_GUARDED_BY(mutex_);  // the first is being written
-  int64_t unwritten_bytes_ ABSL_GUARDED_BY(mutex_) = 0;   // of these
-  int64_t posted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;      // that the node has not come to
+  int64_t unwritten_bytes_ ABSL_GUARDED_BY(mutex_) = 0;   // of both
+  bool is_full_ ABSL_GUARDED_BY(mutex_) = false;      // they found no room; it ends by the worker
+  int64_t posted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that the node has not come to
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_message_ ABSL_GUARDED_BY(mutex_) = false;  // its first
   int taken_ ABSL_GUARDED_BY(mutex_) = 0;  // messages behind it that nobody has been told of

@@ -17,8 +17,9 @@ namespace chorus::server {
 // kMaxUnwrittenBytes of outcomes, or with more than kMaxPostedBytes of commands that the node has
 // not come to, is not read further until that is less, so that a client that does not read its
 // outcomes stops itself. What the commands under way hold is charged by the node; what their
-// outcomes are beyond kMaxUnwrittenBytes takes room of ServiceContext::answers, and where there is
-// none the stream ends.
+// outcomes are beyond kMaxUnwrittenBytes takes room of ServiceContext::answers from when the node
+// tells them, for thousands may fail at a time, and the worker comes to them one by one. Where
+// there is no room the stream ends.
 inline constexpr int kMaxCommandsUnderWay = 1024;
 inline constexpr int64_t kMaxUnwrittenBytes = 4096;
 

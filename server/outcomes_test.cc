@@ -1,0 +1,211 @@
+// Outcomes of a stream of commands that the worker has not come to, by a server that has no daemon
+// around it.
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "chorus/v1/log.grpc.pb.h"
+#include "core/base/error.h"
+#include "core/base/unique_fd.h"
+#include "core/node/node_loop.h"
+#include "core/runtime/devices.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "proto/convert/errors_convert.h"
+#include "server/acceptor.h"
+#include "server/call_guard.h"
+#include "server/own_memory.h"
+#include "server/peers.h"
+#include "server/service/context.h"
+#include "server/service/farewell.h"
+#include "server/service/log_service.h"
+#include "server/service/room.h"
+#include "server/service/worker.h"
+#include "server/testing/test_daemon.h"
+#include "server/unix_listener.h"
+
+namespace chorus::server {
+namespace {
+
+constexpr int kCommands = 300;
+constexpr int64_t kRoom = int64_t{7} << 16;  // more than their outcomes take, of one user
+
+class OutcomesTest : public ::testing::Test {
+ protected:
+  OutcomesTest() {
+    const std::string path = daemon_.folder() + "/other.sock";
+    absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_STREAM, SocketAccess());
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    context_.loop = &loop_;
+    context_.worker = &worker_;
+    context_.peers = &peers_;
+    context_.farewell = &farewell_;
+    context_.parsing = &parsing_;
+    context_.answers = &answers_;
+    context_.streams = &streams_;
+    context_.reads = &reads_;
+    context_.answering = &answering_;
+    context_.incarnation = 1;
+    context_.max_wait = absl::Minutes(10);
+    context_.read_timeout = absl::Minutes(10);
+    context_.download_timeout = absl::Minutes(10);
+    service_ = MakeLogService(&context_);
+    grpc::ServerBuilder builder;
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> guards;
+    guards.push_back(GuardCalls(&peers_, &blocking_));
+    builder.experimental().SetInterceptorCreators(std::move(guards));
+    builder.RegisterService(service_.get());
+    server_ = builder.BuildAndStart();
+    std::vector<Acceptor::Listener> listeners;
+    listeners.push_back({*std::move(listener), /*is_unix=*/true});
+    PeerTable::Idle idle;
+    idle.first_call = absl::Hours(1);
+    idle.next_call = absl::Hours(1);
+    acceptor_ =
+        std::make_unique<Acceptor>(std::move(listeners), std::move(idle), &peers_, server_.get());
+    OnNode([this](node::LocalNode& node, absl::Time now) {
+      node::OpenSessionRequest open;
+      open.tenant = tenant_;
+      const absl::StatusOr<node::SessionInfo> opened = node.OpenSession(open, now);
+      EXPECT_TRUE(opened.ok()) << opened.status();
+      if (opened.ok()) session_ = opened->id;
+    });
+    client_ =
+        v1::Log::NewStub(grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials()));
+    stream_ = client_->Commands(&call_);
+  }
+  ~OutcomesTest() override {
+    acceptor_->Stop(absl::ZeroDuration());
+    server_->Shutdown();
+    server_->Wait();
+    worker_.Stop();
+  }
+
+  // Returns when the node thread has done `task`, behind all that it was asked before.
+  void OnNode(const node::NodeLoop::Task& task) {
+    std::promise<void> done;
+    loop_.PostBehindAll([&](node::LocalNode& node, absl::Time now) {
+      task(node, now);
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+
+  // One that fails at once.
+  void Send(int64_t sequence) {
+    v1::CommandsRequest request;
+    request.set_session(WireSession(context_.incarnation, session_));
+    request.mutable_command()->set_sequence(sequence);
+    request.mutable_command()->mutable_make_readable()->add_tensors()->set_generation(1);
+    EXPECT_TRUE(stream_->Write(request));
+  }
+  // Commands 2 .. kCommands + 1 are with the log.
+  void SendAllButTheFirst() {
+    for (int64_t sequence = 2; sequence <= kCommands + 1; ++sequence) Send(sequence);
+    Send(0);  // is none, and answered when it has been read
+    v1::CommandsResponse response;
+    EXPECT_TRUE(stream_->Read(&response));
+    EXPECT_EQ(response.sequence(), 0);
+    // And the stream reads on.
+    OnNode([](node::LocalNode&, absl::Time) {});
+    std::promise<void> done;
+    worker_.Post(tenant_, [&done] { done.set_value(); });
+    done.get_future().wait();
+  }
+  // The first comes, and so the log takes all: returns when each has its outcome.
+  void TakeAll() {
+    std::promise<void> last;
+    loop_.PostOwn([&](node::LocalNode& node, absl::Time) {
+      node.WaitOutcome(session_, Sequence(kCommands + 1), absl::InfiniteFuture(),
+                       [&last](const node::Outcome&) { last.set_value(); });
+    });
+    Send(1);
+    last.get_future().wait();
+    OnNode([](node::LocalNode&, absl::Time) {});
+  }
+  // How many outcomes come before the stream ends.
+  int ReadAll() {
+    v1::CommandsResponse response;
+    int outcomes = 0;
+    for (; stream_->Read(&response); ++outcomes) EXPECT_TRUE(response.has_error());
+    return outcomes;
+  }
+
+  const std::string tenant_ = absl::StrCat("uid:", geteuid());
+  TestDaemon daemon_;  // for its folder and its backend
+  ServiceContext context_;
+  Room parsing_{kMaxParsedBytes};
+  SharedRoom answers_{kRoom / 7 * 8, "bytes of answers"};
+  SharedRoom streams_{2 * kMaxMessageBytes, "bytes of streams"};
+  SharedRoom blocking_{1, "calls"};
+  CallTurns reads_{8};
+  CallTurns answering_{8};
+  PeerTable peers_{geteuid(), /*max_connections=*/8, {16, 16, 16}};
+  Farewell farewell_;
+  ServiceWorker worker_{[](const std::vector<SessionId>&) {}, absl::Hours(1)};
+  node::NodeLoop loop_{node::NodeOptions(), DevicesOf(daemon_.backend())};
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Acceptor> acceptor_;
+  SessionId session_;
+  std::unique_ptr<v1::Log::Stub> client_;
+  grpc::ClientContext call_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>> stream_;
+};
+
+// The node is done with thousands at a time, where what they wait for fails.
+TEST_F(OutcomesTest, CountBeforeTheWorkerHasComeToThem) {
+  SendAllButTheFirst();
+  std::promise<void> go;
+  std::promise<void> waits;
+  worker_.Post(tenant_, [&] {
+    waits.set_value();
+    go.get_future().wait();
+  });
+  waits.get_future().wait();
+  // What there is room for, but for ten of them.
+  std::vector<SharedRoom::Part> others;
+  constexpr int64_t kOfTen = int64_t{10} << 10;
+  others.push_back(*answers_.Take(tenant_, kRoom - kOfTen));
+  TakeAll();
+  EXPECT_FALSE(answers_.Take(tenant_, kOfTen / 5).ok());
+  go.set_value();
+  EXPECT_LT(ReadAll(), 50);
+  const absl::Status end = FromGrpc(stream_->Finish());
+  EXPECT_EQ(ErrorOf(end).reason, Reason::kQuota) << end;
+  // What they had of it is free.
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!answers_.Take(tenant_, kOfTen).ok()) {
+    ASSERT_LT(absl::Now(), deadline);
+    std::this_thread::yield();
+  }
+}
+
+TEST_F(OutcomesTest, AllComeWhereThereIsRoom) {
+  SendAllButTheFirst();
+  std::promise<void> go;
+  worker_.Post(tenant_, [&] { go.get_future().wait(); });
+  TakeAll();
+  EXPECT_FALSE(answers_.Take(tenant_, kRoom / 2).ok());
+  go.set_value();
+  stream_->WritesDone();
+  EXPECT_EQ(ReadAll(), kCommands + 1);
+  const absl::Status end = FromGrpc(stream_->Finish());
+  EXPECT_TRUE(end.ok()) << end;
+  EXPECT_TRUE(answers_.Take(tenant_, kRoom).ok());
+}
+
+}  // namespace
+}  // namespace chorus::server
