@@ -19,6 +19,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
@@ -211,6 +212,19 @@ absl::StatusOr<int64_t> AnonymousBytesOf(pid_t pid) {
   const auto kilobytes = StatusNumber(absl::StrCat("/proc/", pid, "/status"), "RssAnon:");
   if (kilobytes.has_value()) return *kilobytes * 1024;
   return absl::NotFoundError(absl::StrCat("no memory of process ", pid));
+}
+
+std::vector<pid_t> ChildrenOf(pid_t pid) {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {
+    pid_t child = 0;  // other files there have no number
+    if (!absl::SimpleAtoi(process.path().filename().string(), &child)) continue;
+    if (StatusNumber(process.path().string() + "/status", "PPid:") == pid) {
+      children.push_back(child);
+    }
+  }
+  return children;
 }
 
 void Pause(int64_t nanos) {

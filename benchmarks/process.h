@@ -72,6 +72,8 @@ inline constexpr bool kSanitized = false;
 absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid);
 // Of these its heap and stacks: nothing that is shared or a file's.
 absl::StatusOr<int64_t> AnonymousBytesOf(pid_t pid);
+// Processes that `pid` has started, and that have not ended.
+std::vector<pid_t> ChildrenOf(pid_t pid);
 // Does nothing for that long.
 void Pause(int64_t nanos);
 

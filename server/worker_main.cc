@@ -21,6 +21,7 @@
 #include "core/cuda/cudnn_api.h"
 #include "core/ops/cuda_kernels.h"
 #include "core/ops/host_kernels.h"
+#include "server/heap.h"
 
 ABSL_FLAG(std::string, backend, "sim", "Of the devices: sim or cuda.");
 ABSL_FLAG(int32_t, devices, 1, "How many; of one GPU with cuda.");
@@ -67,6 +68,7 @@ absl::StatusOr<std::unique_ptr<Backend>> Open(ThreadPool* pool) {
 }  // namespace chorus::server
 
 int main(int argc, char** argv) {
+  chorus::server::BoundHeaps();
   absl::SetProgramUsageMessage("Has devices for the chorusd that starts it.");
   absl::ParseCommandLine(argc, argv);
   // Read when the driver starts. By default 16 streams take 1.7 times as long as one (docs/gpu.md,

@@ -59,15 +59,22 @@ absl::StatusOr<std::unique_ptr<OwnCgroup>> OwnCgroup::Of(pid_t pid) {
   if (mkdir(folder.c_str(), 0755) != 0) {
     return absl::UnavailableError(absl::StrCat("cannot make ", folder, ": ", strerror(errno)));
   }
-  std::unique_ptr<OwnCgroup> made(new OwnCgroup(folder, place.peak, pid));
+  std::unique_ptr<OwnCgroup> made(new OwnCgroup(folder, place.peak));
+  // First the parent: what it starts from now on begins there.
   CHORUS_RETURN_IF_ERROR(Write(folder + "/cgroup.procs", absl::StrCat(pid)));
+  for (const pid_t child : bench::ChildrenOf(pid)) {
+    CHORUS_RETURN_IF_ERROR(Write(folder + "/cgroup.procs", absl::StrCat(child)));
+  }
   CHORUS_RETURN_IF_ERROR(made->PeakBytes().status());
   return made;
 }
 
 OwnCgroup::~OwnCgroup() {
   const std::string above = folder_.substr(0, folder_.rfind('/'));
-  (void)Write(above + "/cgroup.procs", absl::StrCat(pid_));
+  const std::string pids = bench::FileText(folder_ + "/cgroup.procs");
+  for (const absl::string_view pid : absl::StrSplit(pids, '\n', absl::SkipEmpty())) {
+    (void)Write(above + "/cgroup.procs", std::string(pid));
+  }
   rmdir(folder_.c_str());
 }
 

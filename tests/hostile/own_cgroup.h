@@ -1,5 +1,5 @@
-// A memory cgroup for one process, which tells what it has had at most: pages of its own, of shared
-// memory and of files that it was the first to touch.
+// A memory cgroup for one process and those that it starts, which tells what they have had at most:
+// pages of their own, of shared memory and of files that they were the first to touch.
 //
 // Threads: one at a time.
 #ifndef CHORUS_TESTS_HOSTILE_OWN_CGROUP_H_
@@ -18,10 +18,10 @@ namespace hostile {
 
 class OwnCgroup {
  public:
-  // Below this process's own. What `pid` has so far is not in it. UNAVAILABLE: none can be made
-  // here, which takes root, and says why.
+  // Below this process's own. What `pid` and its children have so far is not in it. UNAVAILABLE:
+  // none can be made here, which takes root, and says why.
   static absl::StatusOr<std::unique_ptr<OwnCgroup>> Of(pid_t pid);
-  // Back to where it was.
+  // Back to where they were.
   ~OwnCgroup();
   OwnCgroup(const OwnCgroup&) = delete;
   OwnCgroup& operator=(const OwnCgroup&) = delete;
@@ -29,12 +29,11 @@ class OwnCgroup {
   absl::StatusOr<int64_t> PeakBytes() const;
 
  private:
-  OwnCgroup(std::string folder, std::string peak, pid_t pid)
-      : folder_(std::move(folder)), peak_(std::move(peak)), pid_(pid) {}
+  OwnCgroup(std::string folder, std::string peak)
+      : folder_(std::move(folder)), peak_(std::move(peak)) {}
 
   const std::string folder_;
   const std::string peak_;  // the file's name
-  const pid_t pid_;
 };
 
 }  // namespace hostile

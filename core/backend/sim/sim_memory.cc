@@ -18,10 +18,11 @@ constexpr int64_t kAlignment = 64;
 // Between allocations, so that running over the end of one never lands in the next.
 constexpr int64_t kGap = 4096;
 constexpr size_t kMostFreedBlocks = 4096;
-constexpr int64_t kMostFreedBytes = int64_t{128} << 20;
+// Nobody is charged for either of these.
+constexpr int64_t kMostFreedBytes = int64_t{32} << 20;
 // After so many that were forgotten malloc gives back what it keeps of them: it would keep as much
 // as there has ever been.
-constexpr int64_t kTrimBytes = int64_t{64} << 20;
+constexpr int64_t kTrimBytes = int64_t{16} << 20;
 
 absl::Status Wrong(absl::string_view what) { return MakeError(Reason::kInternal, what); }
 

@@ -15,9 +15,9 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 // Of what is freed: what is not forgotten yet, and half as much that malloc has. (AddressSanitizer
 // has its own, which keeps a quarter of a gigabyte more.)
 #ifdef __SANITIZE_ADDRESS__
-constexpr int64_t kMayKeep = 640 * kMiB;
+constexpr int64_t kMayKeep = 448 * kMiB;
 #else
-constexpr int64_t kMayKeep = 256 * kMiB;
+constexpr int64_t kMayKeep = 64 * kMiB;
 #endif
 
 // Of this process, in memory.
