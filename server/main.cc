@@ -47,6 +47,7 @@
 #include "server/listen_address.h"
 #include "server/log_writer.h"
 #include "server/memory_limit.h"
+#include "server/own_memory.h"
 #include "server/peers.h"
 #include "server/service/context.h"
 #include "server/watchdog.h"
@@ -212,7 +213,9 @@ ABSL_FLAG(bool, share_equal_work, chorus::server::Defaults().node.share_equal_wo
           "its results once. Results are the same bits either way.");
 ABSL_FLAG(chorus::server::MemoryFlag, memory_limit_bytes, {},
           "Of all tensors and arenas together; also 512MiB, 8GiB. auto: three quarters of the "
-          "machine's memory or, where that is less, of what the daemon's cgroup may have.");
+          "machine's memory or, where that is less, of what the daemon's cgroup may have; where "
+          "there is little, what the 256 MiB and 64 KiB a session that the daemon may take beside "
+          "leave.");
 ABSL_FLAG(int32_t, max_sessions, chorus::server::Defaults().node.max_sessions,
           "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, chorus::server::Defaults().node.max_worlds, "Worlds at a time.");
@@ -382,8 +385,8 @@ DaemonOptions OptionsFromFlags() {
 
 MemoryLimit MemoryLimitFromFlags() {
   const absl::optional<BytesFlag> bytes = absl::GetFlag(FLAGS_memory_limit_bytes).bytes;
-  return bytes.has_value() ? MemoryLimit{bytes->value, "--memory_limit_bytes"}
-                           : DefaultMemoryLimit();
+  if (bytes.has_value()) return MemoryLimit{bytes->value, "--memory_limit_bytes", ""};
+  return DefaultMemoryLimit(kOwnBytes + absl::GetFlag(FLAGS_max_sessions) * kSessionOwnBytes);
 }
 
 std::unique_ptr<Backend> MakeSoundBackend(ThreadPool* pool) {
@@ -497,6 +500,7 @@ int Main() {
   const MemoryLimit memory = MemoryLimitFromFlags();
   options.node.memory_limit_bytes = memory.bytes;
   LOG(INFO) << "memory limit: " << memory.bytes << " bytes: " << memory.source;
+  if (!memory.warning.empty()) LOG(WARNING) << memory.warning;
   RaiseDescriptorLimit();
   if (!KernelGivesLeases()) {
     LOG(WARNING)

@@ -70,7 +70,7 @@ std::vector<Cgroup> CgroupsIn(const std::string& text) {
 
 }  // namespace
 
-MemoryLimit DefaultMemoryLimit(const std::string& root) {
+MemoryLimit DefaultMemoryLimit(int64_t own_bytes, const std::string& root) {
   int64_t lowest = std::numeric_limits<int64_t>::max();
   std::string source;
   const auto look = [&](absl::optional<int64_t> bytes, absl::string_view what) {
@@ -92,9 +92,19 @@ MemoryLimit DefaultMemoryLimit(const std::string& root) {
     }
   }
   if (source.empty()) {
-    return {kWithoutKnowledge, "neither /proc/meminfo nor a cgroup says how much there is"};
+    return {kWithoutKnowledge, "neither /proc/meminfo nor a cgroup says how much there is", ""};
   }
-  return {lowest / 4 * 3, absl::StrCat("three quarters of the ", lowest, " bytes that ", source)};
+  const std::string there = absl::StrCat("the ", lowest, " bytes that ", source);
+  const int64_t left = lowest - own_bytes;
+  if (left >= lowest / 4 * 3) return {lowest / 4 * 3, "three quarters of " + there, ""};
+  if (left >= lowest / 4) {
+    return {left, absl::StrCat(there, ", less ", own_bytes, " for the daemon's own"), ""};
+  }
+  return {lowest / 4, "a quarter of " + there,
+          absl::StrCat(there, " are too few: clients can make the daemon take ", own_bytes,
+                       " beside its memory limit, and the system end it. Expected are at least ",
+                       own_bytes + own_bytes / 3,
+                       " bytes; fewer of --max_sessions, --max_calls and --max_streams need less")};
 }
 
 }  // namespace chorus::server

@@ -32,7 +32,7 @@ class MemoryLimitTest : public testing::Test {
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << text;
   }
-  MemoryLimit Limit() const { return DefaultMemoryLimit(root_); }
+  MemoryLimit Limit(int64_t own_bytes = 0) const { return DefaultMemoryLimit(own_bytes, root_); }
 
   std::string root_;
 };
@@ -73,6 +73,30 @@ TEST_F(MemoryLimitTest, CgroupsOfVersionOneCountToo) {
   // What other controllers have is no memory.
   Write("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1048576\n");
   EXPECT_EQ(Limit().bytes, 3 * kMiB);
+}
+
+// A container of 512 MiB: with three quarters for clients the daemon could be killed.
+TEST_F(MemoryLimitTest, WhatTheDaemonMayTakeBesideIsLeft) {
+  Write("/proc/self/cgroup", "0::/\n");
+  Write("/sys/fs/cgroup/memory.max", absl::StrCat(512 * kMiB, "\n"));
+  Write("/proc/meminfo", "MemTotal: 16777216 kB\n");
+  EXPECT_EQ(Limit(256 * kMiB).bytes, 256 * kMiB);
+  EXPECT_THAT(Limit(256 * kMiB).source, HasSubstr(absl::StrCat("less ", 256 * kMiB)));
+  EXPECT_EQ(Limit(256 * kMiB).warning, "");
+  EXPECT_EQ(Limit(128 * kMiB).bytes, 384 * kMiB);
+  EXPECT_THAT(Limit(128 * kMiB).source, HasSubstr("three quarters"));
+  EXPECT_EQ(Limit(100 * kMiB).bytes, 384 * kMiB);
+}
+
+TEST_F(MemoryLimitTest, WhereTooLittleIsLeftThereIsAWarning) {
+  Write("/proc/meminfo", absl::StrCat("MemTotal: ", 320 * 1024, " kB\n"));
+  EXPECT_EQ(Limit(240 * kMiB).bytes, 80 * kMiB);
+  EXPECT_EQ(Limit(240 * kMiB).warning, "");
+  for (const int64_t own : {241 * kMiB, 320 * kMiB, 1024 * kMiB}) {
+    EXPECT_EQ(Limit(own).bytes, 80 * kMiB);
+    EXPECT_THAT(Limit(own).warning, HasSubstr(absl::StrCat("take ", own, " beside")));
+    EXPECT_THAT(Limit(own).warning, HasSubstr(absl::StrCat("at least ", own + own / 3)));
+  }
 }
 
 TEST_F(MemoryLimitTest, WhatCannotBeReadBoundsNothing) {

@@ -100,6 +100,9 @@ constexpr int64_t ReadBytes(int64_t max_connections, int64_t max_calls, int64_t 
 }
 
 inline constexpr int64_t kOwnBytes = int64_t{256} << 20;
+// And of each session, whose record is charged to nobody: CommandLog::kMaxOutcomeBytes, and its
+// row.
+inline constexpr int64_t kSessionOwnBytes = int64_t{64} << 10;
 // The process itself, its log and its tables.
 inline constexpr int64_t kBaseBytes = int64_t{16} << 20;
 // Errors that it keeps, whose texts clients choose in part; the rest is a row.

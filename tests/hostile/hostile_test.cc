@@ -41,7 +41,6 @@ namespace {
 // The honest ones have less than an eighth of it: another tenant cannot take what they need.
 constexpr int64_t kMemoryLimit = int64_t{160} << 20;
 constexpr int64_t kShare = kMemoryLimit / 8 * 7;  // of one tenant
-constexpr int64_t kSessionBytes = int64_t{64} << 10;
 constexpr int64_t kSessions = 40;
 // What an attack may bring into memory beside what somebody is charged for: by far less than an
 // attack comes to. (Of what is charged and not touched it may bring as much more.)
@@ -373,8 +372,8 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
     if (!cgroup.ok() || bench::kSanitized) continue;
     const absl::StatusOr<int64_t> peak = (*cgroup)->PeakBytes();
     ASSERT_TRUE(peak.ok()) << peak.status();
-    ASSERT_LE(*peak,
-              GetParam().memory_limit() + server::kOwnBytes + GetParam().sessions() * kSessionBytes)
+    ASSERT_LE(*peak, GetParam().memory_limit() + server::kOwnBytes +
+                         GetParam().sessions() * server::kSessionOwnBytes)
         << "beside " << absl::StrJoin(names, ", ");
   }
   for (bench::Process& attacker : attackers) attacker = bench::Process();
