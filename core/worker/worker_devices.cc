@@ -131,7 +131,8 @@ class FarDevices final : public WorkerDevices {
   };
   // In the order of the calls: a message, or an upload, which is sent in pieces. How many there are
   // is for clients to decide, which have been charged for more than they take: of plans
-  // MemoryOfLoadedPart, of launches what the node charges for a run (Preparer::ChargeRows).
+  // MemoryOfLoadedPart, of launches what the node charges for a run (Preparer::ChargeRows). (Not of
+  // uploads, beyond what the tensor's name is charged: docs/known.md.)
   struct Queued {
     std::string message;
     int device = -1;  // an upload's
