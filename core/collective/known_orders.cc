@@ -27,6 +27,7 @@ const GangOrder* KnownOrders::Keep(const std::string& signature, GangOrder order
   const size_t bytes = BytesOf(signature, order);
   if (bytes > kMostBytes / 2) {
     not_kept_ = std::move(order);
+    not_kept_bytes_ = bytes;
     return &not_kept_;
   }
   if (bytes_ + bytes > kMostBytes) {

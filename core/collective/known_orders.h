@@ -56,7 +56,8 @@ class SignatureWriter {
 
 class KnownOrders {
  public:
-  // What is kept takes no more, all together; an order of more than half of it is not kept.
+  // What is kept takes no more, all together; an order of more than half of it is not kept, but for
+  // the last one as long as it may be in use.
   static constexpr size_t kMostBytes = size_t{64} << 10;
 
   // Null: it is not known. Valid until Keep().
@@ -64,14 +65,15 @@ class KnownOrders {
   // Returns the order. All others go where there is no room for it.
   const GangOrder* Keep(const std::string& signature, GangOrder order);
 
-  // Of what is kept, from above.
-  size_t bytes() const { return bytes_; }
+  // Of all that is here, from above.
+  size_t bytes() const { return bytes_ + not_kept_bytes_; }
   size_t size() const { return orders_.size(); }
 
  private:
   absl::flat_hash_map<std::string, GangOrder> orders_;
   size_t bytes_ = 0;
   GangOrder not_kept_;  // the last one
+  size_t not_kept_bytes_ = 0;
 };
 
 }  // namespace chorus

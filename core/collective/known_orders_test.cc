@@ -55,8 +55,10 @@ TEST(KnownOrdersTest, TakesNoMoreThanItSays) {
 TEST(KnownOrdersTest, OneThatIsTooLargeIsNotKept) {
   KnownOrders orders;
   orders.Keep("small", OrderOf(2, 0));
+  const size_t small = orders.bytes();
   EXPECT_EQ(orders.Keep("large", OrderOf(5000, 1))->runs[0], 1);
   EXPECT_EQ(orders.Find("large"), nullptr);
+  EXPECT_GT(orders.bytes(), small + KnownOrders::kMostBytes / 2) << "but it is there";
   EXPECT_NE(orders.Find("small"), nullptr);
 }
 
