@@ -50,17 +50,23 @@ void BatchNorm::Track(const Tensor& mean, const Tensor& unbiased_variance) {
   replace(running_var_, unbiased_variance);
 }
 
-bool BatchNorm::shares() const {
-  return options_.ranks.has_value() || (options_.replicas && ReplicaScope::Innermost() != nullptr &&
-                                        ReplicaScope::Innermost()->count() > 1);
+ReplicaScope* BatchNorm::replicas() const {
+  ReplicaScope* const scope = options_.replicas ? ReplicaScope::Innermost() : nullptr;
+  return scope == nullptr || scope->count() == 1 ? nullptr : scope;
+}
+
+bool BatchNorm::shares() const { return options_.ranks.has_value() || replicas() != nullptr; }
+
+int BatchNorm::ReplicaIndex(const ReplicaScope& scope) const {
+  return scope.devices().IndexOf(running_mean_().device());
 }
 
 Tensor BatchNorm::GatherRows(const Tensor& row) const {
-  ReplicaScope* const scope = options_.replicas ? ReplicaScope::Innermost() : nullptr;
-  if (scope == nullptr || scope->count() == 1) return AllGatherIntoTensor(row, *options_.ranks);
+  ReplicaScope* const scope = replicas();
+  if (scope == nullptr) return AllGatherIntoTensor(row, *options_.ranks);
   const parallel::DeviceGroup& devices = scope->devices();
-  const int index = devices.IndexOf(row.device());
-  if (index < 0) return Refuse(row, "its input is on none of the devices of the DataParallel");
+  const int index = ReplicaIndex(*scope);
+  if (index < 0) return Tell(Refuse(row, "it is on none of the devices of the DataParallel"));
   scope->NoteCall();
   // The last replica calls for the devices that have none, and keeps nothing of what they get: but
   // it is there, so that a call that differentiates the result takes part for them.
@@ -118,8 +124,12 @@ BatchNorm::Statistics BatchNorm::OfAll(const Tensor& x) const {
 }
 
 Tensor BatchNorm::Tell(const Tensor& refused) const {
-  return training() && options_.ranks.has_value() ? AllGatherIntoTensor(refused, *options_.ranks)
-                                                  : refused;
+  const ReplicaScope* const scope = replicas();
+  // The first replica makes the rank's call, whatever becomes of the others.
+  const bool calls = scope == nullptr || ReplicaIndex(*scope) <= 0;
+  return training() && options_.ranks.has_value() && calls
+             ? AllGatherIntoTensor(refused, *options_.ranks)
+             : refused;
 }
 
 Tensor BatchNorm::Forward(const Tensor& x) {

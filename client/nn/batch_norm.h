@@ -16,6 +16,8 @@
 namespace chorus {
 namespace nn {
 
+class ReplicaScope;
+
 struct BatchNormOptions {
   double epsilon = 1e-5;
   // How much of a batch comes into the running statistics; none: they are the mean over all
@@ -63,7 +65,10 @@ class BatchNorm : public Module {
  private:
   // Of a batch, a number for each channel.
   void Track(const Tensor& mean, const Tensor& unbiased_variance);
+  // Those of which it is one; null: it is alone on its rank, or they have nothing in common.
+  ReplicaScope* replicas() const;
   bool shares() const;
+  int ReplicaIndex(const ReplicaScope& scope) const;
   // The rows of all ranks and replicas that share a batch, from this one's.
   Tensor GatherRows(const Tensor& row) const;
   // The mean, the variance and the unbiased variance of their values.
@@ -73,7 +78,7 @@ class BatchNorm : public Module {
     Tensor unbiased;
   };
   Statistics OfAll(const Tensor& x) const;
-  // `refused`, of which the ranks that wait have been told.
+  // `refused`, of which the ranks that wait have been told: in the place of the rank's AllGather.
   Tensor Tell(const Tensor& refused) const;
 
   const int64_t channels_;

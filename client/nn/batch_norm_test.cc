@@ -1,5 +1,6 @@
 #include "chorus/nn/batch_norm.h"
 
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "chorus/functional/math.h"
 #include "chorus/functional/shape.h"
 #include "chorus/nn/data_parallel.h"
+#include "chorus/nn/init.h"
 #include "chorus/nn/layers.h"
 #include "chorus/nn/loss.h"
 #include "chorus/nn/optim.h"
@@ -411,6 +413,91 @@ TEST_F(SyncBatchNormTest, ARankThatCannotGoOnTellsTheOthers) {
   });
 }
 
+// Two ranks of two devices each.
+void OnRanksOfTwoDevices(
+    const std::function<void(const Session& session, const World& world, int rank)>& function) {
+  FakeDaemon daemon;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const Session session = daemon.Open(2, std::chrono::seconds(20));
+      WorldOptions options;
+      options.name = "job";
+      options.rank = r;
+      options.size = 2;
+      const auto world = session.Join(options);
+      ASSERT_TRUE(world.ok()) << world.status();
+      // Else a rank may be let in when another one's first call has been refused already.
+      ASSERT_TRUE(Barrier(*world).Wait().ok());
+      function(session, *world, r);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Rows of one value in a turn, of which two ranks have two each.
+Tensor RowsOf(const Session& session, int turn, int rank, int device = 0) {
+  return FromHost<double>(session.device(device),
+                          Rows(chorus::testing::Numbers(4, turn), 1, 2 * rank, 2 * rank + 2),
+                          {2, 1});
+}
+Doubles Normalised(int turn, int rank) {
+  Doubles all = chorus::testing::Numbers(4, turn);
+  const Statistics batch(all, 4, 1, 1, 0);
+  for (double& value : all) value = (value - batch.mean) / std::sqrt(batch.variance + 1e-5);
+  return Rows(all, 1, 2 * rank, 2 * rank + 2);
+}
+
+// A part of what has a variable of its own.
+class ScaledNorm : public Module {
+ public:
+  explicit ScaledNorm(const BatchNormOptions& options)
+      : Module("ScaledNorm"),
+        scale_(AddBuffer("scale", {1}, init::Ones())),
+        norm_(Add<BatchNorm>("norm", 1, options)) {}
+  Tensor Forward(const Tensor& x) override { return norm_(x * scale_()); }
+
+ private:
+  const Variable scale_;
+  BatchNorm& norm_;
+};
+
+// Else the next turn's statistics would be of two different ones.
+TEST_F(SyncBatchNormTest, ACallThatIsRefusedBeforeTheLayerTellsTheOthers) {
+  for (const bool is_inside : {false, true}) {
+    SCOPED_TRACE(is_inside ? "inside of another module" : "alone");
+    OnRanksOfTwoDevices([&](const Session& session, const World& world, int r) {
+      BatchNormOptions options;
+      options.ranks = world;
+      std::shared_ptr<Module> model = std::make_shared<BatchNorm>(1, options);
+      if (is_inside) model = std::make_shared<ScaledNorm>(options);
+      for (const bool is_there : {false, true}) {
+        const int turn = is_there ? 2 : 1;
+        Tensors before;
+        if (is_there || r == 0) {
+          ASSERT_TRUE(model->Init(session, 1, DType::kF64).ok());
+          for (const Variable& variable : model->variables()) before.push_back(variable());
+        }
+        const absl::Status refused = (*model)(RowsOf(session, turn, r, is_there ? r : 0)).Wait();
+        if (r == 1) {
+          EXPECT_THAT(std::string(refused.message()),
+                      HasSubstr(is_there ? "its input is on device 1" : "is not there yet"));
+        } else {
+          EXPECT_EQ(ErrorOf(refused).reason, Reason::kPeerRefused) << refused;
+        }
+        if (before.empty()) {
+          ASSERT_TRUE(model->Init(session, 1, DType::kF64).ok());
+        }
+        for (size_t i = 0; i < before.size(); ++i) model->variables()[i].Set(before[i]);
+        for (int good = 10 * turn; good < 10 * turn + 2; ++good) {
+          EXPECT_THAT(Values<double>((*model)(RowsOf(session, good, r))), Near(Normalised(good, r)))
+              << good;
+        }
+      }
+    });
+  }
+}
+
 TEST_F(SyncBatchNormTest, OneRankTrainsAsFourDo) {
   const Doubles rows = chorus::testing::Numbers(8 * 3, 1);
   const Doubles labels = chorus::testing::Numbers(8 * 2, 2);
@@ -563,6 +650,43 @@ TEST_F(SyncBatchNormTest, RanksOfSeveralDevicesAreOneBatch) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// However many replicas of a rank there are, the others count one call.
+TEST_F(SyncBatchNormTest, ReplicasThatAreRefusedAreOneCallOfTheirRank) {
+  OnRanksOfTwoDevices([&](const Session& session, const World& world, int r) {
+    BatchNormOptions options;
+    options.ranks = world;
+    options.replicas = true;
+    const auto fails = std::make_shared<FailsOn>(-1);
+    const auto norm = std::make_shared<BatchNorm>(1, options);
+    DataParallel model(std::make_shared<Sequential>(Modules{fails, norm}),
+                       *DeviceGroup::Create(session));
+    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+    int turn = 0;
+    // The second replica, the first, and the call before it comes to any.
+    for (const int slot : {1, 0, -1}) {
+      SCOPED_TRACE(slot);
+      Tensors before;
+      for (const Variable& variable : model.variables()) before.push_back(variable());
+      Tensor x = RowsOf(session, ++turn, r);
+      if (r == 0) {
+        fails->slot_ = slot;
+        if (slot < 0) x = Reshape(x, {7});
+      }
+      EXPECT_FALSE(model(x).Wait().ok());
+      // What a replica is handed is its devices' part of the failure (docs/known.md), this the
+      // world's.
+      Barrier(world).Wait().IgnoreError();
+      fails->slot_ = -1;
+      for (size_t i = 0; i < before.size(); ++i) model.variables()[i].Set(before[i]);
+      for (int i = 0; i < 2; ++i) {
+        ++turn;
+        EXPECT_THAT(Values<double>(model(RowsOf(session, turn, r))), Near(Normalised(turn, r)))
+            << "rank " << r << ", turn " << turn;
+      }
+    }
+  });
 }
 
 // As f32 has it, rounded.

@@ -8,8 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "chorus/collectives.h"
 #include "chorus/math.h"
 #include "client/internal/errors.h"
+#include "client/nn/refused.h"
 #include "client/nn/replicas.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
@@ -99,12 +101,16 @@ absl::Status CheckDevice(const Module& module, const DeviceGroup& devices) {
   return absl::OkStatus();
 }
 
-// Brings the members in line again; calls that only some of them have made fail alone.
+// Brings the members in line again; calls that only some of them have made fail alone: at once, by
+// calls of the new step, for nobody hears of the step by itself, and other ranks may wait for what
+// comes of those calls.
 void BeginStep(const DeviceGroup& devices) {
+  bool begun = true;
   for (int d = 0; d < devices.size(); ++d) {
     const World& world = devices.world(d);
-    world.Step(world.step() + 1).IgnoreError();
+    begun = world.Step(world.step() + 1).ok() && begun;
   }
+  for (int d = 0; begun && d < devices.size(); ++d) Barrier(devices.world(d));
 }
 
 // Warnings of devices that others would have to wait for.
@@ -240,12 +246,35 @@ DataParallel::DataParallel(Module* module, const DeviceGroup& devices,
 DataParallel::~DataParallel() = default;
 
 absl::StatusOr<Nest> DataParallel::Call(const Nest::Items& inputs, const Nest::Fields& keywords) {
-  absl::StatusOr<Nest> result = Run(inputs, keywords);
+  bool called = false;
+  absl::StatusOr<Nest> result = Run(inputs, keywords, &called);
+  if (!result.ok() && !called) result = CallRefused(result.status(), inputs, keywords);
   if (!result.ok()) return WithSource(result.status(), SourceOf(site()));
   return result;
 }
 
-absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fields& keywords) {
+absl::Status DataParallel::CallRefused(const absl::Status& why, const Nest::Items& inputs,
+                                       const Nest::Fields& keywords) {
+  if (module_ == nullptr || devices_.size() == 0) return why;
+  const Tensor failed = FromError(devices_.device(0), why);
+  bool has_tensor = false;
+  const auto fail = [&](const Tensor&) {
+    has_tensor = true;
+    return failed;
+  };
+  const Nest failed_inputs = MapTensors(Nest::Tuple(inputs), fail);
+  const Nest failed_keywords = MapTensors(Nest::Map(keywords), fail);
+  if (!has_tensor) return why;  // the call would be made
+  const StateScope scope(*module_, StateOfRefused(*module_, failed));
+  const absl::StatusOr<Nest> result =
+      module_->CallAt(site(), failed_inputs.items(), failed_keywords.fields());
+  // Its error says whether others have been told of it.
+  const absl::Status recorded = result.ok() ? FirstError(*result) : absl::OkStatus();
+  return recorded.ok() ? why : recorded;
+}
+
+absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fields& keywords,
+                                       bool* called) {
   if (module_ == nullptr) return BadType("DataParallel: expected a module, got none");
   CHORUS_RETURN_IF_ERROR(CheckDevice(*module_, devices_));
   WarnOnce(imbalance_);
@@ -255,6 +284,7 @@ absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fi
     arguments.keywords.emplace_back();
   }
   if (devices_.size() == 1) {
+    *called = true;
     CHORUS_ASSIGN_OR_RETURN(const Nest result,
                             module_->CallAt(site(), arguments.inputs[0], arguments.keywords[0]));
     return MoveTo(output_device(), result, site());
@@ -266,6 +296,7 @@ absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fi
   for (const Variable& buffer : buffers) before.push_back(buffer());
   absl::StatusOr<std::vector<Nest>> results;
   {
+    *called = true;
     ReplicaScope scope(devices_, static_cast<int>(replicas.size()));
     results = ParallelApply(replicas, arguments);
     if (!results.ok() && scope.called()) {

@@ -102,7 +102,11 @@ class DataParallel : public Module {
   DataParallel(Module* module, const parallel::DeviceGroup& devices,
                const DataParallelOptions& options, std::vector<std::string>* warnings);
   absl::StatusOr<parallel::Nest> Run(const parallel::Nest::Items& inputs,
-                                     const parallel::Nest::Fields& keywords);
+                                     const parallel::Nest::Fields& keywords, bool* called);
+  // What cannot come to the replicas: the module is called once, for this rank, with tensors that
+  // have failed, since other ranks may wait for collectives in it. Gives `why`, as recorded.
+  absl::Status CallRefused(const absl::Status& why, const parallel::Nest::Items& inputs,
+                           const parallel::Nest::Fields& keywords);
   void WarnOnce(const std::vector<std::string>& texts);
   DeviceRef output_device() const;
 

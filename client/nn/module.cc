@@ -9,6 +9,7 @@
 #include "chorus/functional/math.h"
 #include "chorus/math.h"
 #include "client/internal/local.h"
+#include "client/nn/refused.h"
 #include "core/base/error.h"
 #include "core/base/mix_bits.h"
 
@@ -231,7 +232,17 @@ Tensor Module::Forward(const Tensor& x) { return Refuse(x, "is not a function of
 
 Tensor Module::operator()(const Tensor& x, CallSite site) {
   const absl::Status status = Check(x);
-  if (!status.ok()) return Failed(x, status, site);
+  if (status.ok()) return ForwardWithHooks(x, site);
+  const Tensor failed = Failed(x, status, site);
+  // Sizes that make no sense do so on every rank, and Forward would compute with them.
+  if (!refused_.ok()) return failed;
+  const StateScope scope(*this, StateOfRefused(*this, failed));
+  const Tensor result = ForwardWithHooks(failed, site);
+  // The result's error says whether others have been told of it.
+  return result.defined() && !result.status().ok() ? result : failed;
+}
+
+Tensor Module::ForwardWithHooks(const Tensor& x, CallSite site) {
   const SiteScope sites(site);
   Tensor result = Forward(x);
   for (const Hook& hook : hooks_) {

@@ -141,7 +141,9 @@ class Module : public std::enable_shared_from_this<Module> {
   Module& operator=(const Module&) = delete;
 
   // --- Calls ----------------------------------------------------------------------------------
-  // The function, for most layers: of one tensor. Called by operator().
+  // The function, for most layers: of one tensor. Called by operator(), also where the call is
+  // refused: then with a tensor that carries the error, for other ranks may wait for collectives in
+  // it, which are told so; what it Sets is not kept. (Not where RefuseAll refuses every call.)
   virtual Tensor Forward(const Tensor& x);
   // Forward, between the hooks.
   Tensor operator()(const Tensor& x, CallSite site = CallSite::Here());
@@ -241,6 +243,8 @@ class Module : public std::enable_shared_from_this<Module> {
  private:
   class Mirror;
   friend class StateScope;
+
+  Tensor ForwardWithHooks(const Tensor& x, CallSite site);
 
   void Walk(
       const std::string& prefix,

@@ -272,6 +272,35 @@ TEST_F(ModuleTest, ErrorsNameTheModuleAndTheLine) {
   EXPECT_THAT(std::string(two(failed).status().message()), HasSubstr("before"));
 }
 
+// Forward sees the error, so that what other ranks wait for in it can tell them.
+TEST_F(ModuleTest, ARefusedCallIsAForwardThatLeavesNoTrace) {
+  class Notes : public Module {
+   public:
+    Notes() : Module("Notes"), calls_(AddBuffer("calls", {}, init::Zeros())) {}
+    Tensor Forward(const Tensor& x) override {
+      seen_ = x.status();
+      calls_.Set(calls_() + 1);
+      return FromHost<double>(*session_, {5}, {1});
+    }
+    const Variable calls_;
+    const Session* session_ = nullptr;
+    absl::Status seen_;
+  };
+  Notes notes;
+  notes.session_ = &session_;
+  const Tensor early = notes(Row({1}));
+  EXPECT_EQ(ErrorOf(early.status()).reason, Reason::kWrongState);
+  EXPECT_EQ(notes.seen_, early.status());
+  EXPECT_FALSE(notes.calls_().defined());
+  ASSERT_TRUE(notes.Init(session_, 1, DType::kF64).ok());
+  const Tensor elsewhere = notes(Row({1}, 1));
+  EXPECT_EQ(ErrorOf(elsewhere.status()).reason, Reason::kBadType);
+  EXPECT_EQ(notes.seen_, elsewhere.status());
+  EXPECT_THAT(Values<double>(notes.calls_()), ElementsAre(0));
+  EXPECT_THAT(Values<double>(notes(Row({1}))), ElementsAre(5));
+  EXPECT_THAT(Values<double>(notes.calls_()), ElementsAre(1));
+}
+
 TEST_F(ModuleTest, ANameThatCannotBeIsRefused) {
   struct Wrong : Module {
     explicit Wrong(const std::string& name) : Module("Wrong") {
