@@ -10,6 +10,7 @@
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
 #include "client/internal/access.h"
+#include "client/nn/refused.h"
 #include "client/nn/trained.h"
 #include "core/base/error.h"
 
@@ -57,8 +58,7 @@ Tensor ShardedOptimizer::OwnPiece(const Flat& flat, const Tensor& joined) const 
   return Slice(joined, 0, begin, begin + flat.piece);
 }
 
-std::vector<Tensor> ShardedOptimizer::Parts(const Flat& flat, const Tensor& piece) const {
-  const Tensor joined = AllGatherIntoTensor(piece, ranks_);
+std::vector<Tensor> ShardedOptimizer::Parts(const Flat& flat, const Tensor& joined) const {
   std::vector<Tensor> parts;
   int64_t begin = 0;
   for (const Variable& parameter : flat.parameters) {
@@ -68,6 +68,25 @@ std::vector<Tensor> ShardedOptimizer::Parts(const Flat& flat, const Tensor& piec
     begin = end;
   }
   return parts;
+}
+
+std::vector<Tensor> ShardedOptimizer::Call(const Collective& collective,
+                                           std::vector<Tensor> operands,
+                                           absl::Status* status) const {
+  if (!status->ok()) operands = {FailedIn(ranks_, *status)};
+  std::vector<Tensor> results = collective(operands);
+  // As it was recorded, where it was known before: so the next call does not end another epoch.
+  if (!status->ok() && !results[0].status().ok()) *status = results[0].status();
+  for (const Tensor& result : results) status->Update(result.status());
+  return results;
+}
+
+std::vector<Tensor> ShardedOptimizer::AllGatherPieces(std::vector<Tensor> pieces,
+                                                      absl::Status* status) const {
+  const auto all_gather = [this](const std::vector<Tensor>& xs) {
+    return AllGatherIntoTensorCoalesced(xs, ranks_);
+  };
+  return Call(all_gather, std::move(pieces), status);
 }
 
 void ShardedOptimizer::TakePiece(Flat* flat) const {
@@ -89,6 +108,12 @@ void ShardedOptimizer::NoteSources(Flat* flat) const {
   for (const Variable& parameter : flat->parameters) {
     flat->sources.push_back(internal::ImplOf(parameter()));
   }
+}
+
+absl::StatusOr<std::vector<Optimizer::ParameterState>> ShardedOptimizer::StateAfter(
+    const absl::Status& status) const {
+  CHORUS_RETURN_IF_ERROR(status);
+  return optimizer_->State();
 }
 
 absl::Status ShardedOptimizer::Start(CallSite site) {
@@ -132,17 +157,19 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
   return absl::OkStatus();
 }
 
+// Both calls are made, whatever has failed: they count, and the other ranks make them.
 absl::Status ShardedOptimizer::Step(CallSite site) {
-  CHORUS_RETURN_IF_ERROR(Start(site));
+  absl::Status status = Start(site);
   for (const Flat& flat : flats_) {
     for (size_t i = 0; i < flat.parameters.size(); ++i) {
-      CHORUS_RETURN_IF_ERROR(CheckIsTrained(flat.parameters[i], flat.indices[i]));
+      status.Update(CheckIsTrained(flat.parameters[i], flat.indices[i]));
     }
   }
   const CallSiteScope lines(site);
   const NoGrad no_grad;
-  std::vector<Tensor> gradients;
+  std::vector<Tensor> rows;
   for (Flat& flat : flats_) {
+    if (!status.ok()) break;
     TakePiece(&flat);
     std::vector<Tensor> local_gradients;
     for (const Variable& parameter : flat.parameters) {
@@ -151,15 +178,22 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
       local_gradients.push_back(
           gradient.defined() ? gradient : Zeros(value.device(), value.dtype(), value.shape()));
     }
-    gradients.push_back(ReduceScatterTensor(Join(flat, local_gradients), ranks_, Reduction::kAvg));
+    rows.push_back(Join(flat, local_gradients));
   }
-  for (const Tensor& gradient : gradients) CHORUS_RETURN_IF_ERROR(gradient.status());
-  CHORUS_ASSIGN_OR_RETURN(std::vector<Optimizer::ParameterState> before, optimizer_->State());
-  absl::Status status = optimizer_->Step(gradients, site);
+  if (status.ok() && rows.empty()) return status;  // there are no parameters
+  const auto reduce_scatter = [this](const std::vector<Tensor>& xs) {
+    return ReduceScatterTensorCoalesced(xs, ranks_, Reduction::kAvg);
+  };
+  const std::vector<Tensor> gradients = Call(reduce_scatter, std::move(rows), &status);
+  absl::StatusOr<std::vector<Optimizer::ParameterState>> before = StateAfter(status);
+  status.Update(before.status());
+  if (status.ok()) status = optimizer_->Step(gradients, site);
+  std::vector<Tensor> pieces;
+  for (const Flat& flat : flats_) pieces.push_back(flat.own_piece());
+  const std::vector<Tensor> joined = AllGatherPieces(std::move(pieces), &status);
   std::vector<std::vector<Tensor>> parts;
-  for (const Flat& flat : flats_) {
-    if (!status.ok()) break;
-    parts.push_back(Parts(flat, flat.own_piece()));
+  for (size_t f = 0; status.ok() && f < flats_.size(); ++f) {
+    parts.push_back(Parts(flats_[f], joined[f]));
     for (const Tensor& part : parts.back()) status.Update(part.status());
   }
   for (size_t f = 0; f < flats_.size(); ++f) {
@@ -167,10 +201,10 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
     if (status.ok()) {
       for (size_t i = 0; i < parts[f].size(); ++i) flat.parameters[i].Set(parts[f][i]);
       NoteSources(&flat);
-    } else {
+    } else if (before.ok()) {
       // All of the step or nothing: the next one begins with the parameters, which have not moved.
       flat.sources.clear();
-      optimizer_->SetState(f, std::move(before[f]));
+      optimizer_->SetState(f, std::move((*before)[f]));
     }
   }
   return status;
@@ -197,24 +231,39 @@ absl::Status ShardedOptimizer::CheckKind(const Optimizer* whole) const {
 }
 
 absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
-  CHORUS_RETURN_IF_ERROR(Start(site));
-  CHORUS_RETURN_IF_ERROR(CheckKind(whole));
+  absl::Status status = Start(site);
+  if (status.ok()) status = CheckKind(whole);
   const CallSiteScope lines(site);
   const NoGrad no_grad;
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<Optimizer::ParameterState> state, optimizer_->State());
-  for (size_t f = 0; f < flats_.size(); ++f) {
-    std::vector<std::vector<Tensor>> of_parameter(flats_[f].parameters.size());
-    for (const Tensor& slot : state[f].slots) {
-      const std::vector<Tensor> parts = Parts(flats_[f], slot);
+  // The other ranks' are of the kind of this one's pieces; before there are any, of `whole`.
+  const int num_slots = optimizer_ != nullptr ? optimizer_->slots() : whole->slots();
+  absl::StatusOr<std::vector<Optimizer::ParameterState>> state = StateAfter(status);
+  status.Update(state.status());
+  std::vector<Tensor> slots;  // by flat
+  for (size_t f = 0; status.ok() && f < flats_.size(); ++f) {
+    slots.insert(slots.end(), (*state)[f].slots.begin(), (*state)[f].slots.end());
+  }
+  std::vector<Tensor> joined;
+  if (status.ok() ? !slots.empty() : num_slots > 0) {
+    joined = AllGatherPieces(std::move(slots), &status);
+  }
+  std::vector<Optimizer::ParameterState> all;  // by parameter, flats in order
+  size_t next = 0;
+  for (size_t f = 0; status.ok() && f < flats_.size(); ++f) {
+    const size_t first = all.size();
+    all.resize(first + flats_[f].parameters.size(), {{}, (*state)[f].steps, (*state)[f].skipped});
+    for (int s = 0; s < num_slots; ++s) {
+      const std::vector<Tensor> parts = Parts(flats_[f], joined[next++]);
       for (size_t i = 0; i < parts.size(); ++i) {
-        CHORUS_RETURN_IF_ERROR(parts[i].status());
-        of_parameter[i].push_back(parts[i]);
+        status.Update(parts[i].status());
+        all[first + i].slots.push_back(parts[i]);
       }
     }
-    for (size_t i = 0; i < of_parameter.size(); ++i) {
-      whole->SetState(flats_[f].indices[i],
-                      {std::move(of_parameter[i]), state[f].steps, state[f].skipped});
-    }
+  }
+  CHORUS_RETURN_IF_ERROR(status);
+  next = 0;
+  for (const Flat& flat : flats_) {
+    for (const size_t index : flat.indices) whole->SetState(index, std::move(all[next++]));
   }
   return absl::OkStatus();
 }

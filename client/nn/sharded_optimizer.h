@@ -8,9 +8,14 @@
 //   CHORUS_RETURN_IF_ERROR(optimizer.Step());
 //
 // A step is one reduce-scatter of the gradients, which are this rank's own, to their mean over
-// ranks, the rule on a piece, and one all-gather of the parameters. It gives the bits that
+// ranks, the rule on a piece, and one all-gather of the parameters; each is one coalesced call for
+// all of them. It gives the bits that
 // DistributedDataParallel and the same optimizer on each rank give: rules go element by element,
 // and the mean is taken in the same tree.
+//
+// A call that is refused on one rank has changed nothing there, and counts like any other; the
+// other ranks are told (chorus.h): their parameters and state carry the error, and they go on from
+// a copy.
 //
 // Threads: one at a time; calls for one Group must be ordered by the caller. Ownership: it shares
 //   the parameters that it was given. Errors: returned, with the line of the call; or in the
@@ -27,6 +32,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "chorus/call_site.h"
 #include "chorus/nn/module.h"
 #include "chorus/nn/optim.h"
@@ -55,7 +61,8 @@ class ShardedOptimizer {
   Optimizer* pieces() const { return optimizer_.get(); }
 
   // The state of all parameters to, or from, an optimizer of them all, of the same kind: what a
-  // checkpoint has, for any number of ranks. Every rank calls; Scatter with the same state.
+  // checkpoint has, for any number of ranks. Every rank calls; Scatter with the same state. Gather
+  // is one coalesced all-gather, where there are tensors to keep; Scatter asks no other rank.
   absl::Status Gather(Optimizer* whole, CallSite site = CallSite::Here());
   absl::Status Scatter(Optimizer* whole, CallSite site = CallSite::Here());
 
@@ -69,12 +76,22 @@ class ShardedOptimizer {
   // Makes the pieces, once parameters are there.
   absl::Status Start(CallSite site);
   absl::Status CheckKind(const Optimizer* whole) const;
+  // Of the pieces; or the error that `status` is.
+  absl::StatusOr<std::vector<Optimizer::ParameterState>> StateAfter(
+      const absl::Status& status) const;
   // All elements of `tensors`, one for each of the flat's parameters, one after the other.
   Tensor Join(const Flat& flat, const std::vector<Tensor>& tensors) const;
   // This rank's piece of that.
   Tensor OwnPiece(const Flat& flat, const Tensor& joined) const;
-  // The tensors of all ranks' pieces.
-  std::vector<Tensor> Parts(const Flat& flat, const Tensor& piece) const;
+  // The tensors of all ranks' pieces, one after the other.
+  std::vector<Tensor> Parts(const Flat& flat, const Tensor& joined) const;
+  // A coalesced collective of `operands`; where *status is an error, of one that carries it. Its
+  // results' errors, too, come into *status.
+  using Collective = std::function<std::vector<Tensor>(const std::vector<Tensor>& operands)>;
+  std::vector<Tensor> Call(const Collective& collective, std::vector<Tensor> operands,
+                           absl::Status* status) const;
+  // The same, of all ranks' pieces.
+  std::vector<Tensor> AllGatherPieces(std::vector<Tensor> pieces, absl::Status* status) const;
 
   const std::vector<ParameterGroup> groups_;
   const Group ranks_;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "chorus/chorus.h"
 #include "chorus/nn/distributed_data_parallel.h"
@@ -132,7 +133,7 @@ TEST(ShardedOptimizerTest, StateIsGatheredByOneNumberOfRanksAndScatteredToAnothe
     if (rank == 0) wanted = ValuesOf(*module);
   });
   ASSERT_EQ(state.size(), 4u);
-  OnRanks(2, [&](const World& world, int rank) {
+  OnRanks(2, [&](const World& world, int) {
     const auto module = Net();
     ASSERT_TRUE(module->Init(world, 5, DType::kF64).ok());
     const std::vector<Variable> parameters = module->parameters();
@@ -147,9 +148,9 @@ TEST(ShardedOptimizerTest, StateIsGatheredByOneNumberOfRanksAndScatteredToAnothe
     const absl::Status scattered = optimizer.Scatter(whole.get());
     ASSERT_TRUE(scattered.ok()) << scattered;
     for (int i = 3; i < 6; ++i) train(*module, world, &optimizer, i);
-    if (rank == 1) {
-      EXPECT_EQ(ValuesOf(*module), wanted);
-    }
+    EXPECT_EQ(ValuesOf(*module), wanted);
+    // A call that is refused fails what is under way.
+    EXPECT_TRUE(Barrier(world).Wait().ok());
     Sgd other(parameters, {});
     EXPECT_THAT(std::string(optimizer.Gather(&other).message()),
                 HasSubstr("expected an optimizer of 4 parameters with 2 tensors each, got one of 4 "
@@ -241,6 +242,111 @@ TEST(ShardedOptimizerTest, AStepThatIsRefusedChangesNothing) {
       results.push_back(ValuesOf(*module));
     }
     EXPECT_EQ(results[0], results[1]);
+  });
+}
+
+std::unique_ptr<Optimizer> MakeSgd(const std::vector<ParameterGroup>& groups) {
+  return std::make_unique<Sgd>(groups, Sgd::Options());
+}
+
+// Without steps: else every later call would meet another one of the other rank.
+TEST(ShardedOptimizerTest, AStepThatOneRankIsRefusedCountsAndTheOthersAreTold) {
+  std::vector<std::vector<Doubles>> results(2);
+  for (const bool is_refused : {false, true}) {
+    OnRanks(2, [&](const World& world, int rank) {
+      const auto module = Net();
+      const auto train = [&](ShardedOptimizer* optimizer, int turn) {
+        ASSERT_TRUE(Backward(LossOf(*module, world, turn)).ok());
+        const absl::Status status = optimizer->Step();
+        ASSERT_TRUE(status.ok()) << status;
+        optimizer->ClearGrads();
+        // A call that is refused fails what is under way.
+        for (const Variable& parameter : module->parameters()) {
+          EXPECT_TRUE(parameter().Wait().ok());
+        }
+        EXPECT_TRUE(Barrier(world).Wait().ok());
+      };
+      const std::vector<ParameterGroup> groups = TwoGroups(*module);
+      ShardedOptimizer optimizer(groups, world, MakeSgd);
+      const Variable first = module->parameters()[0];
+      const auto refuse = [&] {
+        if (!is_refused) return;
+        std::vector<Tensor> before;
+        for (const Variable& parameter : module->parameters()) before.push_back(parameter());
+        absl::Status status = optimizer.Step();
+        if (rank == 0) {
+          if (status.ok()) status = first().Wait();
+          EXPECT_EQ(ErrorOf(status).reason, Reason::kPeerRefused) << status;
+        } else {
+          EXPECT_FALSE(status.ok());
+        }
+        for (size_t i = 0; i < before.size(); ++i) {
+          if (before[i].defined()) module->parameters()[i].Set(before[i]);
+        }
+      };
+      // Not there yet, frozen, failed.
+      if (rank == 0) {
+        ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+      }
+      refuse();
+      ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+      train(&optimizer, 0);
+      first.RequireGrad(rank == 0);
+      refuse();
+      first.RequireGrad(true);
+      train(&optimizer, 1);
+      const Tensor before = first();
+      if (rank == 1) first.Set(FromError(world, absl::InternalError("gone")));
+      refuse();
+      first.Set(before);
+      for (int turn = 2; turn < 4; ++turn) train(&optimizer, turn);
+      std::vector<Doubles>& result = results[is_refused ? 1 : 0];
+      if (rank == 1) result = ValuesOf(*module);
+    });
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+TEST(ShardedOptimizerTest, AGatherThatOneRankIsRefusedIsOneCall) {
+  OnRanks(2, [&](const World& world, int rank) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
+    ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+    ASSERT_TRUE(optimizer.Step().ok());
+    const auto gather = [&] {
+      std::vector<std::vector<Doubles>> values;
+      const std::unique_ptr<Optimizer> whole = MakeAdamW(TwoGroups(*module));
+      const absl::Status gathered = optimizer.Gather(whole.get());
+      EXPECT_TRUE(gathered.ok()) << gathered;
+      const auto state = whole->State();
+      EXPECT_TRUE(state.ok()) << state.status();
+      for (const auto& of_parameter : *state) values.push_back(ValuesOf(of_parameter.slots));
+      return values;
+    };
+    const std::vector<std::vector<Doubles>> wanted = gather();
+    EXPECT_TRUE(Barrier(world).Wait().ok());  // a call that is refused fails what is under way
+    const std::unique_ptr<Optimizer> whole = MakeAdamW(TwoGroups(*module));
+    Sgd other(module->parameters(), {});
+    absl::Status refused = optimizer.Gather(rank == 0 ? whole.get() : &other);
+    if (rank == 0) {
+      if (refused.ok()) refused = (*whole->State())[0].slots[0].Wait();
+      EXPECT_EQ(ErrorOf(refused).reason, Reason::kPeerRefused) << refused;
+    } else {
+      EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
+    }
+    EXPECT_EQ(gather(), wanted);
+    // A tensor of one piece's state.
+    const auto state = optimizer.pieces()->State();
+    if (rank == 1) {
+      const Tensor failed = FromError(world, absl::InternalError("gone"));
+      optimizer.pieces()->SetState(0, {{failed, (*state)[0].slots[1]}, 1});
+    }
+    refused = optimizer.Gather(whole.get());
+    if (refused.ok()) refused = (*whole->State())[0].slots[0].Wait();
+    EXPECT_FALSE(refused.ok());
+    optimizer.pieces()->SetState(0, (*state)[0]);
+    EXPECT_EQ(gather(), wanted);
   });
 }
 
