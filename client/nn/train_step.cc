@@ -9,6 +9,7 @@
 #include "chorus/functional/math.h"
 #include "chorus/math.h"
 #include "chorus/nn/layers.h"
+#include "client/nn/refused.h"
 #include "client/nn/trained.h"
 #include "core/base/error.h"
 
@@ -88,20 +89,32 @@ const Compiled& TrainStep::CompiledInModes() {
   return compiled;
 }
 
-absl::Status TrainStep::Share(CallSite site) const {
+absl::Status TrainStep::Check() const {
+  CHORUS_RETURN_IF_ERROR(refused_);
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(CheckIsTrained(optimizer_->parameters()[i], i));
+  }
+  return module_->device().status();
+}
+
+absl::Status TrainStep::Share(const absl::Status& check, CallSite site) const {
   const NoGrad no_grad;
+  absl::Status refused = check;
   std::vector<Tensor> values;
   for (const Variable& variable : variables_) {
-    values.push_back(Broadcast(variable().Detach(), 0, *options_.ranks, site));
+    const Tensor own = refused.ok() ? variable().Detach() : FailedIn(*options_.ranks, refused);
+    values.push_back(Broadcast(own, 0, *options_.ranks, site));
+    // As it was recorded: so the next one does not end another epoch.
+    if (!refused.ok()) refused = values.back().status();
   }
-  for (size_t i = 0; i < values.size(); ++i) {
-    CHORUS_RETURN_IF_ERROR(values[i].Wait());
-    variables_[i].Set(values[i]);
-  }
+  CHORUS_RETURN_IF_ERROR(refused);
+  for (const Tensor& value : values) CHORUS_RETURN_IF_ERROR(value.Wait());
+  for (size_t i = 0; i < values.size(); ++i) variables_[i].Set(values[i]);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs(const DeviceRef& device) {
+absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs() {
+  CHORUS_ASSIGN_OR_RETURN(const DeviceRef device, module_->device());
   std::vector<Tensor> in;
   for (const Variable& variable : variables_) in.push_back(variable().Detach());
   CHORUS_ASSIGN_OR_RETURN(const std::vector<std::vector<Tensor>> state, optimizer_->Slots());
@@ -133,15 +146,20 @@ absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs(const DeviceRef& device) {
 }
 
 absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, CallSite site) {
-  CHORUS_RETURN_IF_ERROR(refused_);
-  for (size_t i = 0; i < trained_.size(); ++i) {
-    CHORUS_RETURN_IF_ERROR(CheckIsTrained(optimizer_->parameters()[i], i));
-  }
+  const absl::Status check = Check();
   const CallSiteScope lines(site);
-  CHORUS_ASSIGN_OR_RETURN(const DeviceRef device, module_->device());
-  if (!shared_ && options_.ranks.has_value()) CHORUS_RETURN_IF_ERROR(Share(site));
-  shared_ = true;
-  CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> in, Inputs(device));
+  if (options_.ranks.has_value() && !shared_) {
+    CHORUS_RETURN_IF_ERROR(Share(check, site));
+    shared_ = true;
+  }
+  absl::StatusOr<std::vector<Tensor>> known =
+      check.ok() ? Inputs() : absl::StatusOr<std::vector<Tensor>>(check);
+  // A run of an input that has failed is refused, which counts, and tells the other ranks.
+  if (!known.ok()) {
+    const DeviceRef device = options_.ranks.has_value() ? DeviceOf(*options_.ranks) : DeviceRef();
+    known = std::vector<Tensor>{FromError(device, known.status())};
+  }
+  std::vector<Tensor> in = *std::move(known);
   in.insert(in.end(), inputs.begin(), inputs.end());
   CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out, CompiledInModes().Run(in, site));
   ++steps_;

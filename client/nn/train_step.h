@@ -11,6 +11,9 @@
 // it; so equal shards give what one rank gives that has them all. (What Backward and Grad
 // differentiate is the sum: chorus.h.) A parameter that the loss does not depend on has gradient 0.
 //
+// A step that is refused on one rank counts as a compiled function's run does (chorus/compile.h),
+// and the other ranks are told, whose steps fail then: go on from a copy, or by World::Step.
+//
 // Threads: one at a time. Ownership: the module, the optimizer and what the loss captures outlive
 //   it; while a step is under way they are the step's. Errors: returned, or in the loss; a step
 //   that fails at once leaves module and optimizer as they were. INVALID_ARGUMENT kBadType: a
@@ -87,13 +90,15 @@ class TrainStep {
   int traces() const;
 
  private:
+  // Whether the module can be trained as it is.
+  absl::Status Check() const;
   // What goes into the compiled function, but for the caller's inputs.
-  absl::StatusOr<std::vector<Tensor>> Inputs(const DeviceRef& device);
+  absl::StatusOr<std::vector<Tensor>> Inputs();
   std::vector<Tensor> Trace(const std::vector<Tensor>& in) const;
   // The function in the modes that the module's tree has now.
   const Compiled& CompiledInModes();
-  // The first rank's variables, for all.
-  absl::Status Share(CallSite site) const;
+  // The first rank's variables, for all; unless `check` is an error, of which the ranks are told.
+  absl::Status Share(const absl::Status& check, CallSite site) const;
 
   Module* const module_;
   Optimizer* const optimizer_;

@@ -111,6 +111,64 @@ TEST_F(TrainStepTest, ACompiledStepIsTheEagerOneInOneRun) {
   ASSERT_TRUE(step({x, y}).ok());
 }
 
+// Without World::Step: else every later step would meet another one of the other rank.
+TEST_F(TrainStepTest, AStepThatOneRankIsRefusedCountsAndTheOthersAreTold) {
+  std::vector<std::vector<Doubles>> results(2);
+  for (const bool is_refused : {false, true}) {
+    FakeDaemon daemon;
+    Ranks(2, &daemon).Run([&](const World& world, int r) {
+      Linear model(3, 2);
+      ASSERT_TRUE(model.Init(world, 1, DType::kF64).ok());
+      Sgd sgd(model.parameters(), Sgd::Options());
+      TrainStep::Options options;
+      options.ranks = world.group();
+      TrainStep step(
+          &model, &sgd, [&](const Tensors& in) { return MseLoss(model(in[0]), in[1]); }, options);
+      const auto call = [&](int turn) -> absl::StatusOr<Tensor> {
+        return step({FromHost<double>(world, Numbers(6, 10 * turn + r), {2, 3}),
+                     FromHost<double>(world, Numbers(4, 20 * turn + r), {2, 2})});
+      };
+      const auto refuse = [&](int turn) {
+        Tensors before;
+        for (const Variable& variable : model.variables()) before.push_back(variable());
+        const absl::StatusOr<Tensor> loss = call(turn);
+        const absl::Status status = loss.ok() ? loss->Wait() : loss.status();
+        EXPECT_EQ(ErrorOf(status).reason == Reason::kPeerRefused, r == 0) << status;
+        EXPECT_FALSE(status.ok());
+        for (size_t i = 0; i < before.size(); ++i) model.variables()[i].Set(before[i]);
+      };
+      const auto train = [&](int turn) {
+        const absl::StatusOr<Tensor> loss = call(turn);
+        ASSERT_TRUE(loss.ok()) << loss.status();
+        const absl::Status status = loss->Wait();
+        ASSERT_TRUE(status.ok()) << status;
+      };
+      for (int turn = 0; turn < 3; ++turn) {
+        if (is_refused) {
+          // The first one comes before the ranks have the first one's variables.
+          if (r == 1) model.parameters()[0].RequireGrad(false);
+          refuse(10 + turn);
+          model.parameters()[0].RequireGrad(true);
+        }
+        train(turn);
+      }
+      if (is_refused) {
+        const int64_t steps = sgd.steps(0);
+        if (r == 1) sgd.SetState(0, {{}, steps + 1});
+        refuse(20);
+        if (r == 1) sgd.SetState(0, {{}, steps});
+      }
+      train(3);
+      std::vector<Doubles>& result = results[is_refused ? 1 : 0];
+      if (r == 1) {
+        for (const Variable& variable : model.variables())
+          result.push_back(Values<double>(variable()));
+      }
+    });
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
 // The mean of the ranks' losses, of equal shards of one batch, is the loss of the batch.
 TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
   const Doubles rows = Numbers(12, 1);
