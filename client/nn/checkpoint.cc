@@ -14,6 +14,7 @@
 #include "chorus/nn/safetensors.h"
 #include "chorus/nn/shards.h"
 #include "client/internal/local.h"
+#include "client/nn/refused.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -114,11 +115,10 @@ std::vector<TensorPiece> ShareOf(const std::vector<NamedTensor>& tensors, int sh
 }
 
 // `mine`; where that is OK, and another rank's is not, an error that names it.
-absl::Status OnAll(const std::string& name, const Group& ranks, const DeviceRef& device,
-                   const absl::Status& mine) {
+absl::Status OnAll(const std::string& name, const Group& ranks, const absl::Status& mine) {
   const int32_t failed = mine.ok() ? -1 : ranks.rank();
   const absl::StatusOr<int32_t> worst =
-      AllReduce(Scalar<int32_t>(device, failed), ranks, Reduction::kMax).Item<int32_t>();
+      AllReduce(Scalar<int32_t>(DeviceOf(ranks), failed), ranks, Reduction::kMax).Item<int32_t>();
   CHORUS_RETURN_IF_ERROR(mine);
   CHORUS_RETURN_IF_ERROR(worst.status());
   if (*worst < 0) return absl::OkStatus();
@@ -137,15 +137,14 @@ absl::Status SaveCheckpoint(const std::string& path, const Module& module, Optim
 absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
                                    const Module& module, Optimizer* optimizer,
                                    const Progress& progress) {
-  const absl::StatusOr<DeviceRef> device = module.device();
-  CHORUS_RETURN_IF_ERROR(device.status());
   const auto save = [&]() -> absl::Status {
+    CHORUS_RETURN_IF_ERROR(module.device().status());
     CHORUS_ASSIGN_OR_RETURN(const Saved saved, ToSave(module, optimizer, progress));
     return SaveShard(name, ranks.rank(), ranks.size(),
                      ShareOf(saved.tensors, ranks.rank(), ranks.size()), saved.metadata);
   };
-  CHORUS_RETURN_IF_ERROR(OnAll(name, ranks, *device, save()));
-  return OnAll(name, ranks, *device,
+  CHORUS_RETURN_IF_ERROR(OnAll(name, ranks, save()));
+  return OnAll(name, ranks,
                ranks.rank() == 0 ? FinishShards(name, ranks.size()) : absl::OkStatus());
 }
 

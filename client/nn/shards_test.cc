@@ -415,6 +415,25 @@ TEST_F(ShardsTest, WhereOneRankCannotWriteAllAreToldAndThereIsNoCheckpoint) {
   OpenError(Reason::kUnknownName);
 }
 
+TEST_F(ShardsTest, WhereOneRankHasNoModelYetAllAreToldAndInLine) {
+  Ranks ranks(2, &daemon_);
+  for (const bool all : {false, true}) {
+    const std::vector<absl::Status> saved = OnEach(ranks, [&](const World& world) {
+      Linear model(3, 2);
+      if (all || world.rank() == 0) {
+        EXPECT_TRUE(model.Init(world, 1).ok());
+      }
+      return SaveShardedCheckpoint(name_, world.group(), model);
+    });
+    if (all) {
+      EXPECT_TRUE(saved[0].ok() && saved[1].ok()) << saved[0] << saved[1];
+    } else {
+      EXPECT_EQ(ErrorOf(saved[0]).reason, Reason::kPeerRefused) << saved[0];
+      EXPECT_EQ(ErrorOf(saved[1]).reason, Reason::kWrongState) << saved[1];
+    }
+  }
+}
+
 // ZeRO-1: each rank has a piece of each flat moment; three go on with what four have saved.
 TEST_F(ShardsTest, AnOptimizersStateByRanksIsSharedOutAnew) {
   constexpr int64_t kElements = 10;
