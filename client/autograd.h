@@ -34,7 +34,9 @@ class GradMode;
 // A call that is refused, and whose roots have failed or lead to collectives, ends the epoch for
 // everybody: which gradients it would have asked for is not known. So what this rank has recorded
 // up to then has no gradient any more: kTapeConsumed for a caller that asks here; another rank that
-// needs this one for such a gradient gets kMismatch, alone.
+// needs this one for such a gradient gets kMismatch, alone. Where it leads to a module that takes
+// means by calls of its own (nn::DistributedDataParallel), or its roots have failed and this rank
+// has such a module, the rank is out of line, too (chorus.h).
 struct BackwardOptions {
   std::vector<Tensor> seeds;  // empty: ones
   bool retain_graph = false;

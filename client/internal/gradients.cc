@@ -217,16 +217,22 @@ class TapeEmitter : public Emitter {
   std::vector<GradNodePtr> companions_;
 };
 
+// Whose collectives the entry's gradient is made of; null: none.
+const std::shared_ptr<MemberCore>& MemberOf(const GradNode& node) {
+  return node.gates != nullptr ? node.gates->member : node.member;
+}
+
 bool IsLostEntry(const GradNode& node) {
-  return node.member != nullptr && node.trace == TraceId() &&
-         node.order < node.member->tapes_lost_before.load(std::memory_order_relaxed);
+  const std::shared_ptr<MemberCore>& member = MemberOf(node);
+  return member != nullptr && node.trace == TraceId() &&
+         node.order < member->tapes_lost_before.load(std::memory_order_relaxed);
 }
 
 absl::Status CheckNotLost(const GradNode& node) {
   if (!IsLostEntry(node)) return absl::OkStatus();
   SessionLock lock(node.session.get());
   CHORUS_RETURN_IF_ERROR(lock.status());
-  return Detached(node.member->why_tapes_lost);
+  return Detached(MemberOf(node)->why_tapes_lost);
 }
 
 // The entries that the roots lead to, and the ids of their values.
@@ -343,6 +349,17 @@ class Tape {
 
   const std::vector<GradNodePtr>& nodes() const { return nodes_; }
   const std::vector<RecordedNode>& record() const { return record_; }
+  // Null: it has no gates.
+  GateMembers MembersOfGates() const {
+    std::vector<std::shared_ptr<MemberCore>> members;
+    for (const auto& of_gates : gate_uses_) {
+      const std::shared_ptr<MemberCore>& member = of_gates.first->member;
+      if (std::find(members.begin(), members.end(), member) != members.end()) continue;
+      members.push_back(member);
+    }
+    if (members.empty()) return nullptr;
+    return std::make_shared<const std::vector<std::shared_ptr<MemberCore>>>(std::move(members));
+  }
   // Leaves whose gradient is wanted, in the order in which they were first used.
   std::vector<std::shared_ptr<TensorImpl>> Leaves() const {
     std::vector<std::shared_ptr<TensorImpl>> leaves;
@@ -517,9 +534,19 @@ Tensor Settled(const Tensor& seed, const std::string& source) {
 // The members that would have taken part in gradients of collectives if a call for those of `roots`
 // had not been refused. Those of device groups too: it may have asked for a part, which the next
 // call would lack, and a member that calls by itself would meet others' requests for another loss.
-absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const Tensor> roots,
-                                                              TraceId trace) {
+struct Asked {
   absl::flat_hash_set<std::shared_ptr<MemberCore>> members;
+  // Of those the ones that gates would have called collectives with, also where the tape is used
+  // up or lost: what is left out is no request of an entry, of which the daemon would know, but
+  // calls that others make, and count.
+  absl::flat_hash_set<std::shared_ptr<MemberCore>> of_gates;
+};
+Asked MembersAsked(absl::Span<const Tensor> roots, TraceId trace) {
+  Asked asked;
+  const auto add_gates_of = [&asked](const std::shared_ptr<MemberCore>& member) {
+    asked.members.insert(member);
+    asked.of_gates.insert(member);
+  };
   absl::flat_hash_set<const void*> seen;
   std::vector<GradNodePtr> stack;
   const auto push = [&](const Edge& edge) {
@@ -531,14 +558,21 @@ absl::flat_hash_set<std::shared_ptr<MemberCore>> MembersAsked(absl::Span<const T
   while (!stack.empty()) {
     const GradNodePtr node = std::move(stack.back());
     stack.pop_back();
-    if (node->consumed || !seen.insert(node.get()).second) continue;
-    const std::shared_ptr<MemberCore>& member =
-        node->gates != nullptr ? node->gates->member : node->member;
-    if (member != nullptr && !IsLostEntry(*node)) members.insert(member);
+    if (!seen.insert(node.get()).second) continue;
+    if (node->consumed) {
+      if (node->consumed_through == nullptr) continue;
+      for (const auto& member : *node->consumed_through) add_gates_of(member);
+      continue;
+    }
+    if (node->gates != nullptr) {
+      add_gates_of(node->gates->member);
+    } else if (node->member != nullptr && !IsLostEntry(*node)) {
+      asked.members.insert(node->member);
+    }
     for (const Edge& edge : node->inputs) push(edge);
     for (const Edge& edge : node->behind) push(edge);
   }
-  return members;
+  return asked;
 }
 
 // The request was refused: `why`. Tells the other ranks, where they may wait for this one's part.
@@ -566,7 +600,7 @@ absl::Status RefusedGradients(const GradientRequest& request, const absl::Status
     failed = true;
     untold = untold || !data.failure->told;
   }
-  const auto members = MembersAsked(defined, IdOf(trace));
+  const auto [members, of_gates] = MembersAsked(defined, IdOf(trace));
   if (!failed && members.empty()) return why;
   if (trace != nullptr) {
     trace->Fail(why);
@@ -579,20 +613,23 @@ absl::Status RefusedGradients(const GradientRequest& request, const absl::Status
     }
   }
   if (sessions.empty()) sessions = LivingSessions();
-  return RefuseOnAll(sessions, why, [&](SessionCore* session) {
+  const bool others_know = !untold && members.empty();
+  return RefuseOnAll(sessions, why, [&, &asked = members, &gated = of_gates](SessionCore* session) {
     std::vector<Sequence> sent;
     {
       SessionLock lock(session);
       CHORUS_RETURN_IF_ERROR(lock.status());
       Refusals refusals;
       for (const std::shared_ptr<MemberCore>& member : session->members().members()) {
-        if (failed || members.contains(member))
-          LoseTapes(member.get(), NextOrder(), why, &refusals);
+        if (!failed && !asked.contains(member)) continue;
+        LoseTapes(member.get(), NextOrder(), why, &refusals);
+        const bool may_have_called =
+            failed && member->gated_modules.load(std::memory_order_relaxed) > 0;
+        if (may_have_called || gated.contains(member)) PutOutOfLine(member.get(), why, &refusals);
       }
-      if (!untold && members.empty()) {
-        // Others have been told of the cause already, and the epoch before the member's own is
-        // over.
-        for (Refuse& refuse : refusals) refuse.epoch = Epoch(refuse.epoch.value() - 1);
+      // The epoch before the member's own is over then.
+      for (Refuse& refuse : refusals) {
+        if (others_know) refuse.epoch = Epoch(refuse.epoch.value() - 1);
       }
       sent = SubmitRefusals(&session->log(), std::move(refusals), why);
     }
@@ -813,8 +850,11 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   for (const std::function<void()>& change : changes.on_success) change();
   if (!request.retain && !request.create) {
     // What was only taken part in with zeros may be asked for by another loss.
+    const GateMembers through = tape.MembersOfGates();
     for (const BackwardResult::Visited& visited : built->visited) {
-      if (visited.reached) tape.nodes()[visited.node]->Consume();
+      if (!visited.reached) continue;
+      tape.nodes()[visited.node]->Consume();
+      tape.nodes()[visited.node]->consumed_through = through;
     }
   }
   return gradients;

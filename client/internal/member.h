@@ -107,6 +107,9 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   absl::flat_hash_map<std::vector<int>, int64_t> group_requests ABSL_GUARDED_BY(session_lock);
   // Why it takes part in nothing more in this step: it is not known what it would have called.
   absl::Status out_of_line ABSL_GUARDED_BY(session_lock);
+  // Modules whose calls pass gates with it (gate.h): a call for gradients whose roots have failed
+  // may have led to them.
+  std::atomic<int> gated_modules{0};
   // Tape entries with collectives of it from before this order have no gradient any more: a call
   // for gradients was refused, and what it would have asked for is not known.
   std::atomic<uint64_t> tapes_lost_before{0};

@@ -65,6 +65,13 @@ void AddRefused(absl::Span<const CallPart> parts, Refusals* refusals) {
 }
 
 void PutOutOfLine(const MemberTable& members, const absl::Status& why, Refusals* refusals) {
+  for (const std::shared_ptr<MemberCore>& member : members.members()) {
+    PutOutOfLine(member.get(), why, refusals);
+  }
+}
+
+void PutOutOfLine(MemberCore* member, const absl::Status& why, Refusals* refusals) {
+  if (!member->out_of_line.ok()) return;
   Error error = ErrorOf(why);
   error.SetReason(Reason::kOutOfLine);
   error.message = absl::StrCat(
@@ -72,11 +79,8 @@ void PutOutOfLine(const MemberTable& members, const absl::Status& why, Refusals*
       "it is not known, so it takes part in nothing more until its next World::Step (or Reform); "
       "the call: ",
       error.message);
-  for (const std::shared_ptr<MemberCore>& member : members.members()) {
-    if (!member->out_of_line.ok()) continue;
-    member->out_of_line = ToStatus(error);
-    RefusedOf(member.get(), refusals)->rest_of_step = true;
-  }
+  member->out_of_line = ToStatus(error);
+  RefusedOf(member, refusals)->rest_of_step = true;
 }
 
 absl::Status CheckInLine(absl::Span<MemberCore* const> members) {

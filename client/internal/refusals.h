@@ -37,6 +37,8 @@ void AddRefused(absl::Span<const CallPart> parts, Refusals* refusals)
 // steps.
 void PutOutOfLine(const MemberTable& members, const absl::Status& why, Refusals* refusals)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+void PutOutOfLine(MemberCore* member, const absl::Status& why, Refusals* refusals)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 // Why members that call at once cannot: the first that is out of line says so. All of a world
 // together, as those of a device group call, are in line again: whatever each would have called
 // before lies before this call, and they begin a step of their own.

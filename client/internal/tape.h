@@ -38,6 +38,8 @@ using GradNodePtr = std::shared_ptr<GradNode>;
 // that were in line at one order are at the next. Of one trace, or of none; never empty.
 using Companions = std::shared_ptr<const std::vector<GradNodePtr>>;
 
+using GateMembers = std::shared_ptr<const std::vector<std::shared_ptr<MemberCore>>>;
+
 // Where a tensor comes from, as far as gradients are concerned (Collective).
 struct Leads {
   bool to_collective = false;
@@ -91,6 +93,8 @@ struct GradNode {
   absl::InlinedVector<TensorDataPtr, 1> saved;
   int32_t device_slot = 0;
   bool consumed = false;
+  // Of the gates that the call which consumed it went through; null: none.
+  GateMembers consumed_through;
 
   // Collectives.
   std::shared_ptr<MemberCore> member;

@@ -178,9 +178,12 @@ DistributedDataParallel::DistributedDataParallel(std::shared_ptr<Module> module,
       options_(options),
       variables_(module->named_variables()) {
   AddModule("module", std::move(module));
+  MemberOf(group_)->gated_modules.fetch_add(1, std::memory_order_relaxed);
 }
 
-DistributedDataParallel::~DistributedDataParallel() = default;
+DistributedDataParallel::~DistributedDataParallel() {
+  MemberOf(group_)->gated_modules.fetch_sub(1, std::memory_order_relaxed);
+}
 
 absl::StatusOr<std::shared_ptr<DistributedDataParallel>> DistributedDataParallel::Create(
     std::shared_ptr<Module> module, const Group& group,

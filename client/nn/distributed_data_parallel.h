@@ -18,8 +18,10 @@
 // graph.
 //
 // Every rank calls it as often, and asks for gradients as often. One that does not is told of by
-// name (chorus.h: kMismatch, or a late rank); Join is for ranks that have fewer inputs. After a
-// World::Reform, Create it anew: survivors go on with the variables of the first of them.
+// name (chorus.h: kMismatch, or a late rank); Join is for ranks that have fewer inputs. A Backward
+// or Grad that is refused makes some of its buckets' calls or none, so its rank is out of line
+// until its next World::Step (chorus.h): begin each turn with one. After a World::Reform, Create it
+// anew: survivors go on with the variables of the first of them.
 //
 // Threads: as chorus/nn/module.h; all calls for one Group must be ordered by the caller.
 // Ownership: the module is a part of it, "module"; what the tape has of a call refers to it, so it

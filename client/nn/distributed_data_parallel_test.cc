@@ -36,6 +36,7 @@ namespace {
 using chorus::testing::FakeDaemon;
 using chorus::testing::Numbers;
 using chorus::testing::OnRanks;
+using chorus::testing::Ranks;
 using chorus::testing::Values;
 using ::testing::DoubleNear;
 using ::testing::Each;
@@ -83,6 +84,24 @@ class Counted : public Module {
 
  private:
   Linear& linear_;
+};
+
+// Two numbers, each of which has its own gradient: what goes in, and ten times that.
+class Two : public Module {
+ public:
+  Two() : Module("Two") {
+    a_ = AddParameter("a", {1}, init::Ones());
+    b_ = AddParameter("b", {1}, init::Ones());
+  }
+  Tensor Forward(const Tensor& x) override {
+    const Tensor y = x * a_();
+    return leaves_b_out ? y : y + x * b_() * 10.0;
+  }
+  bool leaves_b_out = false;
+
+ private:
+  Variable a_;
+  Variable b_;
 };
 
 // The loss of some rows: half the mean over rows of the squares of what the module gives.
@@ -435,6 +454,187 @@ TEST_F(DistributedDataParallelTest, AParameterWithoutGradientIsNamedOnAllRanks) 
   });
 }
 
+// Ranks whose calls are not in line with each other's, and no steps to be in line again at: every
+// gradient of turn t is the mean of its ranks' own, t and 100 t, or an error.
+class WithoutStepsTest : public DistributedDataParallelTest {
+ protected:
+  using Part = std::function<void(Ddp* model, const World& world, int rank)>;
+
+  static Tensor In(const World& world, int turn) {
+    return FromHost<double>(world, {turn * (world.rank() == 0 ? 1.0 : 100.0)}, {1});
+  }
+  // `turn`: of the gradients that are there.
+  static void ExpectRightOrErrors(const Ddp& model, int turn) {
+    for (size_t i = 0; i < 2; ++i) {
+      const Tensor grad = model.parameters()[i].grad();
+      if (!grad.defined()) continue;
+      const auto values = grad.Read<double>();
+      if (!values.ok()) continue;
+      EXPECT_THAT(*values, ElementsAre(turn * 50.5 * (i == 0 ? 1 : 10)))
+          << "turn " << turn << " parameter " << i;
+    }
+  }
+  static absl::Status TakeTurn(Ddp* model, const World& world, int turn) {
+    model->ClearGrads();
+    const absl::Status status = Backward((*model)(In(world, turn)));
+    ExpectRightOrErrors(*model, turn);
+    return status;
+  }
+
+  // One part of the program, to whose end all ranks come before the next.
+  void OnBoth(const Part& part) {
+    ranks_.Run([&](const World& world, int rank) {
+      Ddp* const model = models_[static_cast<size_t>(rank)].get();
+      ASSERT_NE(model, nullptr);
+      part(model, world, rank);
+    });
+  }
+  void MakeBoth(const std::function<Options(int rank)>& options) {
+    ranks_.Run([&](const World& world, int rank) {
+      models_[static_cast<size_t>(rank)] =
+          Make(modules_[static_cast<size_t>(rank)], world, options(rank));
+    });
+  }
+  void TakeTurns(int first, int last) {
+    OnBoth([&](Ddp* model, const World& world, int /*rank*/) {
+      for (int turn = first; turn <= last; ++turn) {
+        const absl::Status status = TakeTurn(model, world, turn);
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(model->parameters()[0].grad().Wait().ok());
+      }
+    });
+  }
+  // After a call that was refused on rank 1: all hear of it, until their next step.
+  void ExpectOutOfLine(int first_turn) {
+    OnBoth([&](Ddp* model, const World& world, int rank) {
+      for (int turn = first_turn; turn < first_turn + 4; ++turn) {
+        absl::Status status = TakeTurn(model, world, turn);
+        if (status.ok()) status = model->parameters()[0].grad().Wait();
+        EXPECT_FALSE(status.ok()) << "turn " << turn;
+        if (rank == 1) {
+          EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfLine) << status;
+        }
+      }
+    });
+    OnBoth([](Ddp*, const World& world, int) { ASSERT_TRUE(world.Step(1).ok()); });
+    TakeTurns(first_turn + 4, first_turn + 4);
+  }
+
+  Ranks ranks_{2, &daemon_};
+  std::vector<std::shared_ptr<Two>> modules_ = {std::make_shared<Two>(), std::make_shared<Two>()};
+  std::vector<std::shared_ptr<Ddp>> models_ = std::vector<std::shared_ptr<Ddp>>(2);
+};
+
+TEST_F(WithoutStepsTest, ARankThatHasLeftAParameterOutMeetsNoOtherTurnOfOthers) {
+  MakeBoth([](int) { return Options(); });
+  TakeTurns(1, 2);
+  modules_[1]->leaves_b_out = true;
+  OnBoth([](Ddp* model, const World& world, int rank) {
+    const absl::Status status = TakeTurn(model, world, 3);
+    if (rank == 1) {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+    }
+  });
+  modules_[1]->leaves_b_out = false;
+  ExpectOutOfLine(4);
+}
+
+TEST_F(WithoutStepsTest, ALossThatHasFailedMayHaveLedToBuckets) {
+  MakeBoth([](int) { return Options(); });
+  TakeTurns(1, 2);
+  OnBoth([](Ddp* model, const World& world, int rank) {
+    if (rank == 0) {
+      TakeTurn(model, world, 3).IgnoreError();
+    } else {
+      EXPECT_FALSE(Backward((*model)(Reshape(In(world, 3), {2}))).ok());
+    }
+  });
+  ExpectOutOfLine(4);
+}
+
+TEST_F(WithoutStepsTest, WhatWasRefusedBetweenTwoBucketsCannotBeAskedForAgain) {
+  std::vector<int> calls(2);
+  MakeBoth([&](int rank) {
+    Options options;
+    options.bucket_bytes = options.first_bucket_bytes = 1;
+    options.hook = [&calls, rank](const Tensors& gradients,
+                                  const Group& group) -> absl::StatusOr<Tensors> {
+      if (++calls[static_cast<size_t>(rank)] == 2 && rank == 1) {
+        return MakeError(Reason::kWrongState, "no second bucket");
+      }
+      return AllReduceCoalesced(gradients, group, Reduction::kAvg);
+    };
+    return options;
+  });
+  std::vector<Tensor> losses(2);
+  const auto ask = [&losses](Ddp* model, int rank) {
+    BackwardOptions retain;
+    retain.retain_graph = true;
+    model->ClearGrads();
+    const absl::Status status = Backward(losses[static_cast<size_t>(rank)], retain);
+    ExpectRightOrErrors(*model, 1);
+    return status;
+  };
+  OnBoth([&](Ddp* model, const World& world, int rank) {
+    losses[static_cast<size_t>(rank)] = (*model)(In(world, 1));
+    absl::Status status = ask(model, rank);
+    if (rank == 1) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr("no second bucket"));
+    }
+    for (int i = 0; i < 3; ++i) {
+      status = ask(model, rank);
+      if (rank == 1) {
+        EXPECT_EQ(ErrorOf(status).reason, Reason::kTapeConsumed) << status;
+      }
+    }
+  });
+  ExpectOutOfLine(2);
+  // Nor in another step, where others' calls would be met by what comes next here.
+  OnBoth([&](Ddp* model, const World& world, int rank) {
+    ASSERT_TRUE(world.Step(2).ok());
+    absl::Status status = ask(model, rank);
+    if (rank == 1) {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kTapeConsumed) << status;
+    }
+    status = TakeTurn(model, world, 7);
+    if (rank == 1) {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfLine) << status;
+    }
+  });
+}
+
+TEST_F(WithoutStepsTest, WhatIsUsedUpOnOneRankHasLedToBucketsToo) {
+  MakeBoth([](int) { return Options(); });
+  OnBoth([](Ddp* model, const World& world, int rank) {
+    const Tensor loss = (*model)(In(world, 1));
+    BackwardOptions retain;
+    retain.retain_graph = rank == 0;
+    ASSERT_TRUE(Backward(loss, retain).ok());
+    ExpectRightOrErrors(*model, 1);
+    model->ClearGrads();
+    const absl::Status again = Backward(loss);
+    if (rank == 1) {
+      EXPECT_THAT(std::string(again.message()), HasSubstr("was taken before"));
+    }
+    ExpectRightOrErrors(*model, 1);
+  });
+  ExpectOutOfLine(2);
+}
+
+TEST_F(WithoutStepsTest, UnderNoSyncARefusedBackwardIsTheRanksOwn) {
+  MakeBoth([](int) { return Options(); });
+  OnBoth([](Ddp* model, const World& world, int rank) {
+    const Ddp::NoSync no_sync(model);
+    const Tensor loss = (*model)(In(world, 1));
+    ASSERT_TRUE(Backward(loss).ok());
+    if (rank == 1) {
+      EXPECT_FALSE(Backward(loss).ok());
+    }
+    model->ClearGrads();
+  });
+  TakeTurns(2, 4);
+}
+
 TEST_F(DistributedDataParallelTest, UnusedParametersCountWithZerosOrKeepWhatTheyHave) {
   std::vector<std::vector<Doubles>> grads(2);
   std::vector<std::vector<Doubles>> local(2);
@@ -544,11 +744,14 @@ TEST_F(DistributedDataParallelTest, HooksTakeTheMeansPlace) {
     together[r] = ValuesOf(*model);
     EXPECT_TRUE(model->parameters()[0].requires_grad());
 
+    ASSERT_TRUE(world.Step(1).ok());
     model = with([](const Tensors& gradients, const Group&) {
       return absl::StatusOr<Tensors>(Tensors(gradients.begin() + 1, gradients.end()));
     });
     EXPECT_THAT(std::string(Backward(LossOf(*model, x)).message()),
                 HasSubstr("expected 2 gradients of the hook, got 1"));
+    // It has called less than others may have.
+    ASSERT_TRUE(world.Step(2).ok());
     model = with([](const Tensors& gradients, const Group&) {
       return absl::StatusOr<Tensors>(Tensors(gradients.size(), gradients[0]));
     });
@@ -857,9 +1060,9 @@ TEST_F(DistributedDataParallelTest, ATapeMayBeUsedTwiceAndTwoCallsMayMakeOneLoss
     retain.retain_graph = true;
     ASSERT_TRUE(Backward(loss, retain).ok());
     ASSERT_TRUE(Backward(loss).ok());
+    grads[static_cast<size_t>(rank)] = GradsOf(*model);
     const absl::Status again = Backward(loss);
     EXPECT_THAT(std::string(again.message()), HasSubstr("was taken before"));
-    grads[static_cast<size_t>(rank)] = GradsOf(*model);
   });
   EXPECT_EQ(grads[0], grads[1]);
   ExpectNear(grads[0], wanted);
