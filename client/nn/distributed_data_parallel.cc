@@ -315,6 +315,10 @@ absl::Status DistributedDataParallel::OrderBuckets(CallSite site) {
       Broadcast(FromHost(device, order, {static_cast<int64_t>(order.size())}, site), 0, group_,
                 site)
           .Read<int64_t>());
+  // What a rank that has the order already gives to the others' asking is none.
+  if (!std::is_permutation(first.begin(), first.end(), order.begin(), order.end())) {
+    return MakeError(Reason::kMismatch, "what rank 0 has sent is no order of the parameters");
+  }
   MakeBuckets(std::vector<size_t>(first.begin(), first.end()));
   return absl::OkStatus();
 }
@@ -327,7 +331,20 @@ absl::Status DistributedDataParallel::BeginPass(bool here, CallSite site) {
     while (root < group_.size() && join_->here_[static_cast<size_t>(root)] == 0) ++root;
     if (root == group_.size()) return absl::OkStatus();
   }
-  if (!internal::Tracing() && ++passes_ == 2) CHORUS_RETURN_IF_ERROR(OrderBuckets(site));
+  // Ranks that have the order go on with it. Those that it has not come to ask again, at each call,
+  // and meet nobody; with their old order they would take means of other parameters.
+  if (!internal::Tracing() && !ordered_ && ++passes_ >= 2) {
+    const absl::Status status = OrderBuckets(site);
+    if (!status.ok()) {
+      Error error = ErrorOf(status);
+      error.message = absl::StrCat(
+          "DistributedDataParallel: the order in which rank 0 asks for gradients has not come "
+          "here; if it has come to others, Create it anew: ",
+          error.message);
+      return ToStatus(error);
+    }
+    ordered_ = true;
+  }
   std::vector<Variable> buffers;
   std::vector<Tensor> values;
   for (const NamedVariable& named : variables_) {

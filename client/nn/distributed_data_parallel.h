@@ -99,7 +99,9 @@ class DistributedDataParallel : public Module {
 
   Module& module() const { return *module_; }
   // The names of each bucket's parameters. From the second call on in the order in which rank 0 has
-  // asked for gradients at the first, if it has.
+  // asked for gradients at the first, if it has. Where that call fails before the order has come,
+  // the next asks for it again; where it has come to some ranks alone every call is kMismatch
+  // (Create it anew).
   std::vector<std::vector<std::string>> buckets() const;
 
   // While one lives, calls leave gradients where they are: Backward adds them up on each rank, and
@@ -190,7 +192,8 @@ class DistributedDataParallel : public Module {
   std::vector<bool> used_anywhere_;
   bool syncs_ = true;
   bool has_local_ = false;  // gradients that were added up under NoSync
-  int passes_ = 0;          // calls that were gated, outside of traces
+  int passes_ = 0;          // calls that were gated, outside of traces, until buckets are ordered
+  bool ordered_ = false;    // buckets_, as on rank 0
   Join* join_ = nullptr;
 };
 

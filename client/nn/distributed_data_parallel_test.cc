@@ -1,13 +1,16 @@
 #include "chorus/nn/distributed_data_parallel.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -94,10 +97,13 @@ class Two : public Module {
     b_ = AddParameter("b", {1}, init::Ones());
   }
   Tensor Forward(const Tensor& x) override {
+    const Tensor first = uses_b_first ? x * b_() * 10.0 : Tensor();
     const Tensor y = x * a_();
+    if (uses_b_first) return first + y;
     return leaves_b_out ? y : y + x * b_() * 10.0;
   }
   bool leaves_b_out = false;
+  bool uses_b_first = false;
 
  private:
   Variable a_;
@@ -314,6 +320,54 @@ TEST_F(DistributedDataParallelTest, BucketsFollowTheOrderInWhichRankZeroHasUsedP
       EXPECT_EQ(grads[static_cast<size_t>(i)], grads[0]);
     }
   });
+}
+
+TEST_F(DistributedDataParallelTest, ARankThatHasNotHeardOfTheOrderMeetsNobodyElsesBuckets) {
+  std::vector<Session> sessions;
+  std::vector<World> worlds;
+  for (int rank = 0; rank < 2; ++rank) {
+    // What does not come at once does not come to rank 1.
+    sessions.push_back(daemon_.Open(1, std::chrono::seconds(rank == 0 ? 20 : 2)));
+    WorldOptions options;
+    options.rank = rank;
+    options.size = 2;
+    const auto world = sessions.back().Join(options);
+    ASSERT_TRUE(world.ok()) << world.status();
+    worlds.push_back(*world);
+  }
+  std::promise<void> rank_1_has_failed;
+  std::promise<void> rank_0_has_called;
+  const auto take_part = [&](int rank) {
+    const World& world = worlds[static_cast<size_t>(rank)];
+    auto two = std::make_shared<Two>();
+    two->uses_b_first = true;
+    const auto model = Make(two, world);
+    ASSERT_NE(model, nullptr);
+    for (int turn = 1; turn <= 4; ++turn) {
+      ASSERT_TRUE(world.Step(turn).ok());
+      model->ClearGrads();
+      if (turn == 2 && rank == 0) rank_1_has_failed.get_future().wait();
+      const Tensor loss = (*model)(FromHost<double>(world, {rank == 0 ? 1.0 : 100.0}, {1}));
+      if (turn == 2 && rank == 1) {
+        EXPECT_FALSE(loss.status().ok());
+        rank_1_has_failed.set_value();
+        rank_0_has_called.get_future().wait();
+      }
+      if (turn == 2 && rank == 0) {
+        rank_0_has_called.set_value();
+        EXPECT_THAT(model->buckets(), ElementsAre(ElementsAre("a", "b")));
+      }
+      absl::Status status = Backward(loss);
+      if (status.ok()) status = model->parameters()[0].grad().Wait();
+      EXPECT_EQ(status.ok(), turn == 1) << status;
+      if (turn > 2 && rank == 1) {
+        EXPECT_THAT(std::string(status.message()), HasSubstr("Create it anew"));
+      }
+    }
+  };
+  std::thread rank_1(take_part, 1);
+  take_part(0);
+  rank_1.join();
 }
 
 TEST_F(DistributedDataParallelTest, WhatIsNotUsedComesLast) {
