@@ -125,7 +125,7 @@ class DistributedDataParallel::Pass {
       local_gradients.push_back(
           gradient.defined() ? gradient : Zeros(leaf.device(), leaf.dtype(), leaf.shape(), site_));
     }
-    if (b + 1 == buckets_.size() && request.leaves != nullptr) {
+    if (b + 1 == buckets_.size() && request.leaves != nullptr && !internal::Tracing()) {
       request.leaves->on_success.emplace_back([model = model_] { model->has_local_ = false; });
     }
     CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> reduced,
@@ -466,6 +466,13 @@ absl::StatusOr<Nest> DistributedDataParallel::Call(const Nest::Items& inputs,
     return module_->CallAt(site, inputs, keywords);
   }
   if (!syncs_) {
+    if (internal::Tracing()) {
+      return WithSource(
+          MakeError(Reason::kWrongState,
+                    "DistributedDataParallel: NoSync is no part of a compiled function, whose "
+                    "graph would take no mean at later calls either; call module() in it"),
+          SourceOf(site));
+    }
     has_local_ = true;
     return module_->CallAt(site, inputs, keywords);
   }

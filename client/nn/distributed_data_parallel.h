@@ -106,7 +106,9 @@ class DistributedDataParallel : public Module {
 
   // While one lives, calls leave gradients where they are: Backward adds them up on each rank, and
   // the next Backward of a call without it takes the mean of all that has been added up since the
-  // last one. A Backward that returns an error leaves that for the next.
+  // last one. A Backward that returns an error leaves that for the next. Not in a compiled
+  // function, whose graph is the same with and without: a call that is traced while one lives is
+  // kWrongState.
   class NoSync {
    public:
     explicit NoSync(DistributedDataParallel* model);

@@ -1052,6 +1052,34 @@ TEST_F(DistributedDataParallelTest, InACompiledStepItIsThePartOfTheGraphThatTake
   EXPECT_EQ(values[0], values[1]);
 }
 
+// Its graph would take no mean at later calls either.
+TEST_F(DistributedDataParallelTest, NoSyncIsNoPartOfACompiledStep) {
+  OnRanks(2, [](const World& world, int rank) {
+    const auto model = Make(std::make_shared<Chain>(2), world);
+    ASSERT_NE(model, nullptr);
+    Sgd sgd(model->parameters(), {});
+    TrainStep step(model.get(), &sgd, [&](const Tensors& in) { return LossOf(*model, in[0]); });
+    const Tensor x = Rows(world, 2 * rank, 2, 3);
+    ASSERT_TRUE(world.Step(1).ok());
+    {
+      const Ddp::NoSync no_sync(model.get());
+      EXPECT_THAT(std::string(step({x}).status().message()),
+                  HasSubstr("NoSync is no part of a compiled function"));
+    }
+    ASSERT_TRUE(world.Step(2).ok());
+    const std::vector<Doubles> before = ValuesOf(*model);
+    const auto loss = step({x});
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    // All have gone the same way.
+    for (const Variable& parameter : model->parameters()) {
+      const NoGrad no_grad;
+      EXPECT_EQ(Values<double>(AllReduce(parameter(), world, Reduction::kAvg)),
+                Values<double>(parameter()));
+    }
+    EXPECT_NE(ValuesOf(*model), before);
+  });
+}
+
 TEST_F(DistributedDataParallelTest, ItStandsForItsModuleWhereNothingIsTrained) {
   OnRanks(2, [&](const World& world, int rank) {
     auto chain = std::make_shared<Chain>(1);
