@@ -5,7 +5,8 @@
 // gradients of anything that any of their tensors has come to calls the rule of each of them,
 // whatever there is for its own tensors. The first gate's comes first, each as soon as all that has
 // used its tensors and those of the gates before it has been differentiated; so ranks call the
-// rules in one order, whatever lies between, and none waits for the end.
+// rules in one order, whatever lies between, and none waits for the end. What reads a gate's tensor
+// past the gate, in such a call, has its gradient go through the rule with the others'.
 //
 // Threads: any; a rule is called on the thread that asks for the gradients.
 // Ownership: the tape has the rules while a result of their tensors has its history: what they

@@ -247,7 +247,8 @@ class Tape {
 
   // Gathers what `tensor` was computed from.
   absl::Status Gather(const Tensor& tensor) {
-    Push(EdgeTo(tensor, trace_, false));
+    roots_.push_back(EdgeTo(tensor, trace_, false));
+    Push(roots_.back());
     while (!stack_.empty()) {
       const GradNodePtr node = std::move(stack_.back());
       stack_.pop_back();
@@ -265,7 +266,7 @@ class Tape {
     return absl::OkStatus();
   }
 
-  void AssignIds() {
+  absl::Status AssignIds() {
     std::sort(nodes_.begin(), nodes_.end(),
               [](const GradNodePtr& a, const GradNodePtr& b) { return a->order < b->order; });
     MoveGates();
@@ -276,7 +277,19 @@ class Tape {
       recorded.id = static_cast<int32_t>(n);
       index_[node.get()] = recorded.id;
       for (size_t i = 0; i < node->inputs.size(); ++i) {
-        const Edge& edge = node->inputs[i];
+        if (node->gates == nullptr) {
+          CHORUS_RETURN_IF_ERROR(CheckBehindGate(node->inputs[i], *node));
+        } else if (node->inputs[i].node != nullptr &&
+                   !index_.contains(node->inputs[i].node.get())) {
+          return Precondition(absl::StrCat("backward: a parameter is read past ", node->spec->op,
+                                           " at ", node->spec->source, " before ",
+                                           node->inputs[i].node->spec->op, " at ",
+                                           node->inputs[i].node->spec->source,
+                                           " has made another one; read it behind the call"));
+        }
+        const Edge routed =
+            behind_gates_.empty() ? Edge() : BehindGate(node->inputs[i], node.get());
+        const Edge& edge = behind_gates_.empty() ? node->inputs[i] : routed;
         const ValueIndex value = IdOf(edge, *node, static_cast<int>(i));
         recorded.spec.inputs.push_back(value);
         // Any reader's view of the value serves: they have the same bytes.
@@ -319,6 +332,7 @@ class Tape {
       record_.push_back(std::move(recorded));
     }
     emitter_->SetRecord(&nodes_);
+    return absl::OkStatus();
   }
 
   // -1: not on this tape. Of a leaf, not what stands for its bytes of some time (FindAll).
@@ -326,12 +340,13 @@ class Tape {
     const auto row = ids_.find(NameOf(EdgeTo(tensor, trace_, false)));
     return row == ids_.end() ? ValueIndex() : row->second;
   }
-  // As Find, and gives an id to what has none yet.
-  ValueIndex FindOrAdd(const Tensor& tensor) {
-    const ValueIndex value = Find(tensor);
-    if (value >= 0) return value;
+  // Of a root; gives an id to what has none yet.
+  ValueIndex FindOrAddRoot(const Tensor& tensor) {
+    const Name name = NameOf(BehindGate(EdgeTo(tensor, trace_, false), nullptr));
+    const auto row = ids_.find(name);
+    if (row != ids_.end()) return row->second;
     const ValueIndex added = emitter_->AddTensor(tensor);
-    ids_[NameOf(EdgeTo(tensor, trace_, false))] = added;
+    ids_[name] = added;
     return added;
   }
   // All whose gradients add up to that of `tensor`: a leaf in the trainer's own memory has held
@@ -397,15 +412,25 @@ class Tape {
     }
     if (gates.empty()) return;
     for (const GradNodePtr& node : nodes_) {
-      const auto use = [&](const Edge& edge) {
-        if (edge.node == nullptr || edge.node->gates == nullptr) return;
-        uint64_t& first = gate_uses_[edge.node->gates.get()][static_cast<size_t>(edge.node->gate)]
-                                    [static_cast<size_t>(edge.output)];
-        first = std::min(first, node->order);
-      };
-      for (const Edge& edge : node->inputs) use(edge);
-      for (const Edge& edge : node->behind) use(edge);
+      if (node->gates == nullptr) continue;
+      for (size_t i = 0; i < node->inputs.size(); ++i) {
+        const Name name = NameOf(node->inputs[i]);
+        if (name.first != nullptr) behind_gates_.emplace(name, std::make_pair(node, i));
+      }
     }
+    const auto use = [&](const Edge& used, const GradNode* reader, uint64_t order) {
+      const Edge edge = BehindGate(used, reader);
+      if (edge.node == nullptr || edge.node->gates == nullptr) return;
+      uint64_t& first = gate_uses_[edge.node->gates.get()][static_cast<size_t>(edge.node->gate)]
+                                  [static_cast<size_t>(edge.output)];
+      first = std::min(first, order);
+    };
+    for (const GradNodePtr& node : nodes_) {
+      for (const Edge& edge : node->inputs) use(edge, node.get(), node->order);
+      for (const Edge& edge : node->behind) use(edge, node.get(), node->order);
+    }
+    // After all ops.
+    for (const Edge& edge : roots_) use(edge, nullptr, kUnused - 1);
     absl::flat_hash_map<const GradNode*, uint64_t> first_uses;
     uint64_t first_use = kUnused;
     for (size_t g = gates.size(); g-- > 0;) {
@@ -428,6 +453,29 @@ class Tape {
   static bool HasOwnBytes(const Edge& edge) {
     return edge.leaf != nullptr && edge.data != nullptr && edge.data != edge.leaf->data;
   }
+  // What `reader` (null: a root) reads of a tensor that a gate on this tape stands for comes from
+  // behind the gate, also where it was read past it: else that part of the gradient would go past
+  // the gate's rule. (Of a tensor with several gates from behind the first.)
+  Edge BehindGate(const Edge& edge, const GradNode* reader) const {
+    Edge behind = edge;
+    if (behind_gates_.empty() || (reader != nullptr && reader->gates != nullptr)) return behind;
+    const auto gate = behind_gates_.find(NameOf(edge));
+    if (gate == behind_gates_.end()) return behind;
+    behind.node = gate->second.first;
+    behind.output = static_cast<int>(gate->second.second);
+    behind.leaf = nullptr;
+    return behind;
+  }
+  absl::Status CheckBehindGate(const Edge& edge, const GradNode& reader) const {
+    if (behind_gates_.empty() || !HasOwnBytes(edge) ||
+        !behind_gates_.contains(Name(edge.leaf.get(), 0))) {
+      return absl::OkStatus();
+    }
+    return Precondition(absl::StrCat(
+        "backward: ", reader.spec->op, " at ", reader.spec->source,
+        " reads a parameter, in the trainer's own memory, past the module that shares it: what it "
+        "has read may not be what the module has"));
+  }
   static Name NameOf(const Edge& edge) {
     if (edge.node != nullptr) return {edge.node.get(), edge.output};
     if (HasOwnBytes(edge)) return {edge.data.get(), 0};
@@ -449,6 +497,7 @@ class Tape {
   const TraceId trace_;
   LeafChanges* const leaves_;
   std::vector<GradNodePtr> stack_;
+  std::vector<Edge> roots_;
   absl::flat_hash_set<const GradNode*> seen_;
   absl::flat_hash_set<const std::vector<GradNodePtr>*> seen_lists_;
   std::vector<GradNodePtr> nodes_;
@@ -458,6 +507,8 @@ class Tape {
   absl::flat_hash_map<const TensorImpl*, std::vector<ValueIndex>> of_bytes_;
   absl::flat_hash_map<const GradNode*, int32_t> index_;
   absl::flat_hash_map<const GateSet*, GateUses> gate_uses_;
+  // By what a gate stands for: the gate, and which output of it.
+  absl::flat_hash_map<Name, std::pair<GradNodePtr, size_t>> behind_gates_;
 };
 
 Tensor FillLike(const Tensor& like, double value, const std::string& source) {
@@ -694,7 +745,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     const absl::Status gathered = tape.Gather(root);
     if (!gathered.ok()) return refuse(gathered);
   }
-  tape.AssignIds();
+  CHORUS_RETURN_IF_ERROR(refuse(tape.AssignIds()));
 
   std::vector<BackwardRoot> roots;
   for (size_t i = 0; i < request.roots.size(); ++i) {
@@ -721,7 +772,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
           BadType(absl::StrCat("backward: expected a root of one element, or a seed, got ",
                                ImplOf(root)->data->info->type.ToString())));
     }
-    const ValueIndex value = tape.FindOrAdd(root);
+    const ValueIndex value = tape.FindOrAddRoot(root);
     roots.push_back(BackwardRoot::Value(value, emitter.AddTensor(seed)));
   }
 

@@ -11,11 +11,15 @@
 // gets the mean over ranks of what Backward gives on each, so a module may have collectives of its
 // own (SyncBatchNorm), and gradients of gradients are right too.
 //
-// A call hands the module its parameters through gates. When Backward, or Grad, has come to the
-// first use of all parameters of a *bucket*, their mean over ranks is asked for, while other
-// gradients are still to be computed. Buckets are calls and nothing else: no gradient is copied
-// into one, and no bit depends on their sizes. In a compiled function all of it is part of the
-// graph.
+// A call hands the module its parameters through gates. Whatever reads a parameter past them, in
+// what is differentiated together with a result of the call (a penalty, a decoder that is tied to
+// the embedding), counts as if it read it in the module. What Backward differentiates without any
+// result of a call gives each rank's own gradient: make it part of the loss.
+//
+// When Backward, or Grad, has come to the first use of all parameters of a *bucket*, their mean
+// over ranks is asked for, while other gradients are still to be computed. Buckets are calls and
+// nothing else: no gradient is copied into one, and no bit depends on their sizes. In a compiled
+// function all of it is part of the graph.
 //
 // Every rank calls it as often, and asks for gradients as often. One that does not is told of by
 // name (chorus.h: kMismatch, or a late rank); Join is for ranks that have fewer inputs. A Backward

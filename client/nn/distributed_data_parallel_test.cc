@@ -689,6 +689,40 @@ TEST_F(WithoutStepsTest, UnderNoSyncARefusedBackwardIsTheRanksOwn) {
   TakeTurns(2, 4);
 }
 
+// Of the mean over ranks of x w + c w * w, the loss of a call and what goes past it.
+TEST_F(WithoutStepsTest, WhatReadsAParameterBesideTheCallGoesIntoTheMean) {
+  for (const bool before : {false, true}) {
+    MakeBoth([](int) {
+      Options options;
+      options.find_unused_parameters = true;  // a gradient may depend on one alone
+      return options;
+    });
+    OnBoth([&](Ddp* model, const World& world, int rank) {
+      const Tensor a = model->parameters()[0]();
+      const Tensor penalty = before ? a * a : Tensor();
+      const Tensor y = (*model)(In(world, 1));
+      const double weight = rank == 0 ? 1 : 3;
+      const Tensor loss = y + (before ? penalty : a * a) * weight;
+      // A parameter may be a root, too.
+      BackwardOptions options;
+      options.create_graph = true;
+      const auto grads = Grad({loss, model->parameters()[1]()},
+                              {model->parameters()[0](), model->parameters()[1]()}, options);
+      ASSERT_TRUE(grads.ok()) << grads.status();
+      EXPECT_THAT(Values<double>((*grads)[0]), ElementsAre(50.5 + 4));
+      EXPECT_THAT(Values<double>((*grads)[1]), ElementsAre(505 + 1));
+      BackwardOptions retain;
+      retain.retain_graph = true;
+      ASSERT_TRUE(Backward(loss, retain).ok());
+      EXPECT_THAT(Values<double>(a.grad()), ElementsAre(50.5 + 4));
+      // The mean's own gradient is 2 c, and its mean 4.
+      const auto second = Grad({(*grads)[0]}, {a});
+      ASSERT_TRUE(second.ok()) << second.status();
+      EXPECT_THAT(Values<double>((*second)[0]), ElementsAre(4));
+    });
+  }
+}
+
 TEST_F(DistributedDataParallelTest, UnusedParametersCountWithZerosOrKeepWhatTheyHave) {
   std::vector<std::vector<Doubles>> grads(2);
   std::vector<std::vector<Doubles>> local(2);
