@@ -93,6 +93,13 @@ class OutcomesTest : public ::testing::Test {
     worker_.Stop();
   }
 
+  // Commands wait for the first however slow the machine is.
+  static node::NodeOptions Options() {
+    node::NodeOptions options;
+    options.gap_timeout = absl::Hours(1);
+    return options;
+  }
+
   // Returns when the node thread has done `task`, behind all that it was asked before.
   void OnNode(const node::NodeLoop::Task& task) {
     std::promise<void> done;
@@ -155,7 +162,7 @@ class OutcomesTest : public ::testing::Test {
   PeerTable peers_{geteuid(), /*max_connections=*/8, {16, 16, 16}};
   Farewell farewell_;
   ServiceWorker worker_{[](const std::vector<SessionId>&) {}, absl::Hours(1)};
-  node::NodeLoop loop_{node::NodeOptions(), DevicesOf(daemon_.backend())};
+  node::NodeLoop loop_{Options(), DevicesOf(daemon_.backend())};
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Acceptor> acceptor_;

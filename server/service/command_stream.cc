@@ -106,6 +106,10 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     ReadMore();
   }
 
+  int64_t UnwrittenBytes() {
+    MutexLock lock(&told_mutex_);
+    return unwritten_bytes_;
+  }
   void CountMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (std::exchange(has_message_, true) && !ended_ && ++taken_ == kTakenAtATime) TellTaken();
   }
@@ -113,7 +117,7 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
 
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ended_ || !farewell_.ok()) return;
-    read_paused_ = under_way_ >= kMaxCommandsUnderWay || unwritten_bytes_ > kMaxUnwrittenBytes ||
+    read_paused_ = under_way_ >= kMaxCommandsUnderWay || UnwrittenBytes() > kMaxUnwrittenBytes ||
                    posted_bytes_ > kMaxPostedBytes;
     if (!read_paused_) StartRead(&request_);
   }
@@ -185,15 +189,16 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     });
   }
 
-  // It counts from now on: the worker may be far behind.
+  // It counts from now on: the worker may be far behind. Mostly the node thread's, of which nobody
+  // knows how long gRPC takes under the other mutex.
   void PostOutcome(int64_t sequence, absl::Status status) {
     OutcomeRoom room{BytesOf(status), SharedRoom::Part()};
-    MutexLock lock(&mutex_);
-    if (ended_ || is_full_) return;
+    MutexLock lock(&told_mutex_);
+    if (takes_no_more_) return;
     if (unwritten_bytes_ > kMaxUnwrittenBytes) {
       absl::StatusOr<SharedRoom::Part> part = service_->answers->Take(caller_.tenant, room.bytes);
       if (!part.ok()) {
-        is_full_ = true;
+        takes_no_more_ = true;
         return service_->worker->Post(caller_.tenant, [stream = shared_from_this(),
                                                        why = part.status()] { stream->End(why); });
       }
@@ -209,8 +214,8 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   void WriteNextOutcome() {
     ToldOutcome told;
     {
-      MutexLock lock(&mutex_);
-      if (ended_) return;
+      MutexLock lock(&told_mutex_);
+      if (told_.empty()) return;
       told = std::move(told_.front());
       told_.pop_front();
     }
@@ -230,7 +235,10 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     }
     MutexLock lock(&mutex_);
     if (ended_) return;
-    unwritten_bytes_ -= outcomes_.front().room.bytes;
+    {
+      MutexLock told_lock(&told_mutex_);
+      unwritten_bytes_ -= outcomes_.front().room.bytes;
+    }
     outcomes_.pop_front();
     --under_way_;
     if (!outcomes_.empty()) {
@@ -255,6 +263,10 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   // An end that the client does not take is given up, and all that the stream holds.
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (std::exchange(ended_, true)) return;
+    {
+      MutexLock lock(&told_mutex_);
+      takes_no_more_ = true;
+    }
     TellTaken();
     Finish(status);
     unread_.Start(service_, context_);
@@ -284,12 +296,10 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   void OnCancel() override { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
   void OnDone() override {
     service_->farewell->Remove(farewell_id_);
-    std::deque<ToldOutcome> told;
     std::deque<Outcome> unread;
     {
       MutexLock lock(&mutex_);
       done_ = true;
-      told.swap(told_);
       unread.swap(outcomes_);
       unread_.Stop();
       if (held_.value() != 0) service_->worker->Drop(held_);
@@ -309,12 +319,16 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   grpc::ByteBuffer request_;  // of the read under way
   int64_t session_ = 0;       // by OnReadDone alone
 
-  Mutex mutex_;
-  std::deque<ToldOutcome> told_ ABSL_GUARDED_BY(mutex_);  // the worker comes to each
+  // What the node tells.
+  Mutex told_mutex_;
+  std::deque<ToldOutcome> told_ ABSL_GUARDED_BY(told_mutex_);  // the worker comes to each
+  int64_t unwritten_bytes_ ABSL_GUARDED_BY(told_mutex_) = 0;   // and what is to be written
+  bool takes_no_more_ ABSL_GUARDED_BY(told_mutex_) = false;    // there is no room, or it has ended
+
+  // The others: gRPC is called under it.
+  Mutex mutex_ ABSL_ACQUIRED_BEFORE(told_mutex_);
   std::deque<Outcome> outcomes_ ABSL_GUARDED_BY(mutex_);  // the first is being written
-  int64_t unwritten_bytes_ ABSL_GUARDED_BY(mutex_) = 0;   // of both
-  bool is_full_ ABSL_GUARDED_BY(mutex_) = false;      // they found no room; it ends by the worker
-  int64_t posted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that the node has not come to
+  int64_t posted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;      // that the node has not come to
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_message_ ABSL_GUARDED_BY(mutex_) = false;  // its first
   int taken_ ABSL_GUARDED_BY(mutex_) = 0;  // messages behind it that nobody has been told of

@@ -156,15 +156,15 @@ TEST_F(RequestCallTest, ARequestHasItsTurnUntilTheNodeComesToIt) {
 // It stands behind no other tenant's, however many those have.
 TEST_F(RequestCallTest, WhatItAsksOfTheNodeHasATurnOfItsTenants) {
   TestDaemon daemon;
+  std::promise<void> go;
+  std::promise<int> waited_for;
+  int others = 0;
   node::NodeLoop loop(node::NodeOptions(), DevicesOf(daemon.backend()));
   service_.loop = &loop;
-  std::promise<void> go;
   loop.PostOwn([&go](node::LocalNode&, absl::Time) { go.get_future().wait(); });
-  int others = 0;
   for (int i = 0; i < 600; ++i) {
     loop.Post("another", [&others](node::LocalNode&, absl::Time) { ++others; });
   }
-  std::promise<int> waited_for;
   call_->Post([&](node::LocalNode&, absl::Time) { waited_for.set_value(others); });
   go.set_value();
   EXPECT_LE(waited_for.get_future().get(), 1);
