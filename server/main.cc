@@ -214,8 +214,8 @@ ABSL_FLAG(bool, share_equal_work, chorus::server::Defaults().node.share_equal_wo
 ABSL_FLAG(chorus::server::MemoryFlag, memory_limit_bytes, {},
           "Of all tensors and arenas together; also 512MiB, 8GiB. auto: three quarters of the "
           "machine's memory or, where that is less, of what the daemon's cgroup may have; where "
-          "there is little, what the 256 MiB and 64 KiB a session that the daemon may take beside "
-          "leave.");
+          "that would leave the daemon itself less than 256 MiB and 64 KiB a session, what these "
+          "leave, but at least a quarter.");
 ABSL_FLAG(int32_t, max_sessions, chorus::server::Defaults().node.max_sessions,
           "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, chorus::server::Defaults().node.max_worlds, "Worlds at a time.");
@@ -386,7 +386,9 @@ DaemonOptions OptionsFromFlags() {
 MemoryLimit MemoryLimitFromFlags() {
   const absl::optional<BytesFlag> bytes = absl::GetFlag(FLAGS_memory_limit_bytes).bytes;
   if (bytes.has_value()) return MemoryLimit{bytes->value, "--memory_limit_bytes", ""};
-  return DefaultMemoryLimit(kOwnBytes + absl::GetFlag(FLAGS_max_sessions) * kSessionOwnBytes);
+  return DefaultMemoryLimit(
+      OwnBytes(absl::GetFlag(FLAGS_max_connections), absl::GetFlag(FLAGS_max_calls),
+               absl::GetFlag(FLAGS_max_streams), absl::GetFlag(FLAGS_max_sessions)));
 }
 
 std::unique_ptr<Backend> MakeSoundBackend(ThreadPool* pool) {

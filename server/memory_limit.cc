@@ -104,7 +104,8 @@ MemoryLimit DefaultMemoryLimit(int64_t own_bytes, const std::string& root) {
           absl::StrCat(there, " are too few: clients can make the daemon take ", own_bytes,
                        " beside its memory limit, and the system end it. Expected are at least ",
                        own_bytes + own_bytes / 3,
-                       " bytes; fewer of --max_sessions, --max_calls and --max_streams need less")};
+                       " bytes; fewer of --max_sessions, --max_calls, --max_streams and "
+                       "--max_connections need less")};
 }
 
 }  // namespace chorus::server

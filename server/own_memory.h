@@ -99,6 +99,7 @@ constexpr int64_t ReadBytes(int64_t max_connections, int64_t max_calls, int64_t 
          (max_streams + kMaxReads) * kMaxMessageBytes + max_connections * kConnectionReadBytes;
 }
 
+// With the flags as they are unless told otherwise.
 inline constexpr int64_t kOwnBytes = int64_t{256} << 20;
 // And of each session, whose record is charged to nobody: CommandLog::kMaxOutcomeBytes, and its
 // row.
@@ -107,14 +108,24 @@ inline constexpr int64_t kSessionOwnBytes = int64_t{64} << 10;
 inline constexpr int64_t kBaseBytes = int64_t{16} << 20;
 // Errors that it keeps, whose texts clients choose in part; the rest is a row.
 inline constexpr int64_t kErrorBytes = int64_t{node::kMaxErrors} * (Error::kMaxBytes + 128);
-static_assert(kBaseBytes + kErrorBytes + ReadBytes(0, kDefaultMaxCalls, kDefaultMaxStreams) +
-                  (kDefaultMaxCalls + kMaxOtherCalls + kMaxEndingCalls) * kCallBytes +
-                  kDefaultMaxConnections * kConnectionBytes + kMaxParsedBytes + kMaxUploadBytes +
-                  kMaxAnswerBytes + kMaxReads * kMaxFrameBytes +
-                  kDefaultMaxStreams * (kMaxPostedBytes + kMaxFrameBytes) +
-                  kMaxLaterMessages * kLaterMessageBytes +
-                  node::kDefaultMaxSessions * node::kFreeWaits * node::kWaitBytes <=
-              kOwnBytes);
+// All together.
+constexpr int64_t SumOfParts(int64_t connections, int64_t calls, int64_t streams,
+                             int64_t sessions) {
+  return kBaseBytes + kErrorBytes + ReadBytes(0, calls, streams) +
+         (calls + kMaxOtherCalls + kMaxEndingCalls) * kCallBytes + connections * kConnectionBytes +
+         kMaxParsedBytes + kMaxUploadBytes + kMaxAnswerBytes + kMaxReads * kMaxFrameBytes +
+         streams * (kMaxPostedBytes + kMaxFrameBytes) + kMaxLaterMessages * kLaterMessageBytes +
+         sessions * node::kFreeWaits * node::kWaitBytes;
+}
+inline constexpr int64_t kDefaultSum = SumOfParts(kDefaultMaxConnections, kDefaultMaxCalls,
+                                                  kDefaultMaxStreams, node::kDefaultMaxSessions);
+static_assert(kDefaultSum <= kOwnBytes);
+
+// What the daemon may take beside its memory limit, sessions' records included.
+constexpr int64_t OwnBytes(int64_t connections, int64_t calls, int64_t streams, int64_t sessions) {
+  return kOwnBytes - kDefaultSum + SumOfParts(connections, calls, streams, sessions) +
+         sessions * kSessionOwnBytes;
+}
 
 }  // namespace chorus::server
 
