@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
+#include <list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +30,7 @@ class TurnQueue {
                               [&](const Queue& other) { return other.owner == owner; });
     if (queue == queues_.end()) {
       queues_.push_back({owner, {}});
-      queue = queues_.end() - 1;
+      queue = std::prev(queues_.end());
     }
     queue->items.push_back(std::move(item));
   }
@@ -44,11 +46,14 @@ class TurnQueue {
   }
   // The first of the owner whose turn it is. Not of none.
   Item Pop() {
-    Queue queue = std::move(queues_.front());
-    queues_.pop_front();
-    Item item = std::move(queue.items.front());
-    queue.items.pop_front();
-    if (!queue.items.empty()) queues_.push_back(std::move(queue));
+    std::deque<Item>& items = queues_.front().items;
+    Item item = std::move(items.front());
+    items.pop_front();
+    if (items.empty()) {
+      queues_.pop_front();
+    } else {
+      queues_.splice(queues_.end(), queues_, queues_.begin());
+    }
     return item;
   }
 
@@ -57,7 +62,7 @@ class TurnQueue {
     Owner owner;
     std::deque<Item> items;
   };
-  std::deque<Queue> queues_;  // none is empty; the first is next
+  std::list<Queue> queues_;  // none is empty; the first is next
 };
 
 }  // namespace chorus

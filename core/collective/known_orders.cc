@@ -24,6 +24,8 @@ const GangOrder* KnownOrders::Find(const std::string& signature) const {
 }
 
 const GangOrder* KnownOrders::Keep(const std::string& signature, GangOrder order) {
+  not_kept_ = {};
+  not_kept_bytes_ = 0;
   const size_t bytes = BytesOf(signature, order);
   if (bytes > kMostBytes / 2) {
     not_kept_ = std::move(order);

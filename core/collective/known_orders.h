@@ -56,8 +56,8 @@ class SignatureWriter {
 
 class KnownOrders {
  public:
-  // What is kept takes no more, all together; an order of more than half of it is not kept, but for
-  // the last one as long as it may be in use.
+  // What is kept takes no more, all together; an order of more than half of it is not kept beyond
+  // the next Keep().
   static constexpr size_t kMostBytes = size_t{64} << 10;
 
   // Null: it is not known. Valid until Keep().
@@ -72,7 +72,7 @@ class KnownOrders {
  private:
   absl::flat_hash_map<std::string, GangOrder> orders_;
   size_t bytes_ = 0;
-  GangOrder not_kept_;  // the last one
+  GangOrder not_kept_;  // the last one, if it is not
   size_t not_kept_bytes_ = 0;
 };
 

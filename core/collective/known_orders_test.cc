@@ -59,6 +59,8 @@ TEST(KnownOrdersTest, OneThatIsTooLargeIsNotKept) {
   EXPECT_EQ(orders.Keep("large", OrderOf(5000, 1))->runs[0], 1);
   EXPECT_EQ(orders.Find("large"), nullptr);
   EXPECT_GT(orders.bytes(), small + KnownOrders::kMostBytes / 2) << "but it is there";
+  orders.Keep("other", OrderOf(2, 2));
+  EXPECT_LE(orders.bytes(), KnownOrders::kMostBytes / 2) << "until the next one";
   EXPECT_NE(orders.Find("small"), nullptr);
 }
 

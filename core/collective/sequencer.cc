@@ -20,13 +20,15 @@ constexpr size_t kLineBytes = 128;
 constexpr size_t kWhyBytes = 512;
 // To let go of an entry, and of its tape.
 constexpr int64_t kWorkPerTape = 4;
-// So many pending instances are looked at in one piece of work, or runs looked for by their
-// handles; to enter an instance into instance_by_sort_key_.
+// So much is looked at in one piece of work: pending instances, or runs by their handles; runs of a
+// list; what differs and is in its grace; for what fails, who consumes it; of a producer's
+// consumers, whether they have failed.
 constexpr int64_t kLooksOfWork = 4;
 constexpr int64_t kHandlesOfWork = 8;
 constexpr int64_t kDifferingOfWork = 8;
-constexpr int64_t kConsumersOfWork = 16;  // for what fails with them
-constexpr int64_t kLeaversOfWork = 32;    // or whether they have failed
+constexpr int64_t kConsumersOfWork = 16;
+constexpr int64_t kLeaversOfWork = 32;
+// To enter an instance into instance_by_sort_key_.
 constexpr int64_t kWorkToIndex = 3;
 // To say which rank has passed a call, and to fail an instance or a run.
 constexpr int64_t kWorkPerError = 32;
@@ -1679,9 +1681,9 @@ void Sequencer::DelayMismatch(int32_t id, int32_t seat) {
   Instance& instance = instances_[id];
   instance.differing = differing_.New();
   instance.against = seat;
-  Differing& differing = differing_[instance.differing];
-  differing.instance = id;
-  differing.until =
+  Differing& row = differing_[instance.differing];
+  row.instance = id;
+  row.until =
       std::min(clock_ + options_.mismatch_grace, instance.first_vote + options_.agree_timeout);
   differing_.Append(&in_grace_, instance.differing);
   ++components_[instance.component].missing;
@@ -2623,8 +2625,8 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
                                  absl::FormatDuration(options_.exec_timeout));
     FailGang(launched_.head, error, actions);
   }
-  const int32_t differing = OutOfGrace();
-  if (differing != kNone) EndEpoch(MismatchError(differing), actions);
+  const int32_t due = OutOfGrace();
+  if (due != kNone) EndEpoch(MismatchError(due), actions);
   FailLate(actions);
   if (!externally_blocked_.empty()) {
     const int32_t r = externally_blocked_.begin()->second;

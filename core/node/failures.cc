@@ -88,7 +88,7 @@ int64_t Failures::NoteGivenUp(World* world, absl::Span<const LaunchedInstance> i
   // Where the last launch came to, if it did not tell of all: of a loop's each has its turn.
   const size_t begin = world->given_up_next < instances.size() ? world->given_up_next : 0;
   for (size_t i = 0; i < instances.size(); ++i) {
-    const size_t at = (begin + i) % instances.size();
+    const size_t at = begin + i < instances.size() ? begin + i : begin + i - instances.size();
     for (const LaunchedInstance::GivenUp& part : instances[at].given_up) {
       ++given_up;
       const uint64_t where = absl::Hash<Where>()(Where(part.rank.value(), part.what->source));
@@ -111,12 +111,12 @@ int64_t Failures::NoteGivenUp(World* world, absl::Span<const LaunchedInstance> i
   }
   CountWork(kWorkPerGivenUp * given_up);
   if (untold == 0) return given_up;
-  const ErrorId error_id =
-      TellGivenUp(*world, *first_untold,
-                  absl::StrCat(". So it is with ", untold,
-                               " parts of gradients of this launch, of which this "
-                               "is the first: events of launches that come tell of the others, ",
-                               kMostToldAtOnce, " at a time"));
+  const ErrorId error_id = TellGivenUp(
+      *world, *first_untold,
+      absl::StrCat(". So it is with ", untold,
+                   " parts of gradients of this launch, of which this "
+                   "is the first: events of later launches of these calls tell of the others, ",
+                   kMostToldAtOnce, " at a time"));
   Note(FlightKind::kGradientGivenUp, now, nullptr, world, Sequence(), ticket, error_id);
   return given_up;
 }

@@ -94,10 +94,11 @@ class Tenant {
     join.rank = Rank(rank);
     join.device = DeviceIndex(rank);
     return Told([&](auto told) {
-      node_->JoinWorld(session_, join, now_, [this, told](const absl::StatusOr<WorldInfo>& info) {
-        if (info.ok()) world_ = info->id;
-        told(info.status());
-      });
+      node_->JoinWorld(session_, join, now_,
+                       [world = world_, told](const absl::StatusOr<WorldInfo>& info) {
+                         if (info.ok()) *world = info->id;
+                         told(info.status());
+                       });
     });
   }
   absl::Status Submit(CommandBody body) {
@@ -119,7 +120,7 @@ class Tenant {
     EXPECT_TRUE(Submit(std::move(command)).ok());
     Run run = DirectRank::LocalRun(0, {DirectRank::Inline({1})}, {{0, 1}});
     RunGroup group;
-    group.world = world_;
+    group.world = *world_;
     group.epoch = Epoch(1);
     group.base.push_back({0, 0, 0});
     run.groups.push_back(group);
@@ -130,7 +131,8 @@ class Tenant {
   const std::string name_;
   const absl::Time now_ = absl::Now();
   SessionId session_;
-  WorldId world_;
+  const std::shared_ptr<WorldId> world_ =
+      std::make_shared<WorldId>();  // of the last that it joined
   int64_t sequence_ = 0;
   int32_t count_ = 0;
   bool voted_ = false;

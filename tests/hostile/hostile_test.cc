@@ -42,8 +42,9 @@ namespace {
 constexpr int64_t kMemoryLimit = int64_t{160} << 20;
 constexpr int64_t kShare = kMemoryLimit / 8 * 7;  // of one tenant
 constexpr int64_t kSessions = 40;
-// What an attack may bring into memory beside what somebody is charged for: by far less than an
-// attack comes to. (Of what is charged and not touched it may bring as much more.)
+// What an attack may bring into memory beside what somebody is charged for, in the end: what malloc
+// keeps of what was freed (server/heap.h), and by far less than an attack comes to. (What is
+// charged and not touched hides as much that is not.)
 constexpr int64_t kMaxBesideBytes = int64_t{56} << 20;
 // What simulated devices keep of freed memory (core/backend/sim/sim_memory.cc), with what malloc
 // has of it.
@@ -207,7 +208,8 @@ class Beside : public ::testing::Test {
     return fault::AskUntil([&]() -> absl::StatusOr<bool> {
       const absl::StatusOr<v1::GetStatsResponse> stats = daemon_->Stats();
       if (stats.ok()) return done(*stats);
-      if (absl::IsResourceExhausted(stats.status()) || absl::IsUnavailable(stats.status())) {
+      if (absl::IsResourceExhausted(stats.status()) || absl::IsUnavailable(stats.status()) ||
+          absl::IsDeadlineExceeded(stats.status())) {
         return false;
       }
       return stats.status();
@@ -287,21 +289,22 @@ TEST_P(HostileTest, AsksForTooMuch) {
 
   // It still has what it got.
   ExpectHonestOnesGoOn();
-  const auto during = daemon_->Stats();
-  ASSERT_TRUE(during.ok()) << during.status();
-  EXPECT_LE(during->memory_used_bytes(), GetParam().by_another_uid ? kMemoryLimit : kShare);
-  const Resident resident = ResidentBytes();
-  const int64_t of_daemon = resident.daemon - resident_before.daemon;
-  const int64_t of_worker = resident.worker - resident_before.worker;
-  const int64_t charged = during->memory_used_bytes() - before->memory_used_bytes();
-  std::cout << GetParam().attack << ": " << charged << " bytes charged, " << of_daemon
-            << " in memory, that is " << of_daemon - charged << " beside; " << of_worker
-            << " of the worker's" << std::endl;
-  if (!bench::kSanitized) {
-    const int64_t beside = kMaxBesideBytes + GetParam().unread_bytes();
-    EXPECT_LE(of_daemon, charged + beside);
-    EXPECT_LE(of_daemon + of_worker, charged + beside + kSimKeptBytes);
-  }
+  // What was freed is given back a while later.
+  std::string memory;
+  const absl::Status is_small = AwaitStats([&](const v1::GetStatsResponse& stats) {
+    EXPECT_LE(stats.memory_used_bytes(), GetParam().by_another_uid ? kMemoryLimit : kShare);
+    const Resident resident = ResidentBytes();
+    const int64_t of_daemon = resident.daemon - resident_before.daemon;
+    const int64_t of_worker = resident.worker - resident_before.worker;
+    const int64_t charged = stats.memory_used_bytes() - before->memory_used_bytes();
+    memory = absl::StrCat(charged, " bytes charged, ", of_daemon, " in memory, that is ",
+                          of_daemon - charged, " beside; ", of_worker, " of the worker's");
+    const int64_t most = charged + kMaxBesideBytes + GetParam().unread_bytes();
+    return bench::kSanitized ||
+           (of_daemon <= most && of_daemon + of_worker <= most + kSimKeptBytes);
+  });
+  std::cout << GetParam().attack << ": " << memory << std::endl;
+  EXPECT_TRUE(is_small.ok()) << is_small << ", " << memory;
   const auto word = [&report](absl::string_view name) {
     const std::string::size_type at = report.find(absl::StrCat(name, "="));
     if (at == std::string::npos) return std::string();
