@@ -36,7 +36,9 @@ class GradMode;
 // up to then has no gradient any more: kTapeConsumed for a caller that asks here; another rank that
 // needs this one for such a gradient gets kMismatch, alone. Where it leads to a module that takes
 // means by calls of its own (nn::DistributedDataParallel), or its roots have failed and this rank
-// has such a module, the rank is out of line, too (chorus.h).
+// has such a module, the rank is out of line, too (chorus.h). Roots that are undefined, or none,
+// have failed; they are of the session of the inputs or seeds or, where these say nothing, of every
+// one of the process. An exception of a hook is a refusal, and goes on to the caller.
 struct BackwardOptions {
   std::vector<Tensor> seeds;  // empty: ones
   bool retain_graph = false;

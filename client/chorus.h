@@ -41,11 +41,11 @@
 //   * A call that needs a rank which has passed its position (it has made a later call of the
 //     group, or begun a later step, without that one) fails with kMismatch naming both calls and
 //     lines: alone, with what waits for it and what uses its result. No epoch ends.
-//   * A rank of which nobody knows what it would have called (a compiled function that could not be
-//     traced, see Compiled, or a refused Backward, see there) is *out of line*: it takes part in
-//     nothing more until its next step (Reform, where there are no steps). Its calls fail at once,
-//     for the ranks that need them too. A call that all ranks of a world make together, as those of
-//     a DeviceGroup are, brings them in line again.
+//   * A rank of which nobody knows what it would have called (a compiled function could not be
+//     traced, see Compiled; a Backward that makes calls by itself was refused, see there) is *out
+//     of line*: it takes part in nothing more until its next step (Reform, where there are no
+//     steps). Its calls fail at once, for the ranks that need them too. A call that all ranks of a
+//     world make together, as those of a DeviceGroup are, brings them in line again.
 //
 // **The loss that is differentiated is the sum over ranks of each rank's loss.** So the gradient of
 // AllReduce is an AllReduce, and a loss that each rank computes alike counts once for every rank. A

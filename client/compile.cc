@@ -208,21 +208,27 @@ class CompiledImpl {
     return program;
   }
 
-  // The session on which a call with these inputs would have run; or all on which it may have been.
-  std::vector<std::shared_ptr<SessionCore>> SessionsOf(const std::vector<Tensor>& inputs) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  // The session on which a call with these inputs would have run; or all on which it may have been:
+  // that others were on one says nothing of this one.
+  static std::vector<std::shared_ptr<SessionCore>> SessionsOf(const std::vector<Tensor>& inputs) {
     std::vector<std::shared_ptr<SessionCore>> sessions;
-    const auto add = [&sessions](const std::shared_ptr<SessionCore>& session) {
+    for (const Tensor& input : inputs) {
+      if (!input.defined()) continue;
+      const std::shared_ptr<SessionCore>& session = ImplOf(input)->data->session;
       const bool is_new = std::find(sessions.begin(), sessions.end(), session) == sessions.end();
       if (session != nullptr && is_new) sessions.push_back(session);
-    };
-    for (const Tensor& input : inputs) {
-      if (input.defined()) add(ImplOf(input)->data->session);
-    }
-    if (sessions.empty()) {
-      for (const Calls& calls : calls_) add(calls.session);
     }
     return sessions.size() == 1 ? sessions : LivingSessions();
+  }
+  // Whether a call with these inputs may be of the ranks that the trace is of: a function may be
+  // several ranks' of one session, each with a device.
+  static bool MayBeOf(const Trace::Finished& trace, const std::vector<Tensor>& inputs) {
+    return std::all_of(inputs.begin(), inputs.end(), [&trace](const Tensor& input) {
+      return !input.defined() || trace.members.empty() ||
+             std::any_of(trace.members.begin(), trace.members.end(), [&input](const auto& member) {
+               return member->device_slot == ImplOf(input)->data->device_slot;
+             });
+    });
   }
 
   // A call that cannot be made, for `why`: it counts what all traces so far have counted; where
@@ -230,15 +236,15 @@ class CompiledImpl {
   // are told. Gives the error as recorded.
   absl::Status Refuse(const std::vector<Tensor>& inputs, const absl::Status& why) {
     if (IsLost(why)) return why;
-    std::vector<std::shared_ptr<SessionCore>> sessions;
+    const std::vector<std::shared_ptr<SessionCore>> sessions = SessionsOf(inputs);
     absl::optional<Trace::Finished> counted;
     bool differ = false;
     {
       MutexLock lock(&mutex_);
-      sessions = SessionsOf(inputs);
       differ = !calls_are_all_ || sessions.size() != 1;
       for (const Calls& calls : calls_) {
         if (differ || calls.session != sessions[0] || !IsCurrent(calls.trace)) continue;
+        if (!MayBeOf(calls.trace, inputs)) continue;
         differ = counted.has_value();
         counted = calls.trace;
       }
@@ -252,7 +258,7 @@ class CompiledImpl {
         if (!counted.has_value() || differ) {
           PutOutOfLine(session->members(), why, &refusals);
         } else {
-          CHORUS_RETURN_IF_ERROR(CheckInLine(*counted));
+          CHORUS_RETURN_IF_ERROR(BringInLine(*counted));
           AddRefused(*counted, CountCalls(*counted), &refusals);
         }
         sent = SubmitRefusals(&session->log(), std::move(refusals), why);
@@ -286,6 +292,10 @@ class CompiledImpl {
       UnderWay oldest;
       {
         MutexLock lock(&mutex_);
+        under_way_.erase(
+            std::remove_if(under_way_.begin(), under_way_.end(),
+                           [](const UnderWay& call) { return call.session.expired(); }),
+            under_way_.end());
         if (std::count_if(under_way_.begin(), under_way_.end(), is_of_rank) <
             std::max(1, options_.max_under_way)) {
           return;
@@ -317,7 +327,7 @@ class CompiledImpl {
     {
       SessionLock lock(session);
       CHORUS_RETURN_IF_ERROR(lock.status());
-      CHORUS_RETURN_IF_ERROR(CheckInLine(program.trace));
+      CHORUS_RETURN_IF_ERROR(BringInLine(program.trace));
       const CallPositions calls = CountCalls(program.trace);
       sequence = SubmitProgram(program, options_, inputs, infos, calls, &outputs);
       refused = WithSource(sequence.status(), source);

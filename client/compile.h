@@ -77,8 +77,9 @@ class Compiled {
   // traced, a collective that is refused in it, also where its result is not used, or an exception,
   // which goes on to the caller) counts what all traces so far have counted, and ends the epoch for
   // everybody. Where they have counted differently, or there is none, it is not known what this
-  // rank would have called: it is out of line until its next World::Step (chorus.h). While a
-  // function is traced nothing is sent.
+  // rank would have called: it is out of line until its next World::Step (chorus.h). Inputs that
+  // are all undefined, or none, are of no session: where the process has several, so are the ranks
+  // of all of them. While a function is traced nothing is sent.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
   // How many graphs the function has been made into: one for each list of types of its inputs (and

@@ -598,6 +598,37 @@ TEST(CompileTest, CallsOfAnotherRankAreNotWaitedFor) {
   }
 }
 
+// A function of several ranks: a call that is refused on one has not been another's.
+TEST(CompileTest, ARefusedRunIsOfTheRankThatMadeIt) {
+  for (const bool undefined : {false, true}) {
+    FakeDaemon daemon;
+    Ranks ranks(2, &daemon);
+    int rank = 0;
+    const Compiled f = Compile([&](const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{AllReduce(MatMul(in[0], in[1]), ranks.worlds[rank])};
+    });
+    const auto run = [&](double value) {
+      const Tensor one = Full(ranks.worlds[rank], DType::kF64, {1, 1}, 1);
+      return f.Run({Full(ranks.worlds[rank], DType::kF64, {1, 1}, value), one});
+    };
+    const auto first = run(5);
+    ASSERT_TRUE(first.ok()) << first.status();
+    rank = 1;
+    const Tensor bad = undefined ? Tensor() : Full(ranks.worlds[1], DType::kF64, {2, 1}, 1);
+    EXPECT_FALSE(f.Run({bad, bad}).ok());
+    EXPECT_EQ(ErrorOf((*first)[0].Wait()).reason, Reason::kPeerRefused) << (*first)[0].Wait();
+    EXPECT_EQ(ErrorOf(run(7).status()).reason, Reason::kOutOfLine);
+    for (const World& world : ranks.worlds) ASSERT_TRUE(world.Step(1).ok());
+    std::vector<Tensor> sums;
+    for (rank = 0; rank < 2; ++rank) {
+      const auto out = run(2);
+      ASSERT_TRUE(out.ok()) << out.status();
+      sums.push_back((*out)[0]);
+    }
+    for (const Tensor& sum : sums) EXPECT_THAT(Values<double>(sum), ElementsAre(4));
+  }
+}
+
 // Its numbers would be taken for those of the function's session.
 TEST(CompileTest, AGroupOfAnotherSessionIsRefused) {
   FakeDaemon daemon;

@@ -521,6 +521,21 @@ TEST_F(ParallelTest, MembersMayCallOneBehindTheOther) {
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(168, 168, 168));
 }
 
+// All members of a group ask for what all of them have called: that too is a call of them all.
+TEST_F(ParallelTest, GradientsOfCallsOfAllMembersBringThemInLine) {
+  const Tensor x = Row(session_.device(0), {2}).RequireGrad();
+  const std::vector<Tensor> y = Broadcast(x, devices_);
+  std::vector<Tensor> squares;
+  for (const Tensor& each : y) squares.push_back(each * each);
+  const Tensor loss = ReduceAdd(squares, devices_, 0);
+  const Compiled metric = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{MatMul(in[0], in[0])}; });
+  EXPECT_FALSE(metric.Run({Row(session_, {1, 2})}).ok());
+  const absl::Status status = Backward(Sum(loss));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(Values<double>(x.grad()), ElementsAre(12));
+}
+
 struct Asked {
   std::vector<Tensor> leaves;
   std::vector<Tensor> losses;

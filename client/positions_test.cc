@@ -91,7 +91,7 @@ TEST(PositionsTest, ARunWithAFailedInputCountsWhatItsTracesCount) {
   EXPECT_EQ(daemon.counts().ended_epochs, 1);
 }
 
-TEST(PositionsTest, AnUndefinedAndAnAbsentInputAreRefusedAlike) {
+TEST(PositionsTest, AnAbsentAndAFailedInputAreRefusedAlike) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon);
   std::vector<Compiled> step;
@@ -104,7 +104,8 @@ TEST(PositionsTest, AnUndefinedAndAnAbsentInputAreRefusedAlike) {
   both();
   const Tensor barriers[] = {Barrier(ranks.worlds[0]), Barrier(ranks.worlds[1])};
   ASSERT_TRUE(barriers[1].Wait().ok());
-  for (const Tensor& bad : {Tensor(), barriers[1]}) {
+  // One that is of no session may be meant for any: below.
+  for (const Tensor& bad : {barriers[1], MatMul(barriers[1], barriers[1])}) {
     const auto good = step[0].Run({Vector(ranks.worlds[0], {1})});
     EXPECT_FALSE(step[1].Run({bad}).ok());
     EXPECT_EQ(ErrorOf((*good)[0].Wait()).reason, Reason::kPeerRefused);
@@ -660,7 +661,9 @@ TEST(PositionsTest, ARefusedGradientIsNotTakenForAnother) {
 // or any one of the process.
 TEST(PositionsTest, ARefusedGradientOfNothingIsNotTakenForAnother) {
   for (const bool wanted : {true, false}) {
-    for (const Tensor& nothing : {Tensor(), Sum(Tensor())}) {
+    for (const std::vector<Tensor>& nothing :
+         {std::vector<Tensor>{Tensor()}, std::vector<Tensor>{Sum(Tensor())},
+          std::vector<Tensor>{}}) {
       FakeDaemon daemon;
       const Ranks ranks(2, &daemon);
       BackwardOptions retain;
@@ -672,7 +675,7 @@ TEST(PositionsTest, ARefusedGradientOfNothingIsNotTakenForAnother) {
       }
       const auto b1 = Grad({y[0] * 10}, {x[0]}, retain);
       ASSERT_TRUE(b1.ok()) << b1.status();
-      EXPECT_FALSE(wanted ? Grad({nothing}, {x[1]}, retain).ok() : Backward(nothing).ok());
+      EXPECT_FALSE(wanted ? Grad(nothing, {x[1]}, retain).ok() : Backward(nothing).ok());
       EXPECT_EQ(ErrorOf((*b1)[0].Wait()).reason, Reason::kPeerRefused);
       const auto b2 = Grad({y[1]}, {x[1]}, retain);
       EXPECT_EQ(ErrorOf(b2.status()).reason, Reason::kTapeConsumed) << b2.status();

@@ -1,6 +1,7 @@
 #include "client/internal/gradients.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -224,8 +225,10 @@ const std::shared_ptr<MemberCore>& MemberOf(const GradNode& node) {
 
 bool IsLostEntry(const GradNode& node) {
   const std::shared_ptr<MemberCore>& member = MemberOf(node);
-  return member != nullptr && node.trace == TraceId() &&
-         node.order < member->tapes_lost_before.load(std::memory_order_relaxed);
+  if (member == nullptr || node.trace != TraceId()) return false;
+  const std::atomic<uint64_t>& lost_before =
+      node.gates != nullptr ? member->gates_lost_before : member->tapes_lost_before;
+  return node.order < lost_before.load(std::memory_order_relaxed);
 }
 
 absl::Status CheckNotLost(const GradNode& node) {
@@ -364,6 +367,18 @@ class Tape {
 
   const std::vector<GradNodePtr>& nodes() const { return nodes_; }
   const std::vector<RecordedNode>& record() const { return record_; }
+  // Those whose gradients may be asked for.
+  std::vector<MemberCore*> Members() const {
+    std::vector<MemberCore*> members;
+    for (const GradNodePtr& node : nodes_) {
+      MemberCore* const member = MemberOf(*node).get();
+      if (member == nullptr) continue;
+      if (std::find(members.begin(), members.end(), member) == members.end()) {
+        members.push_back(member);
+      }
+    }
+    return members;
+  }
   // Null: it has no gates.
   GateMembers MembersOfGates() const {
     std::vector<std::shared_ptr<MemberCore>> members;
@@ -637,8 +652,8 @@ absl::Status RefusedGradients(const GradientRequest& request, const absl::Status
     if (session != nullptr && is_new) sessions.push_back(session);
   };
   std::vector<Tensor> defined;
-  bool failed = false;  // where such a root would have led to nobody knows
-  bool untold = false;  // and others have not heard of it
+  bool failed = request.roots.empty();  // where such a root would have led to nobody knows
+  bool untold = failed;                 // and others have not heard of it
   for (const Tensor& root : request.roots) {
     if (!root.defined()) {
       failed = untold = true;
@@ -746,6 +761,14 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     if (!gathered.ok()) return refuse(gathered);
   }
   CHORUS_RETURN_IF_ERROR(refuse(tape.AssignIds()));
+  if (trace == TraceId()) {
+    // Its requests are made one by one: of all members of a world together it is a call of them
+    // all.
+    const std::vector<MemberCore*> members = tape.Members();
+    SessionLock lock(session.get());
+    CHORUS_RETURN_IF_ERROR(refuse(lock.status()));
+    BringInLine(members).IgnoreError();
+  }
 
   std::vector<BackwardRoot> roots;
   for (size_t i = 0; i < request.roots.size(); ++i) {
@@ -914,7 +937,16 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
 }  // namespace
 
 absl::StatusOr<std::vector<Tensor>> TakeGradients(const GradientRequest& request, CallSite site) {
-  absl::StatusOr<std::vector<Tensor>> gradients = GradientsOf(request, site);
+  absl::StatusOr<std::vector<Tensor>> gradients = std::vector<Tensor>();
+  try {
+    gradients = GradientsOf(request, site);
+  } catch (...) {
+    // Of a hook: it may lack calls that others make.
+    const absl::Status thrown =
+        MakeError(Reason::kCancelled, "backward: a hook threw an exception");
+    RefusedGradients(request, WithSource(thrown, SourceOf(site))).IgnoreError();
+    throw;
+  }
   if (gradients.ok()) return gradients;
   return RefusedGradients(request, gradients.status());
 }

@@ -113,6 +113,7 @@ class MemberCore : public std::enable_shared_from_this<MemberCore> {
   // Tape entries with collectives of it from before this order have no gradient any more: a call
   // for gradients was refused, and what it would have asked for is not known.
   std::atomic<uint64_t> tapes_lost_before{0};
+  std::atomic<uint64_t> gates_lost_before{0};  // the same of gates, not before that
   absl::Status why_tapes_lost ABSL_GUARDED_BY(session_lock);
 };
 

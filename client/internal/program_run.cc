@@ -67,10 +67,10 @@ void AddRefused(const Trace::Finished& trace, const CallPositions& calls, Refusa
   }
 }
 
-absl::Status CheckInLine(const Trace::Finished& trace) {
+absl::Status BringInLine(const Trace::Finished& trace) {
   std::vector<MemberCore*> members;
   for (const auto& member : trace.members) members.push_back(member.get());
-  return CheckInLine(members);
+  return BringInLine(members);
 }
 
 absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOptions& options,

@@ -2,7 +2,7 @@
 //
 // Threads: the session's lock guards the counts of groups; CallsOf is a plain function.
 // Ownership: the program keeps what its trace names, and outlives the call.
-// Errors: SubmitProgram's are SessionCore::SubmitRun's; CheckInLine's are those of refusals.h.
+// Errors: SubmitProgram's are SessionCore::SubmitRun's; BringInLine's are those of refusals.h.
 #ifndef CHORUS_CLIENT_INTERNAL_PROGRAM_RUN_H_
 #define CHORUS_CLIENT_INTERNAL_PROGRAM_RUN_H_
 
@@ -43,7 +43,7 @@ CallPositions CountCalls(const Trace::Finished& trace) ABSL_EXCLUSIVE_LOCKS_REQU
 void AddRefused(const Trace::Finished& trace, const CallPositions& calls, Refusals* refusals)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 // That of the members (refusals.h).
-absl::Status CheckInLine(const Trace::Finished& trace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+absl::Status BringInLine(const Trace::Finished& trace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
 // Sends a run with these operands, whose calls stand at `calls`. `infos`: of the outputs,
 // whose tensors are added to *results.

@@ -1,8 +1,8 @@
 #include "client/internal/record.h"
 
 #include <utility>
+#include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "client/internal/access.h"
 #include "client/internal/calls.h"
@@ -176,11 +176,14 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
 
 namespace {
 
-absl::Status CheckInLine(absl::Span<const CallPart> parts)
+absl::Status BringInLine(absl::Span<const CallPart> parts)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-  absl::InlinedVector<MemberCore*, 8> members;
+  bool in_line = true;
+  for (const CallPart& part : parts) in_line = in_line && part.group->member->out_of_line.ok();
+  if (in_line) return absl::OkStatus();
+  std::vector<MemberCore*> members;
   for (const CallPart& part : parts) members.push_back(part.group->member);
-  return CheckInLine(members);
+  return BringInLine(members);
 }
 
 // This rank cannot take part, which counts. The others are told: they would wait for it. `counted`:
@@ -192,7 +195,7 @@ Tensor Refused(absl::Span<CallPart> parts, bool counted, CallInRuns* runs, absl:
   {
     SessionLock lock(session.get());
     if (!lock.status().ok()) return FailedTensor(session, lock.status());
-    const absl::Status in_line = CheckInLine(parts);
+    const absl::Status in_line = BringInLine(parts);
     if (!in_line.ok()) {
       return FailedTensor(session, std::make_shared<Failure>(Failure{in_line, true}));
     }
@@ -402,7 +405,7 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
     {
       SessionLock lock(session.get());
       if (!lock.status().ok()) return fail(FailedTensor(session, lock.status()));
-      const absl::Status in_line = CheckInLine(absl::MakeConstSpan(parts, count));
+      const absl::Status in_line = BringInLine(absl::MakeConstSpan(parts, count));
       if (!in_line.ok()) {
         return fail(FailedTensor(session, std::make_shared<Failure>(Failure{in_line, true})));
       }

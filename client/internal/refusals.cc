@@ -83,7 +83,7 @@ void PutOutOfLine(MemberCore* member, const absl::Status& why, Refusals* refusal
   RefusedOf(member, refusals)->rest_of_step = true;
 }
 
-absl::Status CheckInLine(absl::Span<MemberCore* const> members) {
+absl::Status BringInLine(absl::Span<MemberCore* const> members) {
   for (MemberCore* const member : members) {
     if (member->out_of_line.ok()) continue;
     absl::flat_hash_set<MemberCore*> of_world;
@@ -104,17 +104,26 @@ absl::Status CheckInLine(absl::Span<MemberCore* const> members) {
   return absl::OkStatus();
 }
 
+absl::Status BeginOwnSteps(absl::Span<const std::shared_ptr<MemberCore>> members) {
+  SessionLock lock(members[0]->session.get());
+  CHORUS_RETURN_IF_ERROR(lock.status());
+  for (const std::shared_ptr<MemberCore>& member : members) member->BeginOwnStep();
+  return absl::OkStatus();
+}
+
 void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refusals* refusals) {
-  // Nobody waits for it in this step, and requests count anew in the next.
-  if (!member->out_of_line.ok()) return;
   Error error = ErrorOf(why);
   error.SetReason(Reason::kTapeConsumed);
   error.message = absl::StrCat(
       "what was recorded before has no gradient any more: a call for gradients was refused here, "
       "and which it would have asked for is not known; record anew; the call: ",
       error.message);
-  member->tapes_lost_before.store(order, std::memory_order_relaxed);
   member->why_tapes_lost = ToStatus(error);
+  member->gates_lost_before.store(order, std::memory_order_relaxed);
+  // Out of line nobody waits for it in this step, and requests of entries count anew in the next.
+  // (What gates call does not.)
+  if (!member->out_of_line.ok()) return;
+  member->tapes_lost_before.store(order, std::memory_order_relaxed);
   RefusedOf(member, refusals)->drops_tapes = true;
 }
 

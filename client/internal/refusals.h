@@ -42,8 +42,11 @@ void PutOutOfLine(MemberCore* member, const absl::Status& why, Refusals* refusal
 // Why members that call at once cannot: the first that is out of line says so. All of a world
 // together, as those of a device group call, are in line again: whatever each would have called
 // before lies before this call, and they begin a step of their own.
-absl::Status CheckInLine(absl::Span<MemberCore* const> members)
+absl::Status BringInLine(absl::Span<MemberCore* const> members)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+// A step of its own for each of these members of one session.
+absl::Status BeginOwnSteps(absl::Span<const std::shared_ptr<MemberCore>> members)
+    ABSL_LOCKS_EXCLUDED(session_lock);
 // A member's tape entries from before `order` have no gradient any more, as MemberCore says.
 void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refusals* refusals)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);

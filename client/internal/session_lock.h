@@ -5,8 +5,9 @@
 //
 // Lock order, outermost first: HostTensor's mutex; a session's lock; Releases' mutex; what a Link
 // locks, which is the mutex of RingLink or of a gRPC link (client/link/grpc_links.cc), then that of
-// AttachClient, of RpcLink or of Outcomes. The mutexes of CompiledImpl and of OwnWorld are held
-// while nothing else is locked. No lock is held while a function of the trainer's runs.
+// AttachClient, of RpcLink or of Outcomes. The mutexes of CompiledImpl, of OwnWorld and of the list
+// of living sessions are held while nothing else is locked. No lock is held while a function of the
+// trainer's runs.
 //
 // No lock is held while something is waited for, but for these:
 // * a session's lock, while there is no room in a link (link.h) or in staging memory (staging.h),

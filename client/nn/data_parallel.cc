@@ -10,7 +10,9 @@
 #include "absl/strings/str_join.h"
 #include "chorus/collectives.h"
 #include "chorus/math.h"
+#include "client/internal/access.h"
 #include "client/internal/errors.h"
+#include "client/internal/refusals.h"
 #include "client/nn/refused.h"
 #include "client/nn/replicas.h"
 #include "core/base/error.h"
@@ -105,12 +107,13 @@ absl::Status CheckDevice(const Module& module, const DeviceGroup& devices) {
 // calls of the new step, for nobody hears of the step by itself, and other ranks may wait for what
 // comes of those calls.
 void BeginStep(const DeviceGroup& devices) {
-  bool begun = true;
+  std::vector<std::shared_ptr<internal::MemberCore>> members;
   for (int d = 0; d < devices.size(); ++d) {
-    const World& world = devices.world(d);
-    begun = world.Step(world.step() + 1).ok() && begun;
+    members.push_back(internal::MemberOf(devices.world(d)));
   }
-  for (int d = 0; begun && d < devices.size(); ++d) Barrier(devices.world(d));
+  // Of their own: the program's have numbers.
+  if (!internal::BeginOwnSteps(members).ok()) return;
+  for (int d = 0; d < devices.size(); ++d) Barrier(devices.world(d));
 }
 
 // Warnings of devices that others would have to wait for.

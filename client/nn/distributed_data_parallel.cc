@@ -15,8 +15,10 @@
 #include "client/internal/errors.h"
 #include "client/internal/gate.h"
 #include "client/internal/local.h"
+#include "client/internal/member.h"
 #include "client/internal/tape.h"
 #include "client/nn/compute_type.h"
+#include "client/nn/refused.h"
 #include "core/base/error.h"
 #include "core/base/mix_bits.h"
 
@@ -32,9 +34,6 @@ using internal::MemberOf;
 using internal::SourceOf;
 using internal::WithSource;
 using parallel::Nest;
-
-// This rank's.
-DeviceRef DeviceOf(const Group& group) { return internal::WorldFrom(MemberOf(group)).device(); }
 
 absl::Status FirstError(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) CHORUS_RETURN_IF_ERROR(tensor.status());

@@ -9,6 +9,7 @@
 #include <iostream>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -654,6 +655,54 @@ TEST_F(WithoutStepsTest, WhatWasRefusedBetweenTwoBucketsCannotBeAskedForAgain) {
     if (rank == 1) {
       EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfLine) << status;
     }
+  });
+}
+
+// A program may catch what its hook throws, and leave the batch out.
+TEST_F(WithoutStepsTest, AHookThatThrowsLeavesItsRankOutOfLine) {
+  std::vector<int> calls(2);
+  MakeBoth([&](int rank) {
+    Options options;
+    options.bucket_bytes = options.first_bucket_bytes = 1;
+    options.hook = [&calls, rank](const Tensors& gradients,
+                                  const Group& group) -> absl::StatusOr<Tensors> {
+      if (++calls[static_cast<size_t>(rank)] == 2 && rank == 1) throw std::runtime_error("thrown");
+      return AllReduceCoalesced(gradients, group, Reduction::kAvg);
+    };
+    return options;
+  });
+  OnBoth([](Ddp* model, const World& world, int rank) {
+    if (rank == 1) {
+      EXPECT_THROW(TakeTurn(model, world, 1).IgnoreError(), std::runtime_error);
+    } else {
+      TakeTurn(model, world, 1).IgnoreError();
+    }
+  });
+  ExpectOutOfLine(2);
+}
+
+// What was recorded and refused while the rank was out of line is not asked for in a later step:
+// others would take it for that step's.
+TEST_F(WithoutStepsTest, WhatWasRefusedOutOfLineCannotBeAskedForInTheNextStep) {
+  MakeBoth([](int) { return Options(); });
+  TakeTurns(1, 2);
+  modules_[1]->leaves_b_out = true;
+  Tensor late;
+  OnBoth([&](Ddp* model, const World& world, int rank) {
+    TakeTurn(model, world, 3).IgnoreError();
+    if (rank == 0) return;
+    modules_[1]->leaves_b_out = false;
+    late = (*model)(In(world, 4));
+    EXPECT_EQ(ErrorOf(Backward(late)).reason, Reason::kOutOfLine);
+  });
+  OnBoth([&](Ddp* model, const World& world, int rank) {
+    ASSERT_TRUE(world.Step(1).ok());
+    if (rank == 1) {
+      model->ClearGrads();
+      EXPECT_EQ(ErrorOf(Backward(late)).reason, Reason::kTapeConsumed);
+    }
+    // Right, or an error.
+    TakeTurn(model, world, 5).IgnoreError();
   });
 }
 
