@@ -5,6 +5,7 @@
 #define CHORUS_CORE_BASE_TURN_QUEUE_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <deque>
 #include <iterator>
 #include <list>
@@ -18,6 +19,7 @@ template <typename Item, typename Owner = std::string>
 class TurnQueue {
  public:
   bool empty() const { return queues_.empty(); }
+  size_t size() const { return size_; }
   // Those that have something.
   std::vector<Owner> Owners() const {
     std::vector<Owner> owners;
@@ -33,6 +35,7 @@ class TurnQueue {
       queue = std::prev(queues_.end());
     }
     queue->items.push_back(std::move(item));
+    ++size_;
   }
   // The first of `owner`, out of turn. False: it has none.
   bool PopOf(const Owner& owner, Item* item) {
@@ -41,6 +44,7 @@ class TurnQueue {
     if (queue == queues_.end()) return false;
     *item = std::move(queue->items.front());
     queue->items.pop_front();
+    --size_;
     if (queue->items.empty()) queues_.erase(queue);
     return true;
   }
@@ -49,6 +53,7 @@ class TurnQueue {
     std::deque<Item>& items = queues_.front().items;
     Item item = std::move(items.front());
     items.pop_front();
+    --size_;
     if (items.empty()) {
       queues_.pop_front();
     } else {
@@ -63,6 +68,7 @@ class TurnQueue {
     std::deque<Item> items;
   };
   std::list<Queue> queues_;  // none is empty; the first is next
+  size_t size_ = 0;          // of all
 };
 
 }  // namespace chorus

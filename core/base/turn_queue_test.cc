@@ -17,6 +17,7 @@ TEST(TurnQueueTest, OwnersTakeTurnsAndKeepTheirOrder) {
   for (const char* item : {"a1", "a2", "a3", "a4"}) turns.Push("a", item);
   for (const char* item : {"b1", "b2"}) turns.Push("b", item);
   EXPECT_THAT(turns.Owners(), ElementsAre("a", "b"));
+  EXPECT_EQ(turns.size(), 6u);
   std::vector<std::string> order;
   for (int i = 0; i < 3; ++i) order.push_back(turns.Pop());
   // One that comes later is behind each of the others once.
@@ -24,6 +25,7 @@ TEST(TurnQueueTest, OwnersTakeTurnsAndKeepTheirOrder) {
   while (!turns.empty()) order.push_back(turns.Pop());
   EXPECT_THAT(order, ElementsAre("a1", "b1", "a2", "b2", "a3", "c1", "a4"));
   EXPECT_THAT(turns.Owners(), ElementsAre());
+  EXPECT_EQ(turns.size(), 0u);
 }
 
 TEST(TurnQueueTest, WhatIsTakenIsKeptNoLonger) {

@@ -116,32 +116,35 @@ class NodeLoop::Impl {
     return worked;
   }
 
-  // At most so many of what is posted, and none more when those before have taken so long: rings,
-  // completions and timers are looked at before the rest.
+  // At most so many of what is posted by now, and none more when those before have taken so long:
+  // rings, completions and timers are looked at before the rest, and what goes on by itself before
+  // what is posted by whoever has just been told of something.
   static constexpr size_t kTasksPerTurn = 32;
   static constexpr absl::Duration kTasksTime = absl::Microseconds(200);
 
   bool RunTasks() {
+    size_t left = 0;
+    {
+      MutexLock lock(&mutex_);
+      left = std::min(kTasksPerTurn, tasks_.size());
+      if (left == 0) has_tasks_.store(false, std::memory_order_relaxed);
+    }
+    if (left == 0) return false;
     const absl::Time now = SteadyNow();
     node_.SetTime(now);
-    size_t run = 0;
-    for (; run < kTasksPerTurn; ++run) {
+    for (; left > 0 && SteadyNow() - now <= kTasksTime; --left) {
       // It ends here, with all that it holds.
       const WorkSlice slice;
       const Task task = NextTask();
-      if (task == nullptr) break;
       task(node_, now);
-      if (SteadyNow() - now > kTasksTime) return true;
     }
-    return run > 0;
+    return true;
   }
 
-  // Null: there is none.
+  // There is one.
   Task NextTask() {
     MutexLock lock(&mutex_);
-    if (!tasks_.empty()) return tasks_.Pop();
-    has_tasks_.store(false, std::memory_order_relaxed);
-    return nullptr;
+    return tasks_.Pop();
   }
 
   void Sleep() {
