@@ -241,6 +241,11 @@ class CompiledImpl {
     bool differ = false;
     {
       MutexLock lock(&mutex_);
+      const auto is_local = [](const Calls& calls) { return calls.trace.members.empty(); };
+      if (calls_are_all_ && !calls_.empty() &&
+          std::all_of(calls_.begin(), calls_.end(), is_local)) {
+        return why;
+      }
       differ = !calls_are_all_ || sessions.size() != 1;
       for (const Calls& calls : calls_) {
         if (differ || calls.session != sessions[0] || !IsCurrent(calls.trace)) continue;
