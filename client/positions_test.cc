@@ -593,6 +593,16 @@ TEST(PositionsTest, AnAbortStandsBehindTheCallsBeforeIt) {
 
 // --- Gradients ----------------------------------------------------------------------------------
 
+// Of two ranks whose x is 1.
+void ExpectGradientsOfWhatIsRecordedAnew(const Ranks& ranks, const std::vector<Tensor>& x) {
+  std::vector<absl::StatusOr<std::vector<Tensor>>> again;
+  for (int r = 0; r < 2; ++r) {
+    const Tensor anew = AllReduce(x[r] * x[r], ranks.worlds[r]);
+    again.push_back(Grad({anew}, {x[r]}));
+  }
+  for (int r = 0; r < 2; ++r) EXPECT_THAT(Values<double>((**&again[r])[0]), ElementsAre(4));
+}
+
 // x = 1, y = AllReduce(x) kept; y, z, B1 = Grad(10 y), B2 = Grad(y). Rank 1's z or its B1 is
 // refused when rank 0 has asked for B1: its B2 must never meet that.
 TEST(PositionsTest, ARefusedGradientIsNotTakenForAnother) {
@@ -646,13 +656,7 @@ TEST(PositionsTest, ARefusedGradientIsNotTakenForAnother) {
         }
       }
       EXPECT_EQ(daemon.counts().ended_epochs, 1);
-      // What is recorded from now on has its gradient.
-      std::vector<absl::StatusOr<std::vector<Tensor>>> again;
-      for (int r = 0; r < 2; ++r) {
-        const Tensor anew = AllReduce(x[r] * x[r], ranks.worlds[r]);
-        again.push_back(Grad({anew}, {x[r]}));
-      }
-      for (int r = 0; r < 2; ++r) EXPECT_THAT(Values<double>((**&again[r])[0]), ElementsAre(4));
+      ExpectGradientsOfWhatIsRecordedAnew(ranks, x);
     }
   }
 }
@@ -680,12 +684,7 @@ TEST(PositionsTest, ARefusedGradientOfNothingIsNotTakenForAnother) {
       const auto b2 = Grad({y[1]}, {x[1]}, retain);
       EXPECT_EQ(ErrorOf(b2.status()).reason, Reason::kTapeConsumed) << b2.status();
       EXPECT_EQ(daemon.counts().ended_epochs, 1);
-      std::vector<absl::StatusOr<std::vector<Tensor>>> again;
-      for (int r = 0; r < 2; ++r) {
-        const Tensor anew = AllReduce(x[r] * x[r], ranks.worlds[r]);
-        again.push_back(Grad({anew}, {x[r]}));
-      }
-      for (int r = 0; r < 2; ++r) EXPECT_THAT(Values<double>((**&again[r])[0]), ElementsAre(4));
+      ExpectGradientsOfWhatIsRecordedAnew(ranks, x);
     }
   }
 }

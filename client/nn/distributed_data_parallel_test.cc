@@ -550,6 +550,20 @@ class WithoutStepsTest : public DistributedDataParallelTest {
           Make(modules_[static_cast<size_t>(rank)], world, options(rank));
     });
   }
+  // `fail`: in the place of rank 1's second bucket, the first time.
+  void MakeBothWithTwoBuckets(const std::function<absl::Status()>& fail) {
+    MakeBoth([&](int rank) {
+      Options options;
+      options.bucket_bytes = options.first_bucket_bytes = 1;
+      options.hook = [fail, rank, calls = 0](
+                         const Tensors& gradients,
+                         const Group& group) mutable -> absl::StatusOr<Tensors> {
+        if (++calls == 2 && rank == 1) CHORUS_RETURN_IF_ERROR(fail());
+        return AllReduceCoalesced(gradients, group, Reduction::kAvg);
+      };
+      return options;
+    });
+  }
   void TakeTurns(int first, int last) {
     OnBoth([&](Ddp* model, const World& world, int /*rank*/) {
       for (int turn = first; turn <= last; ++turn) {
@@ -608,19 +622,7 @@ TEST_F(WithoutStepsTest, ALossThatHasFailedMayHaveLedToBuckets) {
 }
 
 TEST_F(WithoutStepsTest, WhatWasRefusedBetweenTwoBucketsCannotBeAskedForAgain) {
-  std::vector<int> calls(2);
-  MakeBoth([&](int rank) {
-    Options options;
-    options.bucket_bytes = options.first_bucket_bytes = 1;
-    options.hook = [&calls, rank](const Tensors& gradients,
-                                  const Group& group) -> absl::StatusOr<Tensors> {
-      if (++calls[static_cast<size_t>(rank)] == 2 && rank == 1) {
-        return MakeError(Reason::kWrongState, "no second bucket");
-      }
-      return AllReduceCoalesced(gradients, group, Reduction::kAvg);
-    };
-    return options;
-  });
+  MakeBothWithTwoBuckets([] { return MakeError(Reason::kWrongState, "no second bucket"); });
   std::vector<Tensor> losses(2);
   const auto ask = [&losses](Ddp* model, int rank) {
     BackwardOptions retain;
@@ -660,17 +662,7 @@ TEST_F(WithoutStepsTest, WhatWasRefusedBetweenTwoBucketsCannotBeAskedForAgain) {
 
 // A program may catch what its hook throws, and leave the batch out.
 TEST_F(WithoutStepsTest, AHookThatThrowsLeavesItsRankOutOfLine) {
-  std::vector<int> calls(2);
-  MakeBoth([&](int rank) {
-    Options options;
-    options.bucket_bytes = options.first_bucket_bytes = 1;
-    options.hook = [&calls, rank](const Tensors& gradients,
-                                  const Group& group) -> absl::StatusOr<Tensors> {
-      if (++calls[static_cast<size_t>(rank)] == 2 && rank == 1) throw std::runtime_error("thrown");
-      return AllReduceCoalesced(gradients, group, Reduction::kAvg);
-    };
-    return options;
-  });
+  MakeBothWithTwoBuckets([]() -> absl::Status { throw std::runtime_error("thrown"); });
   OnBoth([](Ddp* model, const World& world, int rank) {
     if (rank == 1) {
       EXPECT_THROW(TakeTurn(model, world, 1).IgnoreError(), std::runtime_error);
