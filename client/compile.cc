@@ -208,18 +208,6 @@ class CompiledImpl {
     return program;
   }
 
-  // The session on which a call with these inputs would have run; or all on which it may have been:
-  // that others were on one says nothing of this one.
-  static std::vector<std::shared_ptr<SessionCore>> SessionsOf(const std::vector<Tensor>& inputs) {
-    std::vector<std::shared_ptr<SessionCore>> sessions;
-    for (const Tensor& input : inputs) {
-      if (!input.defined()) continue;
-      const std::shared_ptr<SessionCore>& session = ImplOf(input)->data->session;
-      const bool is_new = std::find(sessions.begin(), sessions.end(), session) == sessions.end();
-      if (session != nullptr && is_new) sessions.push_back(session);
-    }
-    return sessions.size() == 1 ? sessions : LivingSessions();
-  }
   // Whether a call with these inputs may be of the ranks that the trace is of: a function may be
   // several ranks' of one session, each with a device.
   static bool MayBeOf(const Trace::Finished& trace, const std::vector<Tensor>& inputs) {
@@ -236,7 +224,10 @@ class CompiledImpl {
   // are told. Gives the error as recorded.
   absl::Status Refuse(const std::vector<Tensor>& inputs, const absl::Status& why) {
     if (IsLost(why)) return why;
-    const std::vector<std::shared_ptr<SessionCore>> sessions = SessionsOf(inputs);
+    // The session on which a call with these inputs would have run; or all on which it may have
+    // been: that others were on one says nothing of this one.
+    std::vector<std::shared_ptr<SessionCore>> sessions = SessionsOf(inputs);
+    if (sessions.size() != 1) sessions = LivingSessions();
     absl::optional<Trace::Finished> counted;
     bool differ = false;
     {
@@ -254,21 +245,15 @@ class CompiledImpl {
         counted = calls.trace;
       }
     }
-    return RefuseOnAll(sessions, why, [&](SessionCore* session) {
-      std::vector<Sequence> sent;
-      {
-        SessionLock lock(session);
-        CHORUS_RETURN_IF_ERROR(lock.status());
-        Refusals refusals;
-        if (!counted.has_value() || differ) {
-          PutOutOfLine(session->members(), why, &refusals);
-        } else {
-          CHORUS_RETURN_IF_ERROR(BringInLine(*counted));
-          AddRefused(*counted, CountCalls(*counted), &refusals);
-        }
-        sent = SubmitRefusals(&session->log(), std::move(refusals), why);
+    return RefuseOnAll(sessions, why, [&](SessionCore* session, Refusals* refusals) {
+      session->AssertLocked();
+      if (!counted.has_value() || differ) {
+        PutOutOfLine(session->members(), why, refusals);
+        return absl::OkStatus();
       }
-      return AwaitRefused(session, sent, why);
+      CHORUS_RETURN_IF_ERROR(BringInLine(*counted));
+      AddRefused(*counted, CountCalls(*counted), refusals);
+      return absl::OkStatus();
     });
   }
 

@@ -131,8 +131,8 @@ class LookedAtLink : public testing::NullLink {
 TEST(CompileTest, AViewWaitsForTheRunThatItsTensorIsBeingGivenTo) {
   auto owned = std::make_unique<LookedAtLink>();
   LookedAtLink* const link = owned.get();
-  const Session session = internal::SessionFrom(
-      std::make_shared<internal::SessionCore>(std::move(owned), absl::Seconds(20)));
+  const Session session =
+      internal::SessionFrom(internal::SessionCore::Make(std::move(owned), absl::Seconds(20)));
   CompileOptions options;
   options.donate = {0};
   const Compiled step = Compile(

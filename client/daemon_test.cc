@@ -650,8 +650,8 @@ TEST_P(DaemonTest, ALongWaitSaysWhomItWaitsFor) {
     reports += report;
     said.SignalAll();
   };
-  const Session session = internal::SessionFrom(
-      std::make_shared<SessionCore>(*std::move(link), absl::Seconds(30), often));
+  const Session session =
+      internal::SessionFrom(SessionCore::Make(*std::move(link), absl::Seconds(30), often));
   const auto await = [&](const std::string& text) {
     MutexLock lock(&mutex);
     const absl::Time deadline = SteadyNow() + absl::Seconds(30);

@@ -16,8 +16,7 @@ struct Rig {
   Rig() {
     auto null_link = std::make_unique<testing::NullLink>();
     link = null_link.get();
-    session = internal::SessionFrom(
-        std::make_shared<SessionCore>(std::move(null_link), absl::Seconds(10)));
+    session = internal::SessionFrom(SessionCore::Make(std::move(null_link), absl::Seconds(10)));
     WorldOptions options;
     options.name = "bench";
     options.rank = 0;

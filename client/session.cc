@@ -102,8 +102,8 @@ absl::StatusOr<Session> Session::Open(const SessionOptions& options) {
   if (!link.ok()) return link.status();
   WaitReportOptions reports;
   reports.on = options.report_waits;
-  return SessionFrom(std::make_shared<SessionCore>(
-      *std::move(link), absl::FromChrono(options.wait_timeout), std::move(reports)));
+  return SessionFrom(SessionCore::Make(*std::move(link), absl::FromChrono(options.wait_timeout),
+                                       std::move(reports)));
 }
 
 absl::StatusOr<World> Session::Join(const WorldOptions& request) const {

@@ -10,7 +10,6 @@
 
 #include "chorus/session.h"
 #include "chorus/tensor.h"
-#include "client/internal/living_sessions.h"
 
 namespace chorus {
 namespace internal {
@@ -63,7 +62,6 @@ inline const std::shared_ptr<MemberCore>& MemberOf(const Group& group) {
 inline GroupCore* CoreOf(const Group& group) { return Access::Core(group); }
 
 inline Session SessionFrom(std::shared_ptr<SessionCore> core) {
-  AddLivingSession(core);
   return Access::Make<Session>(std::move(core));
 }
 inline DeviceRef DeviceFrom(std::shared_ptr<SessionCore> session, int slot) {

@@ -193,13 +193,27 @@ absl::Status AwaitRefused(SessionCore* session, const std::vector<Sequence>& sen
   return recorded;
 }
 
+absl::Status RefuseOn(SessionCore* session, const absl::Status& why,
+                      absl::FunctionRef<absl::Status(Refusals*)> collect) {
+  std::vector<Sequence> sent;
+  {
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    Refusals refusals;
+    CHORUS_RETURN_IF_ERROR(collect(&refusals));
+    sent = SubmitRefusals(&session->log(), std::move(refusals), why);
+  }
+  return AwaitRefused(session, sent, why);
+}
+
 absl::Status RefuseOnAll(absl::Span<const std::shared_ptr<SessionCore>> sessions,
                          const absl::Status& why,
-                         absl::FunctionRef<absl::Status(SessionCore*)> refuse) {
+                         absl::FunctionRef<absl::Status(SessionCore*, Refusals*)> collect) {
   absl::Status recorded = why;
   for (const std::shared_ptr<SessionCore>& session : sessions) {
     if (session->Forked()) continue;
-    const absl::Status refused = refuse(session.get());
+    const absl::Status refused = RefuseOn(
+        session.get(), why, [&](Refusals* refusals) { return collect(session.get(), refusals); });
     // One that is lost has nobody to tell.
     if (sessions.size() == 1 || ErrorOf(refused).reason == ErrorOf(why).reason) recorded = refused;
   }
@@ -209,11 +223,8 @@ absl::Status RefuseOnAll(absl::Span<const std::shared_ptr<SessionCore>> sessions
 absl::Status RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& why) {
   if (IsLost(why)) return why;
   MemberCore* const member = group->member;
-  SessionCore* const session = member->session.get();
-  std::vector<Sequence> sent;
-  {
-    SessionLock lock(session);
-    CHORUS_RETURN_IF_ERROR(lock.status());
+  return RefuseOn(member->session.get(), why, [&](Refusals* refusals) {
+    member->session->AssertLocked();
     if (!member->out_of_line.ok()) return Detached(member->out_of_line);
     if (!call->begun) {
       call->begun = true;
@@ -225,11 +236,9 @@ absl::Status RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& 
     calls.group = group->id;
     calls.first = call->next.call;
     calls.next = calls.first + 1;
-    Refusals refusals;
-    RefusedOf(member, &refusals)->calls.push_back(calls);
-    sent = SubmitRefusals(&session->log(), std::move(refusals), why);
-  }
-  return AwaitRefused(session, sent, why);
+    RefusedOf(member, refusals)->calls.push_back(calls);
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace internal

@@ -4,7 +4,7 @@
 // Threads: the session's lock guards the members. A Refusals is one thread's, until
 //   SubmitRefusals sends it.
 // Ownership: plain values. Errors: SubmitRefusals leaves out what the link does not take;
-//   AwaitRefused and RefuseRest give the error as the daemon has recorded it.
+//   AwaitRefused, RefuseOn and RefuseRest give the error as the daemon has recorded it.
 #ifndef CHORUS_CLIENT_INTERNAL_REFUSALS_H_
 #define CHORUS_CLIENT_INTERNAL_REFUSALS_H_
 
@@ -60,13 +60,18 @@ std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::St
 // daemon has recorded it.
 absl::Status AwaitRefused(SessionCore* session, const std::vector<Sequence>& sent,
                           const absl::Status& why) ABSL_LOCKS_EXCLUDED(session_lock);
-// `refuse` on each of these sessions, where it cannot be told on which a call would have been made.
-// `why` as the last of them has recorded it.
+// Tells of a call that was refused on this session what `collect` says under its lock, as
+// AwaitRefused. Or what it says instead.
+absl::Status RefuseOn(SessionCore* session, const absl::Status& why,
+                      absl::FunctionRef<absl::Status(Refusals*)> collect)
+    ABSL_LOCKS_EXCLUDED(session_lock);
+// RefuseOn each of these, where it cannot be told on which a call would have been made. `why` as
+// the last of them has recorded it.
 absl::Status RefuseOnAll(absl::Span<const std::shared_ptr<SessionCore>> sessions,
                          const absl::Status& why,
-                         absl::FunctionRef<absl::Status(SessionCore*)> refuse)
+                         absl::FunctionRef<absl::Status(SessionCore*, Refusals*)> collect)
     ABSL_LOCKS_EXCLUDED(session_lock);
-// SubmitRefusals and AwaitRefused, of the rest of a call in runs, which counts if it has not begun.
+// RefuseOn, of the rest of a call in runs, which counts if it has not begun.
 absl::Status RefuseRest(GroupCore* group, CallInRuns* call, const absl::Status& why)
     ABSL_LOCKS_EXCLUDED(session_lock);
 

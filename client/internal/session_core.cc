@@ -1,6 +1,7 @@
 #include "client/internal/session_core.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <iterator>
 #include <limits>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/internal/calls.h"
 #include "client/internal/errors.h"
+#include "client/internal/living_sessions.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -54,6 +56,17 @@ SessionLock::~SessionLock() {
 }
 
 // --- SessionCore --------------------------------------------------------------------------------
+
+void SessionCore::AssertLocked() const { assert(locked_session == this); }
+
+std::shared_ptr<SessionCore> SessionCore::Make(std::unique_ptr<Link> link,
+                                               absl::Duration wait_timeout,
+                                               WaitReportOptions reports) {
+  std::shared_ptr<SessionCore> session(
+      new SessionCore(std::move(link), wait_timeout, std::move(reports)));
+  AddLivingSession(session);
+  return session;
+}
 
 SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
                          WaitReportOptions reports)

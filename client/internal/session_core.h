@@ -49,8 +49,9 @@ namespace internal {
 
 class SessionCore : public std::enable_shared_from_this<SessionCore> {
  public:
-  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout,
-              WaitReportOptions reports = {});
+  // One of this process's living ones (living_sessions.h).
+  static std::shared_ptr<SessionCore> Make(std::unique_ptr<Link> link, absl::Duration wait_timeout,
+                                           WaitReportOptions reports = {});
   ~SessionCore();
 
   Link& link() { return *link_; }
@@ -64,6 +65,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Graphs& graphs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) { return graphs_; }
   // Where destructors leave what is to be released.
   Releases& releases() { return releases_; }
+
+  // For what is called under this session's lock and whose type cannot say so.
+  void AssertLocked() const ABSL_ASSERT_EXCLUSIVE_LOCK(session_lock);
 
   // True in a child of the process that opened the session. Any thread, no lock.
   bool Forked() const { return mark_.Forked(); }
@@ -144,6 +148,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Tables CountTables() ABSL_LOCKS_EXCLUDED(session_lock);
 
  private:
+  SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout, WaitReportOptions reports);
   friend class SessionLock;
 
   // A new tensor of the daemon's with the bytes of `source`.

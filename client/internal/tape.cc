@@ -1,5 +1,6 @@
 #include "client/internal/tape.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -101,6 +102,17 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session,
 
 Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status status) {
   return FailedTensor(session, std::make_shared<Failure>(Failure{std::move(status)}));
+}
+
+std::vector<std::shared_ptr<SessionCore>> SessionsOf(absl::Span<const Tensor> tensors) {
+  std::vector<std::shared_ptr<SessionCore>> sessions;
+  for (const Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    const std::shared_ptr<SessionCore>& session = ImplOf(tensor)->data->session;
+    const bool is_new = std::find(sessions.begin(), sessions.end(), session) == sessions.end();
+    if (session != nullptr && is_new) sessions.push_back(session);
+  }
+  return sessions;
 }
 
 Companions CompanionsIn(TraceId trace, const TensorImpl& impl) {

@@ -155,6 +155,9 @@ Tensor FailedTensor(const std::shared_ptr<SessionCore>& session, absl::Status st
 Tensor FailedTensor(const std::shared_ptr<SessionCore>& session,
                     std::shared_ptr<const Failure> failure);
 
+// The sessions that these are of, each once.
+std::vector<std::shared_ptr<SessionCore>> SessionsOf(absl::Span<const Tensor> tensors);
+
 // `impl`'s companions, where this trace knows them.
 Companions CompanionsIn(TraceId trace, const TensorImpl& impl);
 // `x` as an input of an entry of this trace, or of none. `keep_data`: the rule uses it.

@@ -69,7 +69,7 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
     session.transport = GetParam().transport;
     absl::StatusOr<std::unique_ptr<Link>> link = OpenLink(session);
     ASSERT_TRUE(link.ok()) << link.status();
-    core_ = std::make_shared<SessionCore>(*std::move(link), absl::Seconds(60));
+    core_ = SessionCore::Make(*std::move(link), absl::Seconds(60));
   }
   virtual void Change(server::DaemonOptions*) {}
   void TearDown() override {

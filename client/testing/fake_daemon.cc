@@ -1013,7 +1013,7 @@ chorus::Session FakeDaemon::Open(int devices, Timeout wait_timeout,
   MutexLock lock(&impl_->mutex);
   impl_->links.push_back(std::make_unique<FakeLinkState>());
   impl_->links.back()->index = static_cast<int>(impl_->links.size()) - 1;
-  return internal::SessionFrom(std::make_shared<internal::SessionCore>(
+  return internal::SessionFrom(internal::SessionCore::Make(
       std::make_unique<FakeLink>(impl_, impl_->links.back().get(), devices, infos),
       absl::FromChrono(wait_timeout)));
 }

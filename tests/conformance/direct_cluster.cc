@@ -45,8 +45,7 @@ class Direct : public Cluster {
     MutexLock lock(&mutex_);
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<internal::Link> link,
                             OpenDirectLink(&loop_, devices, next_pid_++, host_addressable_, &id));
-    auto core =
-        std::make_shared<internal::SessionCore>(std::move(link), absl::FromChrono(kWaitTimeout));
+    auto core = internal::SessionCore::Make(std::move(link), absl::FromChrono(kWaitTimeout));
     sessions_[core.get()] = id;
     return internal::SessionFrom(std::move(core));
   }
