@@ -72,11 +72,6 @@ void DoInTurns(const InNextTurn& go_on_later, const std::shared_ptr<Session>& se
   });
 }
 
-// Until Runs::LetGoOn().
-void HoldBack(Session* session) {
-  if (session->failing++ == 0) session->log.Park();
-}
-
 // What an epoch's runs had in common goes in pieces, behind what fails by now.
 using SharedResults = decltype(World::shared);
 void LetGoOf(SharedResults shared, Runs* runs, Background* background) {
@@ -321,13 +316,13 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
 // At once, unless this slice has had its share: its world's epoch may end.
 void Runs::RefuseAwaiting(RunState* run, std::shared_ptr<const Error> failed, absl::Time now) {
   if (SliceWork() <= options_->fail_work) return RefuseVote(run, ToStatus(*failed), now);
-  HoldBack(run->session.get());
+  FailTurns::HoldBack(run->session.get());
   AfterFailing([this, handle = run->handle, session = run->session, failed = std::move(failed)] {
     RunState* const later = table_->Find(handle);
     if (later != nullptr && later->phase == RunState::Phase::kVoted && !HasEnded(*later)) {
       RefuseVote(later, ToStatus(*failed), clock_->now);
     }
-    LetGoOn(session);
+    fail_turns_.LetGoOn(session);
   });
 }
 
@@ -437,7 +432,8 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
                         absl::Time now) {
   if (action->remaining_rows > Agreement::kRowsAtOnce) {
     // Nobody makes more before this is gone.
-    background_->Do(/*tenant=*/"", [remains = std::move(action->remains)] {}, HoldBackAll(*world));
+    background_->Do(/*tenant=*/"", [remains = std::move(action->remains)] {},
+                    fail_turns_.HoldBackAll(*world));
   }
   Error error = *action->error;
   SayOpenEpoch(*world, action->open_epoch, &error);
@@ -457,7 +453,7 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
     // common.
     LetGoOf(std::exchange(world->shared, {}), this, background_);
     LetGoOf(std::make_shared<EqualResults>(std::exchange(world->equal_work, {})), this);
-    AfterFailing(HoldBackAll(*world));
+    AfterFailing(fail_turns_.HoldBackAll(*world));
   }
   world->shared.clear();
   world->equal_work.Clear();
@@ -584,10 +580,10 @@ void Runs::EndGang(int32_t index) {
     // Nobody wants its memory before.
     std::function<void()> let_go_on;
     if (gang.world != nullptr) {
-      let_go_on = HoldBackAll(*gang.world);
+      let_go_on = fail_turns_.HoldBackAll(*gang.world);
     } else {
-      HoldBack(run->session.get());
-      let_go_on = [this, session = run->session] { LetGoOn(session); };
+      FailTurns::HoldBack(run->session.get());
+      let_go_on = [this, session = run->session] { fail_turns_.LetGoOn(session); };
     }
     return AfterFailing([this, index, let_go_on = std::move(let_go_on)] {
       EndGang(index);
@@ -684,28 +680,11 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
   } else {
     run->failing = true;
   }
-  HoldBack(run->session.get());
-  failing_.push_back({run->handle, run->session, cause, nullptr});
-}
-
-std::function<void()> Runs::HoldBackAll(const World& world) {
-  std::vector<std::shared_ptr<Session>> sessions;
-  for (const World::Member& member : world.members) {
-    if (member.session == nullptr) continue;
-    HoldBack(member.session.get());
-    sessions.push_back(member.session);
-  }
-  return [this, sessions = std::move(sessions)] {
-    for (const std::shared_ptr<Session>& session : sessions) LetGoOn(session);
-  };
-}
-
-void Runs::LetGoOn(const std::shared_ptr<Session>& session) {
-  if (--session->failing > 0) return;
-  for (auto& then : std::exchange(session->when_failed, {})) {
-    AfterFailing([session, then = std::move(then)] { then(session); });
-  }
-  if (!session->dead()) go_on_(session);
+  FailTurns::HoldBack(run->session.get());
+  AfterFailing([this, handle = run->handle, session = run->session, cause] {
+    if (RunState* const later = table_->Find(handle)) FailAtOnce(later, cause, clock_->now);
+    fail_turns_.LetGoOn(session);
+  });
 }
 
 // A launched run stays until its gang ends.
@@ -741,16 +720,8 @@ void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
   Follow(consumers, kept_error, now);
 }
 
-void Runs::FailNext(absl::Time now) {
-  const Failing next = std::move(failing_.front());
-  failing_.pop_front();
-  if (next.then != nullptr) return next.then();
-  if (RunState* const run = table_->Find(next.run)) FailAtOnce(run, next.error, now);
-  LetGoOn(next.session);
-}
-
 bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now) {
-  bool has_time = goes_on || (failing_.empty() && SliceWork() <= options_->fail_work);
+  bool has_time = goes_on || (fail_turns_.empty() && SliceWork() <= options_->fail_work);
   for (; ended->next < ended->runs.size() && has_time; ++ended->next) {
     CountWork(1);
     RunState* const run = table_->Find(ended->runs[ended->next]);
@@ -759,26 +730,25 @@ bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Ti
         run->phase == RunState::Phase::kVoted) {
       FailAtOnce(run, ended->error, now);
     }
-    has_time = (goes_on || failing_.empty()) && SliceWork() <= options_->fail_work;
+    has_time = (goes_on || fail_turns_.empty()) && SliceWork() <= options_->fail_work;
   }
   if (ended->next == ended->runs.size()) return true;
-  Failing rest{RunHandle(), nullptr, Error(),
-               [this, ended] { FailThose(ended, true, clock_->now); }};
-  goes_on ? failing_.push_front(std::move(rest)) : failing_.push_back(std::move(rest));
+  const auto rest = [this, ended] { FailThose(ended, /*goes_on=*/true, clock_->now); };
+  goes_on ? fail_turns_.AddRest(rest) : fail_turns_.Add(rest);
   return false;
 }
 
 bool Runs::Continue(absl::Time now) {
   const auto is_idle = [this] {
-    return failing_.empty() && next_.empty() && finishing_.empty() && settled_.empty();
+    return fail_turns_.empty() && next_.empty() && finishing_.empty() && settled_.empty();
   };
   if (is_idle()) return false;
   // Kinds take turns, so that none waits for all of another. One may be all that a slice has time
   // for, so each turn looks at the time.
   do {
     turn_ = (turn_ + 1) % 4;
-    if (turn_ == 0 && !failing_.empty()) {
-      FailNext(now);
+    if (turn_ == 0 && !fail_turns_.empty()) {
+      fail_turns_.Take();
     } else if (turn_ == 1 && !next_.empty()) {
       // Others behind it come in this slice as it has time.
       Unblock(next_.Pop(), now);
@@ -795,11 +765,6 @@ bool Runs::Continue(absl::Time now) {
     }
   } while (!is_idle() && SliceWork() <= options_->fail_work);
   return true;
-}
-
-// Never at once: what it does may be the next frame, and the caller in the middle of something.
-void Runs::AfterFailing(std::function<void()> then) {
-  failing_.push_back({RunHandle(), nullptr, Error(), std::move(then)});
 }
 
 void Runs::End(RunState* run) {
@@ -873,7 +838,7 @@ void Runs::FailAll(const Error& why, absl::Time now) {
   for (RunHandle handle : handles) {
     if (RunState* run = table_->Find(handle)) Fail(run, why, now);
   }
-  while (!failing_.empty() || !next_.empty()) Continue(now);
+  while (!fail_turns_.empty() || !next_.empty()) Continue(now);
 }
 
 }  // namespace chorus::node

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +22,7 @@
 #include "core/node/background.h"
 #include "core/node/donation.h"
 #include "core/node/equal_work.h"
+#include "core/node/fail_turns.h"
 #include "core/node/failures.h"
 #include "core/node/gangs.h"
 #include "core/node/holders.h"
@@ -71,8 +73,8 @@ class Runs final : public AgreementListener {
         failures_(parts.failures),
         holders_(parts.holders),
         stats_(parts.stats),
-        go_on_(parts.go_on),
-        go_on_later_(parts.go_on_later) {}
+        go_on_later_(parts.go_on_later),
+        fail_turns_(parts.go_on) {}
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
 
@@ -103,7 +105,7 @@ class Runs final : public AgreementListener {
   // with gangs that have finished, for a turn's share. Whether there were any.
   bool Continue(absl::Time now);
   // Runs `then`, in a Continue(), when those that fail by now have.
-  void AfterFailing(std::function<void()> then);
+  void AfterFailing(std::function<void()> then) { fail_turns_.Add(std::move(then)); }
 
   // --- AgreementListener ----------------------------------------------------------------------
   void OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& action,
@@ -151,14 +153,10 @@ class Runs final : public AgreementListener {
   void Written(RunHandle handle, const absl::Status& status);
   void Fail(RunState* run, const Error& error, absl::Time now);
   void FailAtOnce(RunState* run, const Error& error, absl::Time now);
-  void FailNext(absl::Time now);
   struct Ended;
   // Of runs that have ended with their epoch: as many as the slice has time for, and those that are
   // left, unless it is all, in the turns that come; `goes_on`: this is one of them.
   bool FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now);
-  // No member of the world goes on until what this returns is called.
-  std::function<void()> HoldBackAll(const World& world);
-  void LetGoOn(const std::shared_ptr<Session>& session);
   void End(RunState* run);
 
   const NodeOptions* const options_;
@@ -174,7 +172,6 @@ class Runs final : public AgreementListener {
   Failures* const failures_;
   Holders* const holders_;
   NodeStats* const stats_;
-  const std::function<void(const std::shared_ptr<Session>&)> go_on_;
   const InNextTurn go_on_later_;
   bool stopped_ = false;
   // Runs that what they waited for lets go of, tenants in turns: it is launched, or has come. Those
@@ -196,18 +193,9 @@ class Runs final : public AgreementListener {
     size_t next = 0;
     Error error;
   };
-  // An epoch that ends, or a gang, may fail tens of thousands of results, more than a slice has
-  // time for. Runs in Phase::kFailing, or launched and `failing`, with their error, in order, and
-  // what waits for those before it. The logs of their sessions, and of all members of a world whose
-  // epoch has ended, are parked until they have failed: no command sees some of them only, or not
-  // their memory.
-  struct Failing {
-    RunHandle run;
-    std::shared_ptr<Session> session;  // its own, which was held back
-    Error error;
-    std::function<void()> then;  // null: it is a run's
-  };
-  std::deque<Failing> failing_;
+  // Runs in Phase::kFailing, or launched and `failing`, in order, and what waits for those before
+  // it.
+  FailTurns fail_turns_;
   // Gangs that are complete, by index: so is now what they have waited for, or some of their runs
   // have been published.
   std::deque<int32_t> finishing_;
