@@ -65,5 +65,13 @@ std::vector<Combination> EveryPair(const std::vector<int>& levels) {
   return cover;
 }
 
+std::vector<Combination> Matrix::Of(int level, bool everything) const {
+  std::vector<Combination> of;
+  for (const Combination& combination : everything ? every_ : pairs_) {
+    if (combination[0] == level) of.push_back(combination);
+  }
+  return of;
+}
+
 }  // namespace conformance
 }  // namespace chorus

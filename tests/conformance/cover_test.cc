@@ -31,6 +31,20 @@ TEST(CoverTest, EveryPairMeetsInFewCombinations) {
   }
 }
 
+TEST(CoverTest, AMatrixHasSomeOfEachLevel) {
+  const std::vector<int> levels = {16, 5, 4, 2};
+  const Matrix matrix(levels);
+  size_t of_pairs = 0;
+  for (int level = 0; level < 16; ++level) {
+    const std::vector<Combination> some = matrix.Of(level, /*everything=*/false);
+    EXPECT_GE(some.size(), 5u);
+    for (const Combination& combination : some) EXPECT_EQ(combination[0], level);
+    of_pairs += some.size();
+    EXPECT_EQ(matrix.Of(level, /*everything=*/true).size(), 40u);
+  }
+  EXPECT_EQ(of_pairs, EveryPair(levels).size());
+}
+
 }  // namespace
 }  // namespace conformance
 }  // namespace chorus

@@ -55,24 +55,15 @@ void Check(const Place& p, const World& world, bool compiled) {
   }
 }
 
-std::vector<Combination> Cases(Kind kind, ConformanceParam::Cover cover) {
-  const std::vector<int> levels = {static_cast<int>(Kind::kCount), 5, 10, kDTypes, 2};
+void CheckKind(const ConformanceParam& param, Kind kind) {
   static_assert(sizeof(kRanks) / sizeof(*kRanks) == 5 && sizeof(kSizes) / sizeof(*kSizes) == 10,
                 "levels");
-  static const auto* const every = new std::vector<Combination>(EveryCombination(levels));
-  static const auto* const pairs = new std::vector<Combination>(EveryPair(levels));
-  std::vector<Combination> cases;
-  for (const Combination& c : cover == ConformanceParam::kEverything ? *every : *pairs) {
-    if (NeedsTwo(kind) && kRanks[c[1]] < 2) continue;
-    if (c[0] == static_cast<int>(kind)) cases.push_back(c);
-  }
-  return cases;
-}
-
-void CheckKind(const ConformanceParam& param, Kind kind) {
+  static const auto* const matrix =
+      new Matrix({static_cast<int>(Kind::kCount), 5, 10, kDTypes, /*compiled or not*/ 2});
   std::map<int, std::vector<Combination>> by_ranks;
-  for (const Combination& c : Cases(kind, param.cover)) {
-    by_ranks[kRanks[c[1]]].push_back(c);
+  const bool everything = param.cover == ConformanceParam::kEverything;
+  for (const Combination& c : matrix->Of(static_cast<int>(kind), everything)) {
+    if (!NeedsTwo(kind) || kRanks[c[1]] >= 2) by_ranks[kRanks[c[1]]].push_back(c);
   }
   ASSERT_GE(by_ranks.size(), 4u);
   for (const auto& entry : by_ranks) {
