@@ -214,8 +214,9 @@ ABSL_FLAG(bool, share_equal_work, chorus::server::Defaults().node.share_equal_wo
 ABSL_FLAG(chorus::server::MemoryFlag, memory_limit_bytes, {},
           "Of all tensors and arenas together; also 512MiB, 8GiB. auto: three quarters of the "
           "machine's memory or, where that is less, of what the daemon's cgroup may have; where "
-          "that would leave the daemon itself less than 256 MiB and 64 KiB a session, what these "
-          "leave, but at least a quarter.");
+          "that would leave the daemon itself less than its own may be, what this leaves, but at "
+          "least a quarter. (Its own: 256 MiB and 64 KiB a session; more with more of --max_calls, "
+          "--max_connections, --max_sessions or --max_streams.)");
 ABSL_FLAG(int32_t, max_sessions, chorus::server::Defaults().node.max_sessions,
           "Sessions at a time.");
 ABSL_FLAG(int32_t, max_worlds, chorus::server::Defaults().node.max_worlds, "Worlds at a time.");

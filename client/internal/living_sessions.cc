@@ -21,11 +21,11 @@ struct Living {
 // A forked child's own: nobody may be there to unlock its parent's.
 Living& OfThisProcess() {
   static std::atomic<Living*> living{new Living};
-  Living* known = living.load();
-  if (!known->mark.Forked()) return *known;
-  auto own = std::make_unique<Living>();
-  if (!living.compare_exchange_strong(known, own.get())) return *known;
-  return *own.release();
+  Living* current = living.load();
+  if (!current->mark.Forked()) return *current;
+  auto childs = std::make_unique<Living>();
+  if (!living.compare_exchange_strong(current, childs.get())) return *current;
+  return *childs.release();
 }
 
 }  // namespace

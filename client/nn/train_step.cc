@@ -102,8 +102,8 @@ absl::Status TrainStep::Share(const absl::Status& check, CallSite site) const {
   absl::Status refused = check;
   std::vector<Tensor> values;
   for (const Variable& variable : variables_) {
-    const Tensor own = refused.ok() ? variable().Detach() : FailedIn(*options_.ranks, refused);
-    values.push_back(Broadcast(own, 0, *options_.ranks, site));
+    const Tensor value = refused.ok() ? variable().Detach() : FailedIn(*options_.ranks, refused);
+    values.push_back(Broadcast(value, 0, *options_.ranks, site));
     // As it was recorded: so the next one does not end another epoch.
     if (!refused.ok()) refused = values.back().status();
   }

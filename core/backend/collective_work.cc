@@ -375,7 +375,7 @@ void CollectiveWork::EndMove() {
 
 absl::Status CollectiveWork::ReadScales(absl::Span<const Member> members) {
   scales_.clear();
-  scale_places_.clear();
+  scale_pointers_.clear();
   divisor_ = 1;
   if (common_.reduction == Reduction::kAvg) {
     scales_.resize(members.size(), 1);
@@ -388,10 +388,10 @@ absl::Status CollectiveWork::ReadScales(absl::Span<const Member> members) {
     if (member.call == nullptr) continue;
     const DeviceAddress factor = member.call->factor;
     if (by_device) {
-      void* place = nullptr;
+      void* pointer = nullptr;
       CHORUS_RETURN_IF_ERROR(
-          Resolve(member, factor, wide ? sizeof(double) : sizeof(float), &place));
-      scale_places_.push_back(place);
+          Resolve(member, factor, wide ? sizeof(double) : sizeof(float), &pointer));
+      scale_pointers_.push_back(pointer);
       continue;
     }
     float narrow = 0;
@@ -534,7 +534,7 @@ CollectiveWork::List CollectiveWork::list() const {
   list.factors = factors_;
   list.steps = absl::MakeConstSpan(tree_.steps(), tree_.num_steps());
   list.num_operands = static_cast<int>(ranks_.size());
-  list.scales = scale_places_;
+  list.scales = scale_pointers_;
   list.divisor = divisor_;
   return list;
 }

@@ -184,8 +184,8 @@ class CollectiveWork {
   int64_t traffic_bytes_ = 0;
   int64_t chunk_elements_ = 1;
   double divisor_ = 1;
-  std::vector<double> scales_;             // AVG, PREMUL_SUM: by input of a move
-  std::vector<const void*> scale_places_;  // PREMUL_SUM, where the device reads them
+  std::vector<double> scales_;               // AVG, PREMUL_SUM: by input of a move
+  std::vector<const void*> scale_pointers_;  // PREMUL_SUM, where the device reads them
   std::vector<int32_t> ranks_;  // the members that take part: the inputs of each move that reduces
   ReductionTree tree_;          // of these
   Move move_;                   // being made

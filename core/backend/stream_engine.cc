@@ -543,11 +543,11 @@ void StreamEngine::Pass(Meeting* meeting) {
   // A failed meeting ends with the members that had called: nobody else can any more.
   if (++meeting->passed < meeting->arrived) return;
   Group* group = meeting->group;
-  std::unique_ptr<Meeting>& place = group->live[meeting->index];
-  if (free_meetings_.size() < kKeptMeetings) free_meetings_.push_back(std::move(place));
-  if (&place != &group->live.back()) {
+  std::unique_ptr<Meeting>& slot = group->live[meeting->index];
+  if (free_meetings_.size() < kKeptMeetings) free_meetings_.push_back(std::move(slot));
+  if (&slot != &group->live.back()) {
     group->live.back()->index = meeting->index;
-    place = std::move(group->live.back());
+    slot = std::move(group->live.back());
   }
   group->live.pop_back();
   RetireIfUnused(group);

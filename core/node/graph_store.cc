@@ -298,13 +298,15 @@ absl::StatusOr<std::shared_ptr<T>> GraphStore::FindVariant(
         if (making->charged.ok()) making->result = make(*of);
       },
       [keep, making, record, variants, key] {
-        const absl::Status made = making->result.status();
-        absl::Status kept = making->charged;
-        if (kept.ok()) {
-          kept = keep(record.get(), std::move(making->result), std::move(making->charge)).status();
+        const absl::Status result = making->result.status();
+        absl::Status charged = making->charged;
+        if (charged.ok()) {
+          charged =
+              keep(record.get(), std::move(making->result), std::move(making->charge)).status();
         }
-        // That the first who asked cannot pay for it is nothing to the others: they ask again.
-        ((*record).*variants).waits().Tell(key, kept, made);
+        // That the first session that asked cannot pay for it is nothing to the others: they ask
+        // again.
+        ((*record).*variants).waits().Tell(key, charged, result);
       });
   return nullptr;
 }

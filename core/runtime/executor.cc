@@ -245,11 +245,11 @@ class DeviceExecutor final : public Executor {
   }
 
   void Abandon(LaunchId launch) override {
-    const auto found =
+    const auto row =
         std::lower_bound(endings_.begin(), endings_.end(), launch,
                          [](const auto& ending, LaunchId other) { return ending.first < other; });
-    if (found != endings_.end() && found->first == launch) {
-      if (const std::shared_ptr<Ending> ending = found->second.lock()) ending->unwanted = true;
+    if (row != endings_.end() && row->first == launch) {
+      if (const std::shared_ptr<Ending> ending = row->second.lock()) ending->unwanted = true;
       return;
     }
     // It may be among those whose turn has not come.

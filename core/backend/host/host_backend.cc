@@ -163,7 +163,7 @@ class HostEngine : public CpuEngine {
     });
   }
 
-  // Whether work of so many bytes is small. Who enqueues it has something else to do when its share
+  // Whether work of so many bytes is small. The caller has something else to do when its share
   // is used up.
   bool RunsHere(int64_t traffic, bool on_pool, int64_t budget) const {
     return traffic <= options_.inline_bytes && (on_pool || traffic <= std::max<int64_t>(budget, 0));

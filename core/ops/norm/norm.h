@@ -3,7 +3,7 @@
 // Attributes: rows, [begin, end): the dimensions of x whose every index has a mean and a variance
 // of its own; there is another one. weights, [begin, end): those whose every index has a weight and
 // a bias of its own. center: 0 where the mean is taken as 0 (1 if absent). epsilon, at least 0.
-// Floating point of 32 bits or more: who has half types casts them.
+// Floating point of 32 bits or more: a caller that has half types casts them.
 //
 //   op                                     forward
 //   moments(x)                             [2, x's rows]: the mean, and that of (x - mean)^2
