@@ -371,6 +371,32 @@ TEST_F(DistributedDataParallelTest, ARankThatHasNotHeardOfTheOrderMeetsNobodyEls
   rank_1.join();
 }
 
+// Rank 0 of these calls what a rank would whose order has come: something else.
+TEST_F(DistributedDataParallelTest, WhatIsNoOrderOfTheParametersIsRefusedAndAskedForAgain) {
+  OnRanks(2, [&](const World& world, int rank) {
+    const auto model = Make(std::make_shared<Two>(), world);
+    ASSERT_NE(model, nullptr);
+    const Tensor x = FromHost<double>(world, {1}, {1});
+    ASSERT_TRUE((*model)(x).Wait().ok());
+    const auto send = [&world](const std::vector<int64_t>& order) {
+      ASSERT_TRUE(Broadcast(FromHost(world, order, {2}), 0, world).Wait().ok());
+    };
+    if (rank == 0) {
+      send({0, 0});
+      send({0, 1});
+      return;
+    }
+    const absl::Status status = (*model)(x).status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("what rank 0 has sent is no order of the parameters"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("Create it anew"));
+    EXPECT_THAT(model->buckets(), ElementsAre(ElementsAre("b", "a")));
+    EXPECT_TRUE((*model)(x).Wait().ok());
+    EXPECT_THAT(model->buckets(), ElementsAre(ElementsAre("a", "b")));
+  });
+}
+
 TEST_F(DistributedDataParallelTest, WhatIsNotUsedComesLast) {
   OnRanks(1, [&](const World& world, int /*rank*/) {
     Options options;
@@ -621,6 +647,28 @@ TEST_F(WithoutStepsTest, ALossThatHasFailedMayHaveLedToBuckets) {
   ExpectOutOfLine(4);
 }
 
+// While the rank has any module with buckets.
+TEST_F(WithoutStepsTest, ALossThatHasFailedLedToNoBucketsOnceAllModulesAreGone) {
+  std::vector<std::shared_ptr<Ddp>> models;  // of rank 1
+  for (int i = 0; i < 2; ++i) {
+    MakeBoth([](int) { return Options(); });
+    models.push_back(std::move(models_[1]));
+  }
+  const World& world = ranks_.worlds[1];
+  for (int step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(world.Step(step).ok());
+    const Tensor x = In(world, 1);
+    EXPECT_EQ(ErrorOf(Backward(MatMul(x, x))).reason, Reason::kBadType);
+    const absl::Status status = AllReduce(x, world).status();
+    if (step < 3) {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kOutOfLine) << status;
+      models.pop_back();
+    } else {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 TEST_F(WithoutStepsTest, WhatWasRefusedBetweenTwoBucketsCannotBeAskedForAgain) {
   MakeBothWithTwoBuckets([] { return MakeError(Reason::kWrongState, "no second bucket"); });
   std::vector<Tensor> losses(2);
@@ -760,6 +808,61 @@ TEST_F(WithoutStepsTest, WhatReadsAParameterBesideTheCallGoesIntoTheMean) {
       const auto second = Grad({(*grads)[0]}, {a});
       ASSERT_TRUE(second.ok()) << second.status();
       EXPECT_THAT(Values<double>((*second)[0]), ElementsAre(4));
+    });
+  }
+}
+
+// What stands in the trainer's own memory is copied where an op keeps it for its gradient, and may
+// not be what the module has read.
+TEST_F(DistributedDataParallelTest, AMappedParameterWhoseBytesWereKeptPastTheCallIsRefused) {
+  OnRanks(1, [&](const World& world, int /*rank*/) {
+    const auto model = Make(std::make_shared<Two>(), world);
+    ASSERT_NE(model, nullptr);
+    absl::StatusOr<MappedTensor<double>> mapped = Map<double>(world, {1});
+    ASSERT_TRUE(mapped.ok()) << mapped.status();
+    mapped->data()[0] = 3;
+    model->parameters()[0].Set(mapped->tensor());
+    const Tensor a = model->parameters()[0]();
+    const Tensor x = FromHost<double>(world, {2}, {1});
+    // Nothing of `a` is kept for the gradient of a sum.
+    ASSERT_TRUE(Backward((*model)(x) + (a + a)).ok());
+    EXPECT_THAT(Values<double>(a.grad()), ElementsAre(2 + 2));
+    const absl::Status status = Backward((*model)(x) + a * a);
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("reads a parameter, in the trainer's own memory, past the module that "
+                          "shares it"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("backward: mul at "));
+    EXPECT_THAT(Values<double>(a.grad()), ElementsAre(4));
+  });
+}
+
+// A bucket's mean is asked for before the first reader of any of its parameters is differentiated;
+// what has made the others must stand before that reader, too.
+TEST_F(DistributedDataParallelTest, AParameterIsReadPastTheCallWhenAllOfItsBucketAreMade) {
+  for (const bool too_early : {false, true}) {
+    OnRanks(1, [&](const World& world, int /*rank*/) {
+      const auto model = Make(std::make_shared<Two>(), world);
+      ASSERT_NE(model, nullptr);
+      ASSERT_EQ(model->buckets().size(), 1u);
+      const Tensor w = FromHost<double>(world, {5}, {1}).RequireGrad();
+      const Tensor a = w * 2.0;
+      Tensor penalty = a * a;
+      const Tensor b = w * 3.0;
+      if (!too_early) penalty = a * a;
+      const StateScope scope(*model, {a, b});
+      const absl::Status status = Backward((*model)(FromHost<double>(world, {7}, {1})) + penalty);
+      if (too_early) {
+        EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+        EXPECT_THAT(std::string(status.message()),
+                    HasSubstr("a parameter is read past DistributedDataParallel at "));
+        EXPECT_THAT(std::string(status.message()), HasSubstr(" has made another one"));
+        EXPECT_FALSE(w.grad().defined());
+        return;
+      }
+      ASSERT_TRUE(status.ok()) << status;
+      // 7 a + 70 b + a a.
+      EXPECT_THAT(Values<double>(w.grad()), ElementsAre(2 * 7 + 3 * 70 + 8 * 5));
     });
   }
 }
@@ -1027,6 +1130,53 @@ TEST_F(DistributedDataParallelTest, ARankThatHasNotRecordedItsGradientsIsNamedTo
     ASSERT_TRUE((*gradients)[0].Wait().ok());
     if (rank == 1) return;
     const auto second = Grad({Sum((*gradients)[0] * (*gradients)[0])}, {parameters[0]});
+    const absl::Status status = second.ok() ? (*second)[0].Wait() : second.status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kGradientLost) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+  });
+}
+
+// The same of a hook whose function was called outside of any gradient before: there what comes of
+// its collective leads nowhere.
+TEST_F(DistributedDataParallelTest, AFunctionThatAHookCallsIsNotTheOneOfCallsOutside) {
+  OnRanks(2, [&](const World& world, int rank) {
+    const Compiled mean = Compile(
+        [&world](const Tensors& in) { return Tensors{AllReduce(in[0], world, Reduction::kAvg)}; });
+    const auto take_mean = [&](const Tensor& x) -> absl::StatusOr<Tensor> {
+      if (rank == 0) return AllReduce(x, world, Reduction::kAvg);
+      CHORUS_ASSIGN_OR_RETURN(const Tensors out, mean.Run({x}));
+      return out[0];
+    };
+    Options options;
+    options.hook = [&](const Tensors& gradients, const Group&) -> absl::StatusOr<Tensors> {
+      Tensors means;
+      for (const Tensor& gradient : gradients) {
+        CHORUS_ASSIGN_OR_RETURN(const Tensor of_one, take_mean(gradient));
+        means.push_back(of_one);
+      }
+      return means;
+    };
+    const auto model = Make(std::make_shared<Two>(), world, options);
+    ASSERT_NE(model, nullptr);
+    const Tensor x = FromHost<double>(world, {1.0 + rank}, {1});
+    {
+      const NoGrad no_grad;
+      const auto outside = take_mean(x);
+      ASSERT_TRUE(outside.ok()) << outside.status();
+      EXPECT_THAT(Values<double>(*outside), ElementsAre(1.5));
+    }
+    EXPECT_EQ(mean.traces(), rank);
+    const Tensor a = model->parameters()[0]();
+    BackwardOptions create;
+    create.create_graph = rank == 0;
+    const Tensor y = (*model)(x);
+    const auto gradients = Grad({y * y}, {a}, create);
+    ASSERT_TRUE(gradients.ok()) << gradients.status();
+    // Half of 2 * 11 x x of each rank.
+    EXPECT_THAT(Values<double>((*gradients)[0]), ElementsAre(11 * (1 + 4)));
+    EXPECT_EQ(mean.traces(), 2 * rank);
+    if (rank == 1) return;
+    const auto second = Grad({(*gradients)[0]}, {a});
     const absl::Status status = second.ok() ? (*second)[0].Wait() : second.status();
     EXPECT_EQ(ErrorOf(status).reason, Reason::kGradientLost) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
