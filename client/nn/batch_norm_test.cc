@@ -606,6 +606,33 @@ TEST_F(SyncBatchNormTest, AReplicaThatFailsLeavesTheDevicesInLine) {
   EXPECT_THAT(Values<double>(parallel(x)), Near(Values<double>(plain(x))));
 }
 
+// A layer of its own device, which is no part of the module.
+class Beside : public Module {
+ public:
+  explicit Beside(BatchNorm* norm) : Module("Beside"), norm_(norm) {}
+  Tensor Forward(const Tensor& x) override {
+    return CopyTo((*norm_)(CopyTo(x, norm_->running_mean()().device())), x.device());
+  }
+
+ private:
+  BatchNorm* const norm_;
+};
+
+TEST_F(SyncBatchNormTest, ALayerOnNoneOfTheReplicasDevicesIsRefused) {
+  const Session session = daemon_.Open(3);
+  BatchNormOptions options;
+  options.replicas = true;
+  BatchNorm norm(1, options);
+  ASSERT_TRUE(norm.Init(session.device(2), 1, DType::kF64).ok());
+  DataParallel parallel(std::make_shared<Beside>(&norm), *DeviceGroup::Create(session, {0, 1}));
+  const absl::Status status = parallel(FromHost<double>(session, {1, 2}, {2, 1})).status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("it is on none of the devices of the DataParallel"));
+  // By itself it is like any other.
+  const Tensor x = FromHost<double>(session.device(2), {1, 2}, {2, 1});
+  EXPECT_TRUE(norm(x).Wait().ok());
+}
+
 // Two ranks of two devices each.
 TEST_F(SyncBatchNormTest, RanksOfSeveralDevicesAreOneBatch) {
   const Doubles rows = chorus::testing::Numbers(7 * 2, 1);

@@ -945,6 +945,59 @@ TEST_F(DataParallelTest, ListsThatDoNotFitAreRefused) {
   EXPECT_THAT(TextOf(DataParallelCall(*l, failed, devices_).status()), HasSubstr("before"));
 }
 
+// A call that comes to no replica is made once all the same, with what has failed, of the module
+// itself: other ranks may wait for collectives in it.
+TEST_F(DataParallelTest, ACallThatComesToNoReplicaIsMadeOfTheModuleWithFailedInputs) {
+  int calls = 0;
+  absl::Status seen;
+  Nest result;
+  const auto net = std::make_shared<Net>([&](const Nest::Items& in, const Nest::Fields& keywords) {
+    ++calls;
+    EXPECT_EQ(in.size(), 2u);
+    EXPECT_EQ(in[1].kind(), Nest::Kind::kOpaque);
+    seen = keywords.at("x").tensor().status();
+    EXPECT_EQ(in[0].items()[0].tensor().status(), seen);
+    return result.kind() == Nest::Kind::kNothing ? keywords.at("x") : result;
+  });
+  DataParallel model(net, devices_);
+  const Tensor scalar = Scalar<double>(session_, 1);
+  const auto call = [&] {
+    return model.Call({Nest::List({scalar}), Nest::Opaque(7)}, {{"x", Ones({4})}}).status();
+  };
+  EXPECT_THAT(TextOf(call()), HasSubstr("at least one dimension"));
+  EXPECT_EQ(calls, 1);
+  EXPECT_THAT(TextOf(seen), HasSubstr("at least one dimension"));
+  // What the module makes of it says whether others have been told, if it is an error.
+  result = FromError(session_, absl::InternalError("recorded"));
+  EXPECT_THAT(TextOf(call()), HasSubstr("recorded"));
+  result = Ones({1});
+  EXPECT_THAT(TextOf(call()), HasSubstr("at least one dimension"));
+  EXPECT_EQ(calls, 3);
+}
+
+TEST_F(DataParallelTest, ACallThatWouldBeMadeOfNothingThatCanFailIsNotMade) {
+  // Never given its parameter.
+  class Unmade : public Net {
+   public:
+    explicit Unmade(Function function) : Net(std::move(function)) {
+      AddParameter("scale", {1}, init::Ones());
+    }
+  };
+  int calls = 0;
+  const auto net = std::make_shared<Unmade>([&](const Nest::Items&, const Nest::Fields&) {
+    ++calls;
+    return Nest();
+  });
+  // Without devices there is nowhere for a tensor to fail.
+  EXPECT_THAT(TextOf(DataParallel(net, DeviceGroup()).Call({Ones({4})}, {}).status()),
+              HasSubstr("expected a group of devices, got an empty one"));
+  EXPECT_THAT(TextOf(DataParallel(nullptr, devices_).Call({Ones({4})}, {}).status()),
+              HasSubstr("expected a module, got none"));
+  EXPECT_THAT(TextOf(DataParallel(net, devices_).Call({Nest::Opaque(7)}, {}).status()),
+              HasSubstr("scale is not there yet: call Init"));
+  EXPECT_EQ(calls, 0);
+}
+
 TEST_F(DataParallelTest, EachStageCanBeReplaced) {
   class Logged : public nn::DataParallel {
    public:

@@ -323,6 +323,30 @@ TEST_F(TrainStepTest, AStepThatIsRefusedChangesNothing) {
   EXPECT_NE(Values<double>(model.weight()()), before);
 }
 
+// Where there are no ranks nobody waits for it.
+TEST_F(TrainStepTest, AnOptimizerOfOtherParametersIsRefused) {
+  const Session session = daemon_.Open();
+  Linear model(2, 1);
+  Linear other(2, 1);
+  for (Linear* const linear : {&model, &other}) {
+    ASSERT_TRUE(linear->Init(session, 1, DType::kF64).ok());
+  }
+  std::vector<Variable> parameters = model.parameters();
+  parameters.push_back(other.parameters()[0]);
+  Sgd sgd(parameters, {});
+  TrainStep step(&model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); });
+  const Tensor x = FromHost<double>(session, {1, 2}, {1, 2});
+  for (const Tensors& in : {Tensors{x}, Tensors()}) {
+    const absl::Status status = step(in).status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("the optimizer's parameter 2 is none of the module's"));
+  }
+  EXPECT_EQ(step.steps(), 0);
+  EXPECT_EQ(step.traces(), 0);
+  EXPECT_EQ(daemon_.counts().refusals, 0);
+}
+
 // --- Mixed precision ----------------------------------------------------------------------------
 
 // Its parameter times an input of one number: so the test chooses the gradient.
