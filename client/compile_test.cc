@@ -629,6 +629,28 @@ TEST(CompileTest, ARefusedRunIsOfTheRankThatMadeIt) {
   }
 }
 
+// Whose call on nothing was meant to be nobody knows: each session's ranks are told, but of one
+// that is closed, wherever it stands among them.
+TEST(CompileTest, AClosedSessionKeepsNoOtherFromHearingOfARefusal) {
+  for (const size_t closed : {0, 1, 2}) {
+    SCOPED_TRACE(closed);
+    FakeDaemon daemon;
+    const Ranks ranks(3, &daemon);
+    const Compiled f = Compile([&](const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{AllReduce(in[0], ranks.worlds[0])};
+    });
+    ASSERT_TRUE(ranks.sessions[closed].Close().ok());
+    const absl::Status refused = f.Run({Tensor()}).status();
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
+    EXPECT_EQ(daemon.counts().refusals, 2);
+    for (size_t r = 0; r < 3; ++r) {
+      const absl::Status status = AllReduce(Vector(ranks.worlds[r], {1}), ranks.worlds[r]).status();
+      EXPECT_EQ(ErrorOf(status).reason, r == closed ? Reason::kSessionLost : Reason::kOutOfLine)
+          << status;
+    }
+  }
+}
+
 // Its numbers would be taken for those of the function's session.
 TEST(CompileTest, AGroupOfAnotherSessionIsRefused) {
   FakeDaemon daemon;

@@ -20,6 +20,7 @@
 #include "chorus/functional/op.h"
 #include "chorus/functional/shape.h"
 #include "client/internal/access.h"
+#include "client/internal/living_sessions.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "client/testing/fake_daemon.h"
@@ -32,6 +33,7 @@ namespace chorus {
 namespace {
 
 using internal::ImplOf;
+using internal::LivingSessions;
 using internal::SessionOf;
 
 using ::testing::ElementsAre;
@@ -1144,6 +1146,31 @@ TEST(SessionTest, AForkedChildCannotTouchItsParentsSession) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
   EXPECT_EQ(daemon.counts().runs, runs);
   EXPECT_THAT(Values<float>(*y), ElementsAre(2));
+}
+
+// The list's lock may be held by a thread of the parent's, which the child has not.
+TEST(SessionTest, AForkedChildHasNoneOfItsParentsSessions) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  EXPECT_THAT(LivingSessions(), ElementsAre(SessionOf(session)));
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int wrong = LivingSessions().empty() ? 0 : 1;
+    FakeDaemon daemon_of_child;
+    {
+      const Session own = daemon_of_child.Open();
+      const auto living = LivingSessions();
+      wrong += living.size() == 1 && living[0] == SessionOf(own) ? 0 : 2;
+    }
+    wrong += LivingSessions().empty() ? 0 : 4;
+    ::_exit(wrong);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_THAT(LivingSessions(), ElementsAre(SessionOf(session)));
 }
 
 TEST(SessionTest, ThreadsOfOneSessionMayHoldARankEach) {
