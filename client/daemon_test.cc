@@ -691,6 +691,45 @@ TEST_P(DaemonTest, ALongWaitSaysWhomItWaitsFor) {
   reforming.join();
 }
 
+// Of the steps that members have begun by themselves a Reform keeps no count, nor of what has put
+// them out of line.
+TEST_P(DaemonTest, AReformBringsMembersWithStepsOfTheirOwnInLine) {
+  const Session session = Open(2);
+  std::vector<World> worlds = JoinBoth(session, "own steps");
+  for (const World& world : worlds) ASSERT_TRUE(world.Step(1).ok());
+  for (const bool again : {true, true, false}) {
+    const Compiled f = Compile([&worlds](const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{AllReduce(in[0], worlds[0]), AllReduce(in[1], worlds[1])};
+    });
+    // What it would have called is not known yet.
+    EXPECT_FALSE(f.Run({Tensor()}).ok());
+    EXPECT_EQ(ErrorOf(AllReduce(Scalar<double>(worlds[1], 1), worlds[1]).status()).reason,
+              Reason::kOutOfLine);
+    if (!again) continue;
+    // A call of all members.
+    const auto out = f.Run({Scalar<double>(worlds[0], 1), Scalar<double>(worlds[1], 2)});
+    ASSERT_TRUE(out.ok()) << out.status();
+    EXPECT_THAT(Values<double>((*out)[1]), ElementsAre(3));
+  }
+  for (const World& world : worlds) EXPECT_EQ(world.step(), 1);
+  std::vector<std::thread> reforming;
+  for (World& world : worlds) {
+    reforming.emplace_back([&world] { EXPECT_TRUE(world.Reform().ok()); });
+  }
+  for (std::thread& thread : reforming) thread.join();
+  for (const int step : {0, 1}) {
+    std::vector<Tensor> sums;
+    for (const World& world : worlds) {
+      if (step > 0) {
+        ASSERT_TRUE(world.Step(step).ok());
+      }
+      EXPECT_EQ(world.step(), step);
+      sums.push_back(AllReduce(Scalar<double>(world, 1 + world.rank()), world));
+    }
+    for (const Tensor& sum : sums) EXPECT_THAT(Values<double>(sum), ElementsAre(3));
+  }
+}
+
 TEST_P(DaemonTest, OpenWaitsForADaemonThatIsStarting) {
   if (GetParam().tcp) {
     // The port that the last one had is free.

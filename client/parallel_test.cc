@@ -536,6 +536,31 @@ TEST_F(ParallelTest, GradientsOfCallsOfAllMembersBringThemInLine) {
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(12));
 }
 
+// Members that had asked for a group in the step before, and one that had not, meet in the next.
+TEST_F(ParallelTest, AGroupIsThatOfTheStepThatMembersHaveBegunByThemselves) {
+  for (const int d : {0, 1}) ASSERT_TRUE(devices_.world(d).NewGroup({0, 1, 2}).ok());
+  const Compiled metric = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{MatMul(in[0], in[0])}; });
+  EXPECT_FALSE(metric.Run({Row(session_, {1, 2})}).ok());
+  const absl::Status out_of_line = devices_.world(2).NewGroup({0, 1, 2}).status();
+  EXPECT_EQ(ErrorOf(out_of_line).reason, Reason::kOutOfLine) << out_of_line;
+  // A call of all members.
+  for (const Tensor& y : Broadcast(Row(session_, {4}), devices_)) {
+    EXPECT_THAT(Values<double>(y), ElementsAre(4));
+  }
+  std::vector<Tensor> sums;
+  for (int d = 0; d < 3; ++d) {
+    const absl::StatusOr<Group> group = devices_.world(d).NewGroup({0, 1, 2});
+    ASSERT_TRUE(group.ok()) << group.status();
+    sums.push_back(AllReduce(Row(session_.device(d), {1.0 + d}), *group));
+  }
+  for (const Tensor& sum : sums) {
+    const absl::Status status = sum.Wait();
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_THAT(Values<double>(sum), ElementsAre(6));
+  }
+}
+
 struct Asked {
   std::vector<Tensor> leaves;
   std::vector<Tensor> losses;
