@@ -629,6 +629,27 @@ TEST(CompileTest, ARefusedRunIsOfTheRankThatMadeIt) {
   }
 }
 
+// The same of ranks of one session, each with a device.
+TEST(CompileTest, ARefusedRunIsOfTheDeviceThatItsInputsAreOn) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open(2);
+  const std::vector<World> worlds = JoinAll(session, "job", 2);
+  size_t rank = 0;
+  const Compiled f = Compile([&](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{AllReduce(MatMul(in[0], in[1]), worlds[rank])};
+  });
+  const auto run = [&](double value) {
+    const Tensor one = Full(worlds[rank], DType::kF64, {1, 1}, 1);
+    return f.Run({Full(worlds[rank], DType::kF64, {1, 1}, value), one});
+  };
+  ASSERT_TRUE(run(5).ok());
+  rank = 1;
+  const Tensor bad = Full(worlds[1], DType::kF64, {2, 1}, 1);
+  EXPECT_FALSE(f.Run({bad, bad}).ok());
+  // What rank 1 would have called is not known, and rank 0's calls are no part of it.
+  EXPECT_EQ(ErrorOf(run(7).status()).reason, Reason::kOutOfLine);
+}
+
 // Whose call on nothing was meant to be nobody knows: each session's ranks are told, but of one
 // that is closed, wherever it stands among them.
 TEST(CompileTest, AClosedSessionKeepsNoOtherFromHearingOfARefusal) {
