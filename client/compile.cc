@@ -208,14 +208,33 @@ class CompiledImpl {
     return program;
   }
 
+  // Whether it says where a call would have run: what failed before it was anywhere does not.
+  static bool HasDevice(const Tensor& input) {
+    if (!input.defined()) return false;
+    const TensorData& data = *ImplOf(input)->data;
+    return data.info != nullptr ||
+           data.state.load(std::memory_order_acquire) != TensorData::State::kFailed;
+  }
   // Whether a call with these inputs may be of the ranks that the trace is of: a function may be
   // several ranks' of one session, each with a device.
   static bool MayBeOf(const Trace::Finished& trace, const std::vector<Tensor>& inputs) {
     return std::all_of(inputs.begin(), inputs.end(), [&trace](const Tensor& input) {
-      return !input.defined() || trace.members.empty() ||
+      return !HasDevice(input) || trace.members.empty() ||
              std::any_of(trace.members.begin(), trace.members.end(), [&input](const auto& member) {
                return member->device_slot == ImplOf(input)->data->device_slot;
              });
+    });
+  }
+  // Whether it may as well be of others of their worlds, which the session has.
+  static bool MayBeOfOthers(const MemberTable& members, const Trace::Finished& trace,
+                            const std::vector<Tensor>& inputs) {
+    if (std::any_of(inputs.begin(), inputs.end(), HasDevice)) return false;
+    const std::vector<std::shared_ptr<MemberCore>> all = members.members();
+    return std::any_of(all.begin(), all.end(), [&trace](const auto& member) {
+      const auto is_of_world = [&member](const auto& m) { return m->world == member->world; };
+      const auto& traced = trace.members;
+      return std::find(traced.begin(), traced.end(), member) == traced.end() &&
+             std::any_of(traced.begin(), traced.end(), is_of_world);
     });
   }
 
@@ -247,7 +266,7 @@ class CompiledImpl {
     }
     return RefuseOnAll(sessions, why, [&](SessionCore* session, Refusals* refusals) {
       session->AssertLocked();
-      if (!counted.has_value() || differ) {
+      if (!counted.has_value() || differ || MayBeOfOthers(session->members(), *counted, inputs)) {
         PutOutOfLine(session->members(), why, refusals);
         return absl::OkStatus();
       }

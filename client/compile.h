@@ -79,7 +79,9 @@ class Compiled {
   // everybody. Where they have counted differently, or there is none, it is not known what this
   // rank would have called: it is out of line until its next World::Step (chorus.h). Inputs that
   // are all undefined, or none, are of no session: where the process has several, so are the ranks
-  // of all of them. While a function is traced nothing is sent.
+  // of all of them. These, and what failed before it was on any device, do not tell ranks of one
+  // session apart: where nothing else does, so are all that it has of the world. While a function
+  // is traced nothing is sent.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
   // How many graphs the function has been made into: one for each list of types of its inputs (and

@@ -650,6 +650,45 @@ TEST(CompileTest, ARefusedRunIsOfTheDeviceThatItsInputsAreOn) {
   EXPECT_EQ(ErrorOf(run(7).status()).reason, Reason::kOutOfLine);
 }
 
+// Nothing has no device, nor has what failed: then the call may be any of the ranks' that the
+// session has, also where what one of them calls is known. Each turn is right, or an error.
+TEST(CompileTest, ARefusedRunWithoutADeviceMayBeOfAnyRankOfItsSession) {
+  for (const bool failed : {false, true}) {
+    for (const size_t known : {1, 2}) {
+      SCOPED_TRACE(failed ? "failed" : "undefined");
+      SCOPED_TRACE(known);
+      FakeDaemon daemon;
+      const Session session = daemon.Open(2, std::chrono::seconds(2));
+      const std::vector<World> worlds = JoinAll(session, "job", 2);
+      size_t rank = 0;
+      const Compiled f = Compile([&](const std::vector<Tensor>& in) {
+        return std::vector<Tensor>{AllReduce(in[0], worlds[rank])};
+      });
+      const auto run = [&](int turn) { return f.Run({Vector(worlds[rank], {1.0 * turn})}); };
+      for (rank = 0; rank < known; ++rank) ASSERT_TRUE(run(1).ok());
+      rank = 1;
+      const Tensor x = Vector(worlds[1], {1});
+      EXPECT_FALSE(f.Run({failed ? MatMul(x, x) : Tensor()}).ok());
+      for (int turn = 2; turn <= 4; ++turn) {
+        std::vector<Tensor> sums;
+        for (rank = 0; rank < 2; ++rank) {
+          const auto out = run(turn);
+          if (out.ok()) sums.push_back((*out)[0]);
+        }
+        for (const Tensor& sum : sums) {
+          const auto values = sum.Read<double>();
+          if (!values.ok()) continue;
+          EXPECT_THAT(*values, ElementsAre(2 * turn)) << "turn " << turn;
+        }
+      }
+      for (const World& world : worlds) ASSERT_TRUE(world.Step(1).ok());
+      std::vector<Tensor> sums;
+      for (rank = 0; rank < 2; ++rank) sums.push_back((*run(5))[0]);
+      for (const Tensor& sum : sums) EXPECT_THAT(Values<double>(sum), ElementsAre(10));
+    }
+  }
+}
+
 // Whose call on nothing was meant to be nobody knows: each session's ranks are told, but of one
 // that is closed, wherever it stands among them.
 TEST(CompileTest, AClosedSessionKeepsNoOtherFromHearingOfARefusal) {
