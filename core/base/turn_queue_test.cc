@@ -28,6 +28,23 @@ TEST(TurnQueueTest, OwnersTakeTurnsAndKeepTheirOrder) {
   EXPECT_EQ(turns.size(), 0u);
 }
 
+TEST(TurnQueueTest, WhatIsTakenOutOfTurnIsItsOwnersFirstAndCostsNoTurn) {
+  TurnQueue<std::string> turns;
+  for (const char* item : {"a1", "a2"}) turns.Push("a", item);
+  for (const char* item : {"b1", "b2", "b3"}) turns.Push("b", item);
+  std::string item;
+  EXPECT_TRUE(turns.PopOf("b", &item));
+  EXPECT_EQ(item, "b1");
+  EXPECT_FALSE(turns.PopOf("c", &item));
+  EXPECT_EQ(turns.size(), 4u);
+  std::vector<std::string> order;
+  while (!turns.empty()) order.push_back(turns.Pop());
+  EXPECT_THAT(order, ElementsAre("a1", "b2", "a2", "b3"));
+  turns.Push("a", "a3");
+  EXPECT_TRUE(turns.PopOf("a", &item));
+  EXPECT_THAT(turns.Owners(), ElementsAre()) << "it has nothing left";
+}
+
 TEST(TurnQueueTest, WhatIsTakenIsKeptNoLonger) {
   TurnQueue<std::shared_ptr<int>> turns;
   turns.Push("a", std::make_shared<int>(1));

@@ -1,8 +1,10 @@
 // The node thread between what is posted to it and the sessions' rings.
 #include "core/node/node_loop.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <future>
 #include <memory>
@@ -13,6 +15,7 @@
 #include "core/base/bytes.h"
 #include "core/base/clock.h"
 #include "core/base/thread_pool.h"
+#include "core/base/unique_fd.h"
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
 #include "core/transport/command.h"
@@ -42,6 +45,16 @@ class NodeLoopTest : public testing::Test {
       done.set_value();
     });
     done.get_future().wait();
+  }
+  SessionId Open(const std::string& tenant) {
+    SessionId session;
+    Ask([&](LocalNode& node, absl::Time now) {
+      OpenSessionRequest open;
+      open.tenant = tenant;
+      open.devices = {DeviceIndex(0)};
+      session = node.OpenSession(open, now)->id;
+    });
+    return session;
   }
   // Posts a task that lasts until the promise is kept, and waits until it has begun.
   std::promise<void> Occupy() {
@@ -112,6 +125,26 @@ INSTANTIATE_TEST_SUITE_P(Tasks, NodeLoopFairnessTest, testing::Bool(), [](const 
   return std::string(test.param ? "FewLong" : "ManyShort");
 });
 
+// However little was posted before it: what the node has to do by itself, such as to tell somebody
+// that it is late, is done first.
+TEST_F(NodeLoopTest, WhatIsPostedInATurnWaitsForTheNext) {
+  const SessionId session = Open("uid:1");
+  bool is_told = false;
+  bool was_told = false;
+  std::promise<void> done;
+  const NodeLoop::Task look = [&](LocalNode&, absl::Time) {
+    was_told = is_told;
+    done.set_value();
+  };
+  loop_->PostOwn([&](LocalNode& node, absl::Time now) {
+    loop_->PostOwn(look);
+    node.WaitOutcome(session, Sequence(1), now, [&](const Outcome&) { is_told = true; });
+    EXPECT_FALSE(is_told);
+  });
+  done.get_future().wait();
+  EXPECT_TRUE(was_told);
+}
+
 TEST_F(NodeLoopTest, AllThatIsPostedIsRunInItsTenantsOrder) {
   const std::string tenants[] = {"", "uid:1", "uid:2"};
   int ran[] = {0, 0, 0};
@@ -168,6 +201,47 @@ TEST_F(NodeLoopTest, WhatComesBehindAllWaitsForEveryTenant) {
   loop_.reset();
   EXPECT_EQ(seen, 0);
   EXPECT_EQ(seen_of_all, 102);
+}
+
+// By the turns of those for whom both are posted.
+TEST_F(NodeLoopTest, WhatComesBehindAllIsBeforeWhatIsPostedAfterIt) {
+  int ran = 0;
+  int seen = 0;
+  std::promise<void> go = Occupy();
+  for (const bool is_before : {true, false}) {
+    for (const char* tenant : {"uid:1", "uid:2"}) {
+      for (int i = 0; i < 100; ++i) {
+        loop_->Post(tenant, [&](LocalNode&, absl::Time) { ++ran; });
+      }
+    }
+    if (is_before) loop_->PostBehindAll([&](LocalNode&, absl::Time) { seen = ran; });
+  }
+  go.set_value();
+  loop_.reset();
+  EXPECT_EQ(seen, 200);
+}
+
+// A pipe stands for a pidfd: its other end closes with the process.
+TEST_F(NodeLoopTest, ADeathIsSeenHoweverBusyTheNodeIs) {
+  const SessionId session = Open("uid:1");
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  UniqueFd process(ends[1]);
+  loop_->WatchProcess("uid:1", session, ends[0]);
+  const absl::Time deadline = SteadyNow() + absl::Seconds(30);
+  bool lives = true;
+  std::promise<void> done;
+  // There is always one.
+  NodeLoop::Task look;
+  look = [&](LocalNode& node, absl::Time now) {
+    process = UniqueFd();
+    lives = node.Lives(session);
+    if (!lives || now > deadline) return done.set_value();
+    loop_->Post("uid:1", look);
+  };
+  loop_->Post("uid:1", look);
+  done.get_future().wait();
+  EXPECT_FALSE(lives);
 }
 
 }  // namespace
