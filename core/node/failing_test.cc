@@ -19,6 +19,7 @@
 #include "core/graph/encoding.h"
 #include "core/node/agreement.h"
 #include "core/node/node.h"
+#include "core/node/node_rig.h"
 #include "core/node/records.h"
 #include "core/node/waiters.h"
 #include "core/ops/graph_builder.h"
@@ -853,63 +854,105 @@ TEST_P(AdoptionInSlicesTest, TheyAreLaunchedTogetherAndInOrderHoweverManySlicesI
   EXPECT_EQ(result, kFirst * (kLocals + 1) + 2 + 3);
 }
 
-// A session has a run in each of many worlds, and all read what one local run makes: when that
-// fails each of these worlds is told.
-TEST_F(FailingTest, WorldsAreToldOfWhatFailedInTurnsOfBoundedWork) {
-  constexpr int kWorlds = 800;
-  GraphBuilder builder(1, {});
-  GraphInput input;
-  input.type = TensorType(DType::kF32, {1});
-  NodeSpec negate;
-  negate.op = "neg";
-  negate.inputs = {builder.AddInput(input)};
-  GraphOutput output;
-  output.value = (*builder.Emit(std::move(negate)))[0];
-  builder.AddOutput(output);
-  testing::RankBuilder alone(/*rank=*/0, /*size=*/1);
-  alone.set_wants_grad(false);
-  output.value = alone.AllReduce(alone.Input(input.type));
-  alone.graph().AddOutput(output);
-  const Graph graphs[] = {AllReduces(/*rank=*/0, /*results=*/1), builder.Build(),
-                          alone.graph().Build()};
-  for (int slot = 0; slot < 3; ++slot) {
-    RegisterGraph graph;
-    graph.graph = {slot, 1};
-    graph.encoded = EncodeGraph(graphs[slot]);
-    Take(rank(0), std::move(graph));
-  }
-  while (rank(0)->told.size() < 3) Poll();
+// A session has a run in each of many worlds, and all read what one local run makes, which waits
+// for other ranks: when that fails each of these worlds is told.
+class InManyWorldsTest : public FailingTest {
+ protected:
+  static constexpr int kWorlds = 800;
+  static constexpr size_t kRegistered = 3;
+  static constexpr size_t kOwnRuns = kWorlds + 2;
 
-  Take(rank(0), RunOf(0, {0, 1}, /*results=*/1));
-  chorus::Run local = RunOf(0, {1, 1}, /*results=*/1);
-  local.graph = {1, 1};
-  local.inputs[0] = TensorId{0, 1};
-  local.groups.clear();
-  Take(rank(0), std::move(local));
-  for (int i = 0; i < kWorlds; ++i) {
-    const absl::StatusOr<WorldInfo> world = Join(rank(0)->session, absl::StrCat("one", i));
-    ASSERT_TRUE(world.ok()) << world.status();
-    chorus::Run of_world = RunOf(0, {2 + i, 1}, /*results=*/1);
-    of_world.graph = {2, 1};
-    of_world.inputs[0] = TensorId{1, 1};
-    of_world.groups[0].world = world->id;
-    Take(rank(0), std::move(of_world));
+  void Wait() {
+    testing::RankBuilder alone(/*rank=*/0, /*size=*/1);
+    alone.set_wants_grad(false);
+    GraphOutput output;
+    output.value = alone.AllReduce(alone.Input(TensorType(DType::kF32, {1})));
+    alone.graph().AddOutput(output);
+    const Graph graphs[kRegistered] = {AllReduces(/*rank=*/0, /*results=*/1), NegateGraph(1),
+                                       alone.graph().Build()};
+    for (size_t slot = 0; slot < kRegistered; ++slot) {
+      RegisterGraph graph;
+      graph.graph = {static_cast<int32_t>(slot), 1};
+      graph.encoded = EncodeGraph(graphs[slot]);
+      Take(rank(0), std::move(graph));
+    }
+    while (rank(0)->told.size() < kRegistered) Poll();
+
+    Take(rank(0), RunOf(0, {0, 1}, /*results=*/1));
+    chorus::Run local = RunOf(0, {1, 1}, /*results=*/1);
+    local.graph = {1, 1};
+    local.inputs[0] = TensorId{0, 1};
+    local.groups.clear();
+    local_ = Take(rank(0), std::move(local));
+    for (int i = 0; i < kWorlds; ++i) {
+      const absl::StatusOr<WorldInfo> world = Join(rank(0)->session, absl::StrCat("one", i));
+      ASSERT_TRUE(world.ok()) << world.status();
+      chorus::Run of_world = RunOf(0, {2 + i, 1}, /*results=*/1);
+      of_world.graph = {2, 1};
+      of_world.inputs[0] = TensorId{1, 1};
+      of_world.groups[0].world = last_world_ = world->id;
+      Take(rank(0), std::move(of_world));
+    }
+    while (Poll()) {
+    }
+    ASSERT_EQ(node_->Stats("").live_runs, kOwnRuns);
   }
-  while (Poll()) {
+  // No epoch ends with that.
+  void CancelLocal() {
+    Take(rank(0), Cancel{Sequence(local_)});
+    ASSERT_LT(node_->Stats("").runs_failed, kWorlds) << "all in one slice: nothing to be seen";
   }
-  ASSERT_EQ(node_->Stats("").live_runs, kWorlds + 2);
+
+  int64_t local_ = 0;  // its number
+  WorldId last_world_;
+};
+
+TEST_F(InManyWorldsTest, TheyAreToldOfWhatFailedInTurnsOfBoundedWork) {
+  Wait();
   Close(rank(2));
   int turns = 0;
-  while (rank(0)->told.size() < kWorlds + 5) {
+  while (rank(0)->told.size() < kRegistered + kOwnRuns) {
     ASSERT_TRUE(Poll()) << rank(0)->told.size();
     ++turns;
   }
   EXPECT_GT(turns, kWorlds / 20);
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
-  for (size_t i = 3; i < rank(0)->told.size(); ++i) {
+  for (size_t i = kRegistered; i < rank(0)->told.size(); ++i) {
     EXPECT_EQ(rank(0)->told[i].second, Reason::kPeerLeft) << i;
   }
-  EXPECT_EQ(node_->Stats("").runs_failed, kWorlds + 2);
+  EXPECT_EQ(node_->Stats("").runs_failed, kOwnRuns);
+}
+
+TEST_F(InManyWorldsTest, TheirSessionGoesOnWhenAllHaveBeenTold) {
+  Wait();
+  CancelLocal();
+  const int64_t last = Submit(rank(0), Release());
+  Submit(bystander(), Release());
+  EXPECT_EQ(bystander()->told.size(), 1u);
+  // The first run waits for its other ranks still.
+  while (rank(0)->told.back().first != last) ASSERT_TRUE(Poll());
+  EXPECT_EQ(node_->Stats("").runs_failed, kWorlds + 1);
+  EXPECT_EQ(node_->Stats("").live_runs, 1);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  std::vector<Reason> of_runs;
+  for (const auto& [sequence, reason] : rank(0)->told) {
+    if (sequence >= local_ && sequence <= local_ + kWorlds) of_runs.push_back(reason);
+  }
+  EXPECT_THAT(of_runs, ::testing::AllOf(::testing::SizeIs(kWorlds + 1),
+                                        ::testing::Each(Reason::kCancelled)));
+}
+
+// Its run has failed with its epoch then, and with nothing else.
+TEST_F(InManyWorldsTest, OneOfThemMayEndItsEpochMeanwhile) {
+  Wait();
+  CancelLocal();
+  ASSERT_TRUE(
+      node_->AbortWorld(rank(0)->session, {last_world_, Rank(0), Epoch(), "enough"}, now_).ok());
+  while (Poll()) {
+  }
+  EXPECT_EQ(node_->Stats("").runs_failed, kWorlds + 1);
+  EXPECT_THAT(rank(0)->told,
+              ::testing::Contains(std::make_pair(local_ + kWorlds, Reason::kAborted)));
 }
 
 // One vote may bring as many as a world may ever have.

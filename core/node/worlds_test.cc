@@ -23,20 +23,38 @@
 namespace chorus::node {
 namespace {
 
+class WorldsTest : public ::testing::Test {
+ protected:
+  // A session for each of so many devices.
+  void Start(int devices) {
+    HostBackendOptions host;
+    host.devices = devices;
+    host.pool = &pool_;
+    host.make_kernel = MakeHostKernel;
+    backend_ = CreateHostBackend(host);
+    node_ = std::make_unique<LocalNode>(NodeOptions(), DevicesOf(backend_.get()), [] {});
+    for (int device = 0; device < devices; ++device) {
+      OpenSessionRequest open;
+      open.tenant = "uid:0";
+      open.devices = {DeviceIndex(device)};
+      sessions_.push_back(node_->OpenSession(open, now_)->id);
+    }
+  }
+  SessionId session(int rank) const { return sessions_[static_cast<size_t>(rank)]; }
+
+  const absl::Time now_ = absl::Now();
+  ThreadPool pool_{1};
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<LocalNode> node_;
+  std::vector<SessionId> sessions_;
+};
+
 // Each member is told of all, in the slice of the last that comes: what the largest world there can
 // be has of that is counted, and no more than a slice.
-TEST(WorldsTest, ALargeWorldIsFormedAndReformedInASlice) {
-  ThreadPool pool(1);
-  HostBackendOptions host;
-  host.devices = kMaxDevices;
-  host.pool = &pool;
-  host.make_kernel = MakeHostKernel;
-  const std::unique_ptr<Backend> backend = CreateHostBackend(host);
-  LocalNode node(NodeOptions(), chorus::DevicesOf(backend.get()), [] {});
-  const absl::Time now = absl::Now();
+TEST_F(WorldsTest, ALargeWorldIsFormedAndReformedInASlice) {
+  Start(kMaxDevices);
   int told = 0;
   WorldId world;
-  std::vector<SessionId> sessions;
   const auto expect_all_are_told = [&](const std::function<void(int rank)>& ask) {
     told = 0;
     for (int rank = 0; rank < kMaxDevices; ++rank) {
@@ -49,53 +67,32 @@ TEST(WorldsTest, ALargeWorldIsFormedAndReformedInASlice) {
     }
     EXPECT_EQ(told, kMaxDevices);
   };
-  for (int rank = 0; rank < kMaxDevices; ++rank) {
-    OpenSessionRequest open;
-    open.tenant = "uid:0";
-    open.devices = {DeviceIndex(rank)};
-    sessions.push_back(node.OpenSession(open, now)->id);
-  }
   expect_all_are_told([&](int rank) {
     JoinRequest join;
     join.name = "job";
     join.size = kMaxDevices;
     join.rank = Rank(rank);
-    node.JoinWorld(sessions[static_cast<size_t>(rank)], join, now,
-                   [&](const absl::StatusOr<WorldInfo>& info) {
-                     ASSERT_TRUE(info.ok()) << info.status();
-                     world = info->id;
-                     told += info->members.size() == kMaxDevices ? 1 : 0;
-                   });
+    node_->JoinWorld(session(rank), join, now_, [&](const absl::StatusOr<WorldInfo>& info) {
+      ASSERT_TRUE(info.ok()) << info.status();
+      world = info->id;
+      told += info->members.size() == kMaxDevices ? 1 : 0;
+    });
   });
   expect_all_are_told([&](int rank) {
     ReformWorldRequest reform;
     reform.world = world;
     reform.rank = Rank(rank);
-    node.ReformWorld(sessions[static_cast<size_t>(rank)], reform, now,
-                     [&](const absl::StatusOr<ReformResult>& result) {
-                       ASSERT_TRUE(result.ok()) << result.status();
-                       told += result->survivors.size() == kMaxDevices ? 1 : 0;
-                     });
+    node_->ReformWorld(session(rank), reform, now_,
+                       [&](const absl::StatusOr<ReformResult>& result) {
+                         ASSERT_TRUE(result.ok()) << result.status();
+                         told += result->survivors.size() == kMaxDevices ? 1 : 0;
+                       });
   });
 }
 
 // A call that is cancelled leaves its rank in the world, and nothing else.
-TEST(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
-  ThreadPool pool(1);
-  HostBackendOptions host;
-  host.devices = 2;
-  host.pool = &pool;
-  host.make_kernel = MakeHostKernel;
-  const std::unique_ptr<Backend> backend = CreateHostBackend(host);
-  LocalNode node(NodeOptions(), chorus::DevicesOf(backend.get()), [] {});
-  const absl::Time now = absl::Now();
-  std::vector<SessionId> sessions;
-  for (int rank = 0; rank < 2; ++rank) {
-    OpenSessionRequest open;
-    open.tenant = "uid:0";
-    open.devices = {DeviceIndex(rank)};
-    sessions.push_back(node.OpenSession(open, now)->id);
-  }
+TEST_F(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
+  Start(2);
   WorldId world;
   int told = 0;
   const auto join = [&](int rank, const std::shared_ptr<int>& call, const WaitRef& wait) {
@@ -108,7 +105,7 @@ TEST(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
       world = info->id;
       told += *call;
     };
-    node.JoinWorld(sessions[static_cast<size_t>(rank)], request, now, joined, wait);
+    node_->JoinWorld(session(rank), request, now_, joined, wait);
   };
   const auto reform = [&](int rank, const std::shared_ptr<int>& call, const WaitRef& wait) {
     ReformWorldRequest request;
@@ -118,7 +115,7 @@ TEST(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
       ASSERT_TRUE(result.ok()) << result.status();
       told += *call;
     };
-    node.ReformWorld(sessions[static_cast<size_t>(rank)], request, now, reformed, wait);
+    node_->ReformWorld(session(rank), request, now_, reformed, wait);
   };
   const auto ask_for_both = [&](const auto& ask) {
     told = 0;
@@ -127,13 +124,13 @@ TEST(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
     auto wait = std::make_shared<Wait>();
     ask(0, std::exchange(call, nullptr), wait);
     EXPECT_FALSE(left.expired());
-    node.Withdraw(wait, now);
+    node_->Withdraw(wait, now_);
     EXPECT_TRUE(left.expired());
-    node.Withdraw(wait, now);
+    node_->Withdraw(wait, now_);
     wait = std::make_shared<Wait>();
     ask(1, std::make_shared<int>(10), wait);
     EXPECT_EQ(told, 10);
-    node.Withdraw(wait, now);
+    node_->Withdraw(wait, now_);
   };
   ask_for_both(join);
   ask_for_both(reform);
