@@ -1,10 +1,11 @@
-// Outcomes of a stream of commands that the worker has not come to, by a server that has no daemon
-// around it.
+// What calls ask of the node thread, and outcomes of a stream of commands that the worker has not
+// come to, by a server that has no daemon around it.
 
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -17,9 +18,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "chorus/v1/log.grpc.pb.h"
+#include "chorus/v1/tensors.grpc.pb.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
 #include "core/node/node_loop.h"
+#include "core/node/options.h"
+#include "core/node/requests.h"
 #include "core/runtime/devices.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
@@ -32,7 +36,9 @@
 #include "server/service/farewell.h"
 #include "server/service/log_service.h"
 #include "server/service/room.h"
+#include "server/service/tensors_service.h"
 #include "server/service/worker.h"
+#include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
 #include "server/unix_listener.h"
 
@@ -61,12 +67,14 @@ class OutcomesTest : public ::testing::Test {
     context_.max_wait = absl::Minutes(10);
     context_.read_timeout = absl::Minutes(10);
     context_.download_timeout = absl::Minutes(10);
-    service_ = MakeLogService(&context_);
+    log_ = MakeLogService(&context_);
+    tensors_ = MakeTensorsService(&context_);
     grpc::ServerBuilder builder;
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> guards;
     guards.push_back(GuardCalls(&peers_, &blocking_));
     builder.experimental().SetInterceptorCreators(std::move(guards));
-    builder.RegisterService(service_.get());
+    builder.RegisterService(log_.get());
+    builder.RegisterService(tensors_.get());
     server_ = builder.BuildAndStart();
     std::vector<Acceptor::Listener> listeners;
     listeners.push_back({*std::move(listener), /*is_unix=*/true});
@@ -78,12 +86,14 @@ class OutcomesTest : public ::testing::Test {
     OnNode([this](node::LocalNode& node, absl::Time now) {
       node::OpenSessionRequest open;
       open.tenant = tenant_;
+      open.devices = {DeviceIndex(0)};
       const absl::StatusOr<node::SessionInfo> opened = node.OpenSession(open, now);
       EXPECT_TRUE(opened.ok()) << opened.status();
       if (opened.ok()) session_ = opened->id;
     });
-    client_ =
-        v1::Log::NewStub(grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials()));
+    const auto channel = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
+    client_ = v1::Log::NewStub(channel);
+    tensors_client_ = v1::Tensors::NewStub(channel);
     stream_ = client_->Commands(&call_);
   }
   ~OutcomesTest() override {
@@ -163,11 +173,13 @@ class OutcomesTest : public ::testing::Test {
   Farewell farewell_;
   ServiceWorker worker_{[](const std::vector<SessionId>&) {}, absl::Hours(1)};
   node::NodeLoop loop_{Options(), DevicesOf(daemon_.backend())};
-  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::Service> log_;
+  std::unique_ptr<grpc::Service> tensors_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Acceptor> acceptor_;
   SessionId session_;
   std::unique_ptr<v1::Log::Stub> client_;
+  std::unique_ptr<v1::Tensors::Stub> tensors_client_;
   grpc::ClientContext call_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>> stream_;
 };
@@ -212,6 +224,143 @@ TEST_F(OutcomesTest, AllComeWhereThereIsRoom) {
   const absl::Status end = FromGrpc(stream_->Finish());
   EXPECT_TRUE(end.ok()) << end;
   EXPECT_TRUE(answers_.Take(tenant_, kRoom).ok());
+}
+
+// However much another tenant asks for, or the node for itself: a call waits behind its own
+// tenant's.
+class TurnsTest : public OutcomesTest {
+ protected:
+  // The node thread does nothing until the promise is kept, and then has a lot to do for others.
+  std::promise<void> Occupy() {
+    std::promise<void> go;
+    auto begun = std::make_shared<std::promise<void>>();
+    loop_.PostOwn([begun, gone = std::make_shared<std::future<void>>(go.get_future())](
+                      node::LocalNode&, absl::Time) {
+      begun->set_value();
+      gone->wait();
+    });
+    begun->get_future().wait();
+    for (int i = 0; i < 600; ++i) {
+      loop_.PostOwn([this](node::LocalNode&, absl::Time) { ++of_node_; });
+      loop_.Post("another", [this](node::LocalNode&, absl::Time) { ++of_another_; });
+    }
+    return go;
+  }
+  // What `look` gives behind what this tenant's calls have asked of the node by now, which is
+  // `before` tasks.
+  int64_t BehindOwn(std::promise<void> go, int before,
+                    const std::function<int64_t(node::LocalNode&)>& look) {
+    std::promise<int64_t> seen;
+    loop_.Post(tenant_, [&](node::LocalNode& node, absl::Time) {
+      ExpectTurn(before + 1);
+      seen.set_value(look(node));
+    });
+    go.set_value();
+    return seen.get_future().get();
+  }
+  // The node thread's, in the tenant's so manieth task: others have had as many.
+  void ExpectTurn(int own) const {
+    EXPECT_LE(of_node_, own);
+    EXPECT_LE(of_another_, own);
+  }
+  void EndStream() {
+    stream_->WritesDone();
+    ReadAll();
+    EXPECT_TRUE(stream_->Finish().ok());
+  }
+
+  // The node thread's.
+  int of_node_ = 0;
+  int of_another_ = 0;
+};
+
+TEST_F(TurnsTest, ACommandOfAStreamHasOneOfItsTenants) {
+  std::promise<void> taken;
+  OnNode([&](node::LocalNode& node, absl::Time) {
+    node.WaitOutcome(session_, Sequence(1), absl::InfiniteFuture(), [&](const node::Outcome&) {
+      ExpectTurn(1);
+      taken.set_value();
+    });
+  });
+  std::promise<void> go = Occupy();
+  Send(1);
+  Send(0);  // is none, and answered when it has been read
+  v1::CommandsResponse response;
+  EXPECT_TRUE(stream_->Read(&response));
+  EXPECT_EQ(response.sequence(), 0);
+  go.set_value();
+  taken.get_future().wait();
+  EndStream();
+}
+
+// The tensor is the node's until then.
+TEST_F(TurnsTest, TheEndOfADownloadHasOneOfItsTenants) {
+  constexpr int64_t kBytes = 16 * node::kMaxChunkBytes;  // more than gRPC sends ahead
+  const int64_t session = WireSession(context_.incarnation, session_);
+  v1::CreateStagingRequest stage;
+  stage.set_session(session);
+  stage.set_size_bytes(kBytes);
+  v1::CreateStagingResponse staging;
+  absl::Status made = Ask(*tensors_client_, &v1::Tensors::Stub::CreateStaging, stage, &staging);
+  ASSERT_TRUE(made.ok()) << made;
+  v1::CreateTensorRequest create;
+  create.set_session(session);
+  create.set_sequence(1);
+  v1::CreateTensor* const tensor = create.mutable_tensor();
+  tensor->mutable_id()->set_generation(1);
+  tensor->mutable_type()->set_dtype(v1::DTYPE_U8);
+  tensor->mutable_type()->add_dims(kBytes);
+  tensor->mutable_source()->mutable_external()->set_arena(staging.arena());
+  v1::CreateTensorResponse created;
+  made = Ask(*tensors_client_, &v1::Tensors::Stub::Create, create, &created);
+  ASSERT_TRUE(made.ok()) << made;
+  grpc::ClientContext call;
+  v1::DownloadTensorRequest request;
+  request.set_session(session);
+  request.mutable_tensor()->set_generation(1);
+  const auto download = tensors_client_->Download(&call, request);
+  v1::DownloadTensorResponse part;
+  ASSERT_TRUE(download->Read(&part));
+  std::promise<void> go = Occupy();
+  while (download->Read(&part)) {
+  }
+  EXPECT_TRUE(download->Finish().ok());
+  EXPECT_EQ(BehindOwn(std::move(go), /*before=*/1,
+                      [](node::LocalNode& node) { return node.Stats("").paths.streamed_bytes; }),
+            kBytes);
+  EndStream();
+}
+
+TEST_F(TurnsTest, WhoGoesWhileItWaitsIsForgottenInOneOfItsTenants) {
+  const auto used = [](node::LocalNode& node) { return node.Stats("").memory_used_bytes; };
+  int64_t without = 0;
+  OnNode([&](node::LocalNode& node, absl::Time) {
+    // The next one is charged for.
+    for (int64_t i = 0; i < node::kFreeWaits; ++i) {
+      node.WaitOutcome(session_, Sequence(100 + i), absl::InfiniteFuture(),
+                       [](const node::Outcome&) {});
+    }
+    without = used(node);
+  });
+  grpc::ClientContext call;
+  std::thread waits([&] {
+    v1::WaitRequest request;
+    request.set_session(WireSession(context_.incarnation, session_));
+    request.set_sequence(50);
+    v1::WaitResponse response;
+    EXPECT_EQ(client_->Wait(&call, request, &response).error_code(), grpc::StatusCode::CANCELLED);
+  });
+  int64_t with = without;
+  EXPECT_TRUE(Eventually([&] {
+    OnNode([&](node::LocalNode& node, absl::Time) { with = used(node); });
+    return with > without;
+  }));
+  std::promise<void> go = Occupy();
+  call.TryCancel();
+  waits.join();
+  EXPECT_TRUE(Eventually([&] { return peers_.calls() == 1; })) << "the stream";
+  EXPECT_EQ(BehindOwn(std::move(go), /*before=*/1, used), without);
+  EndStream();
 }
 
 }  // namespace
