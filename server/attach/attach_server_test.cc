@@ -41,6 +41,7 @@
 #include "core/transport/session_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/tenant_log.h"
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
 #include "server/unix_listener.h"
@@ -196,6 +197,7 @@ class AttachServerTest : public testing::Test {
       const absl::StatusOr<node::SessionInfo> session = node.OpenSession(open, now);
       ASSERT_TRUE(session.ok()) << session.status();
       EXPECT_TRUE(server_->Bind(claimed->connection, session->id));
+      bound_ = session->id;
     });
   }
   // The thread has looked at every connection so many times when it has answered.
@@ -213,6 +215,7 @@ class AttachServerTest : public testing::Test {
   TenantLog log_{nullptr};
   node::NodeLoop loop_{node::NodeOptions(), DevicesOf(daemon_.backend())};
   std::unique_ptr<AttachServer> server_;
+  SessionId bound_;  // the last one
 };
 
 // What a client has sent and the daemon has not read.
@@ -283,6 +286,35 @@ TEST_F(AttachServerTest, WhatItAsksOfTheNodeHasATurnOfItsUsers) {
   const absl::StatusOr<AttachReply> reply = client.Receive();
   EXPECT_TRUE(reply.ok()) << reply.status();
   answer.set_value();
+}
+
+// It waits behind its own user's calls, and behind nobody else's and nothing of the node's own.
+TEST_F(AttachServerTest, ThatAProcessHasLetGoIsToldInATurnOfItsUsers) {
+  Serve();
+  auto client = std::make_unique<RawClient>(path_);
+  Bind(client.get());
+  std::promise<void> go = Occupy();
+  int of_node = 0;
+  int of_another = 0;
+  for (int i = 0; i < 600; ++i) {
+    loop_.PostOwn([&](node::LocalNode&, absl::Time) { ++of_node; });
+    loop_.Post("another", [&](node::LocalNode&, absl::Time) { ++of_another; });
+  }
+  client.reset();
+  EXPECT_TRUE(Eventually([&] { return !server_->Attached(getpid()); }));
+  AwaitTurns(1);
+  std::promise<void> looked;
+  loop_.Post(TenantOf(geteuid()), [&](node::LocalNode& node, absl::Time now) {
+    const absl::StatusOr<node::SessionInfo> told = node.Describe(bound_, now);
+    EXPECT_TRUE(told.ok() && told->state == node::SessionState::kDetached);
+    // Behind one other of its own.
+    EXPECT_LE(of_node, 2);
+    EXPECT_LE(of_another, 2);
+    looked.set_value();
+  });
+  go.set_value();
+  looked.get_future().wait();
+  AskNode([](node::LocalNode&, absl::Time) {});  // behind all the others
 }
 
 TEST_F(AttachServerTest, DescriptorsThatAreNotReadAreFew) {
