@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,7 +27,9 @@
 #include "core/base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
+#include "proto/convert/errors_convert.h"
 #include "server/testing/chorusd_process.h"
 #include "server/testing/rpc.h"
 
@@ -68,6 +71,9 @@ class ChorusdTest : public testing::Test {
     std::filesystem::remove_all(folder_, ignored);
   }
   std::string Listen() const { return absl::StrCat("--listen=unix:", path_); }
+  std::shared_ptr<grpc::Channel> Channel() const {
+    return grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials());
+  }
   // Starts it with `flags`, expects it to end by itself, and returns what it said.
   std::string Refusal(std::vector<std::string> flags) {
     ChorusdProcess process(folder_, std::move(flags));
@@ -109,16 +115,23 @@ TEST_F(ChorusdTest, SighupDoesNotEndIt) {
 }
 
 TEST_F(ChorusdTest, ItSaysHowMuchMemoryItMayUseAndWhy) {
-  for (const bool named : {false, true}) {
+  for (const char* named : {"", "auto", "64MiB"}) {
+    SCOPED_TRACE(named);
     std::vector<std::string> flags = {Listen()};
-    if (named) flags.push_back("--memory_limit_bytes=64MiB");
+    if (*named != '\0') flags.push_back(absl::StrCat("--memory_limit_bytes=", named));
     ChorusdProcess chorusd(folder_, flags);
     ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+    RpcRank rank(Channel());
+    v1::GetStatsResponse stats;
+    EXPECT_TRUE(
+        Ask(*rank.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats)
+            .ok());
     chorusd.Signal(SIGTERM);
     EXPECT_EQ(chorusd.Wait(), 0) << chorusd.output();
-    EXPECT_THAT(chorusd.output(),
-                HasSubstr(named ? "memory limit: 67108864 bytes: --memory_limit_bytes"
-                                : "bytes: three quarters of the "));
+    const std::string limit = absl::StrCat("memory limit: ", stats.memory_limit_bytes(), " bytes");
+    EXPECT_THAT(chorusd.output(), HasSubstr(absl::StrCat(limit, absl::EndsWith(named, "MiB")
+                                                                    ? ": --memory_limit_bytes"
+                                                                    : ": three quarters of the ")));
   }
 }
 
@@ -177,21 +190,36 @@ TEST_F(ChorusdTest, DurationsAndSizesThatAreNotUnderstoodAreNamedWithAnExample) 
   EXPECT_THAT(Refusal({Listen(), "--max_sessions=-3"}), HasSubstr("positive number, got -3"));
   ChorusdProcess chorusd(folder_, {Listen(), "--memory_limit_bytes=64MiB", "--lease=1h30m"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
-  RpcRank rank(
-      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  RpcRank rank(Channel());
   v1::GetStatsResponse stats;
   ASSERT_TRUE(
       Ask(*rank.diagnostics, &v1::Diagnostics::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
   EXPECT_EQ(stats.memory_limit_bytes(), int64_t{64} << 20);
 }
 
+TEST_F(ChorusdTest, ARequestHasAsLongToComeAsItsFlagSays) {
+  ChorusdProcess chorusd(folder_, {Listen(), "--read_timeout=50ms"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  grpc::GenericStub stub(Channel());
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  grpc::Status status;
+  const auto call = stub.PrepareCall(&context, "/chorus.v1.Diagnostics/GetStats", &queue);
+  call->StartCall(&context);
+  call->Finish(&status, &status);
+  void* tag = nullptr;
+  bool ok = false;
+  while (tag != &status) ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(ErrorOf(FromGrpc(status)).reason, Reason::kTransportTimeout);
+  EXPECT_THAT(status.error_message(), HasSubstr("has not come whole within 50ms"));
+}
+
 TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
   ChorusdProcess chorusd(folder_, {Listen(), "--drain_timeout=200ms"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
-  RpcRank rank(
-      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
-  RpcRank observer(
-      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  RpcRank rank(Channel());
+  RpcRank observer(Channel());
   ASSERT_TRUE(rank.Open().ok());
   absl::Status told;
   std::thread waiting([&] { told = rank.Join("never complete", 2, 0); });
@@ -226,8 +254,7 @@ TEST_F(ChorusdTest, WorkThatNeverEndsDoesNotKeepItAlive) {
   ChorusdProcess chorusd(folder_, {Listen(), "--fault_script=launch lost", "--drain_timeout=10ms",
                                    "--exit_timeout=200ms"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
-  RpcRank rank(
-      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  RpcRank rank(Channel());
   ASSERT_TRUE(rank.Open().ok());
   EXPECT_EQ(SubmitLocalRun(&rank).code(), absl::StatusCode::kDeadlineExceeded);
   ASSERT_TRUE(Eventually([&] { return absl::StrContains(chorusd.output(), "launch lost"); }))
@@ -262,8 +289,7 @@ TEST_F(ChorusdTest, AFullLogStopsNothing) {
   Fill(writer.get());
   ChorusdProcess chorusd(folder_, {Listen()}, absl::nullopt, writer.get());
   ASSERT_TRUE(Eventually([&] { return Connects(path_); }));
-  RpcRank rank(
-      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  RpcRank rank(Channel());
   v1::OpenSessionRequest refused;
   refused.set_device_count(5);
   v1::OpenSessionRequest no_text;
@@ -293,8 +319,7 @@ TEST_F(ChorusdTest, AFullLogDoesNotKeepAliveWhatCannotStart) {
 TEST_F(ChorusdTest, ALabelCannotForgeALineOfTheLog) {
   ChorusdProcess chorusd(folder_, {Listen()});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
-  RpcRank rank(
-      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  RpcRank rank(Channel());
   v1::OpenSessionRequest request;
   request.set_label("mine\" attached\nE0101 failure: job=\"theirs\" rank=0\x1b[2J");
   ASSERT_TRUE(rank.Open(request).ok());
@@ -330,8 +355,7 @@ TEST_F(ChorusdTest, ADrainWaitsForNoPeer) {
 TEST_F(ChorusdTest, AFailureIsALineOfTheLog) {
   ChorusdProcess chorusd(folder_, {Listen(), "--host_devices=2"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
-  RpcRank rank(
-      grpc::CreateChannel(absl::StrCat("unix:", path_), grpc::InsecureChannelCredentials()));
+  RpcRank rank(Channel());
   v1::OpenSessionRequest request;
   request.set_device_count(3);
   const absl::Status refused = rank.Open(request);

@@ -1,10 +1,14 @@
 #include "server/heap.h"
 
 #include <malloc.h>
+#include <stdio.h>
 
+#include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <thread>
@@ -48,6 +52,35 @@ class HeapTest : public testing::Test {
     InAHeapOfItsOwn([] { Small(kMiB); });
   }
 };
+
+TEST_F(HeapTest, ThereAreAFewHeapsHoweverManyThreads) {
+  constexpr int kThreads = 8 * kMaxHeaps;
+  std::promise<void> go;
+  const std::shared_future<void> gone = go.get_future().share();
+  std::atomic<int> ready{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&ready, gone] {
+      const Block block = Touched(100);
+      ++ready;
+      gone.wait();
+    });
+  }
+  while (ready < kThreads) std::this_thread::yield();
+  char* text = nullptr;
+  size_t size = 0;
+  FILE* const file = open_memstream(&text, &size);
+  ASSERT_NE(file, nullptr);
+  EXPECT_EQ(malloc_info(0, file), 0);
+  fclose(file);
+  int heaps = 0;
+  for (const char* at = text; (at = strstr(at, "<heap nr=")) != nullptr; ++at) ++heaps;
+  free(text);
+  go.set_value();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(heaps, 1);
+  EXPECT_LE(heaps, kMaxHeaps);
+}
 
 TEST_F(HeapTest, KeepsLittleHoweverLargeABlockWas) {
   const int64_t before = AnonymousBytes();

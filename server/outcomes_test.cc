@@ -143,12 +143,15 @@ class OutcomesTest : public ::testing::Test {
   }
   // The first comes, and so the log takes all: returns when each has its outcome.
   void TakeAll() {
+    TakeAllBy([this] { Send(1); });
+  }
+  void TakeAllBy(const std::function<void()>& send_first) {
     std::promise<void> last;
     loop_.PostOwn([&](node::LocalNode& node, absl::Time) {
       node.WaitOutcome(session_, Sequence(kCommands + 1), absl::InfiniteFuture(),
                        [&last](const node::Outcome&) { last.set_value(); });
     });
-    Send(1);
+    send_first();
     last.get_future().wait();
     OnNode([](node::LocalNode&, absl::Time) {});
   }
@@ -224,6 +227,31 @@ TEST_F(OutcomesTest, AllComeWhereThereIsRoom) {
   const absl::Status end = FromGrpc(stream_->Finish());
   EXPECT_TRUE(end.ok()) << end;
   EXPECT_TRUE(answers_.Take(tenant_, kRoom).ok());
+}
+
+// Nobody reads them.
+TEST_F(OutcomesTest, TakeNoRoomOnceTheirStreamHasEnded) {
+  SendAllButTheFirst();
+  call_.TryCancel();
+  EXPECT_EQ(stream_->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([this] { return peers_.calls() == 0; }));
+  std::promise<void> go;
+  worker_.Post(tenant_, [&] { go.get_future().wait(); });
+  std::thread first;
+  TakeAllBy([&] {
+    first = std::thread([this] {
+      v1::SubmitRequest request;
+      request.set_session(WireSession(context_.incarnation, session_));
+      request.mutable_command()->set_sequence(1);
+      request.mutable_command()->mutable_release();
+      v1::SubmitResponse response;
+      const absl::Status told = Ask(*client_, &v1::Log::Stub::Submit, request, &response);
+      EXPECT_TRUE(told.ok()) << told;
+    });
+  });
+  EXPECT_TRUE(answers_.Take(tenant_, kRoom).ok());
+  go.set_value();
+  first.join();
 }
 
 // However much another tenant asks for, or the node for itself: a call waits behind its own
