@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -1530,6 +1532,79 @@ TEST(DrainTest, WhoWaitsIsToldAndNothingNewIsTaken) {
   waiting.join();
   ExpectError(told, absl::StatusCode::kUnavailable, Reason::kDraining);
   EXPECT_EQ(pair.b.Renew().code(), absl::StatusCode::kUnavailable);
+}
+
+// Whatever of that the node thread has not come to.
+TEST(DrainTest, WhatWasAskedBeforeItIsDone) {
+  constexpr int kStreams = 12;
+  constexpr int kCommands = 12;  // of each: more of them are not posted
+  std::promise<void> begun;
+  std::promise<void> go;
+  std::atomic<int> failures{0};
+  std::function<bool()> serves;
+  TestDaemon daemon([&](DaemonOptions* options) {
+    // The node thread's, at the first of the commands, which fail.
+    options->node.log_failure = [&](absl::string_view, absl::string_view) {
+      const int before = failures++;
+      if (before == 0) {
+        begun.set_value();
+        go.get_future().wait();
+      } else if (before % 8 == 0) {
+        serves();  // takes a while
+      }
+    };
+  });
+  serves = [&daemon] {
+    grpc::ByteBuffer answer;
+    grpc::Slice bytes;
+    return !CallByName(daemon, "/grpc.health.v1.Health/Check", &answer).ok() ||
+           !answer.DumpToSingleSlice(&bytes).ok() ||
+           std::string(bytes.begin(), bytes.end()) != "\x08\x02";  // NOT_SERVING
+  };
+  int32_t slot = 0;
+  const auto fails = [&slot](int64_t sequence) {
+    v1::Command command;
+    command.set_sequence(sequence);
+    v1::TensorId* const missing = command.mutable_make_readable()->add_tensors();
+    missing->set_slot(++slot);  // each is a failure of its own
+    missing->set_generation(1);
+    return command;
+  };
+  std::vector<std::unique_ptr<RpcRank>> clients;
+  std::vector<std::unique_ptr<OpenStream>> streams;
+  for (int i = 0; i < kStreams; ++i) {
+    clients.push_back(std::make_unique<RpcRank>(daemon.Connect()));
+    ASSERT_OK(clients.back()->Open());
+    streams.push_back(std::make_unique<OpenStream>(*clients.back()));
+  }
+  EXPECT_TRUE(streams[0]->Send(clients[0]->session, fails(1)));
+  begun.get_future().wait();
+  v1::CommandsResponse outcome;
+  for (int i = 0; i < kStreams; ++i) {
+    OpenStream& stream = *streams[static_cast<size_t>(i)];
+    for (int sequence = i == 0 ? 2 : 1; sequence <= kCommands; ++sequence) {
+      EXPECT_TRUE(stream.Send(clients[static_cast<size_t>(i)]->session, fails(sequence)));
+    }
+    // Is none, and answered when it has been read.
+    EXPECT_TRUE(stream.Send(0, v1::Command()));
+    EXPECT_TRUE(stream.stream->Read(&outcome));
+    EXPECT_EQ(outcome.sequence(), 0);
+  }
+  std::thread drains([&] { daemon.daemon().Drain(absl::Now()); });
+  EXPECT_TRUE(Eventually([&] { return !serves(); }));
+  go.set_value();
+  for (const auto& open : streams) {
+    for (int sequence = 1; sequence <= kCommands; ++sequence) {
+      EXPECT_TRUE(open->stream->Read(&outcome)) << sequence;
+      EXPECT_EQ(outcome.sequence(), sequence);
+      const absl::Status told = FromRpcStatus(outcome.error());
+      EXPECT_EQ(ErrorOf(told).reason, Reason::kUnknownName) << told;
+    }
+    EXPECT_FALSE(open->stream->Read(&outcome));
+    ExpectError(FromGrpc(open->stream->Finish()), absl::StatusCode::kUnavailable,
+                Reason::kDraining);
+  }
+  drains.join();
 }
 
 }  // namespace
