@@ -22,6 +22,7 @@
 #include "core/node/node_loop.h"
 #include "core/transport/attach/protocol.h"
 #include "glog/logging.h"
+#include "grpc/grpc.h"
 #include "grpc/health/v1/health.pb.h"
 #include "grpcpp/ext/channelz_service_plugin.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -254,6 +255,10 @@ absl::Status Daemon::Impl::Serve() {
   const int max_connection_calls = options.max_calls;
   CHORUS_RETURN_IF_ERROR(
       SetHttpDefaults({kMaxHeaderBytes, static_cast<uint32_t>(max_connection_calls)}));
+  // Once and for all: with its last server gRPC would shut itself down, and the drain wait for its
+  // poller, for 10 s now and then (gRPC 1.51).
+  static const bool kept = (grpc_init(), true);
+  static_cast<void>(kept);
   grpc::EnableDefaultHealthCheckService(true);
   // gRPC serves health without its descriptor; naming it here links it, for reflection.
   grpc::health::v1::HealthCheckRequest::descriptor();

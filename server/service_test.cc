@@ -24,6 +24,7 @@
 #include "core/ops/registry.h"
 #include "core/tensor/type.h"
 #include "gmock/gmock.h"
+#include "grpc/grpc.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
 #include "proto/convert/api_version.h"
@@ -1520,6 +1521,13 @@ TEST_P(FarewellTest, EveryStreamHearsItHoweverMuchItSends) {
     ExpectError(status, absl::StatusCode::kUnavailable, Reason::kDraining);
     EXPECT_THAT(std::string(status.message()), HasSubstr("shutting down"));
   }
+}
+
+// It would wait for a thread of its own, which may sleep for ten seconds where a client was slow to
+// read.
+TEST(DrainTest, GrpcDoesNotEndWithTheDaemon) {
+  { const TestDaemon daemon; }
+  EXPECT_NE(grpc_is_initialized(), 0);
 }
 
 TEST(DrainTest, WhoWaitsIsToldAndNothingNewIsTaken) {
