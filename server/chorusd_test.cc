@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -213,6 +214,41 @@ TEST_F(ChorusdTest, ARequestHasAsLongToComeAsItsFlagSays) {
   while (tag != &status) ASSERT_TRUE(queue.Next(&tag, &ok));
   EXPECT_EQ(ErrorOf(FromGrpc(status)).reason, Reason::kTransportTimeout);
   EXPECT_THAT(status.error_message(), HasSubstr("has not come whole within 50ms"));
+}
+
+// A frame of HTTP/2, of the connection or of its first call.
+std::string Frame(char type, char flags, char stream, const std::string& payload) {
+  const std::string head = {0, 0, static_cast<char>(payload.size()), type, flags, 0, 0, 0, stream};
+  return head + payload;
+}
+
+TEST_F(ChorusdTest, ARequestOfWhichHalfComesHasAsLong) {
+  ChorusdProcess chorusd(folder_, {Listen(), "--read_timeout=50ms"});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  const UniqueFd client = ConnectTo(path_);
+  ASSERT_TRUE(client.valid());
+  const std::string path = "/chorus.v1.Diagnostics/GetStats";
+  const std::string type = "application/grpc";
+  const auto text = [](const std::string& of) {
+    return std::string(1, static_cast<char>(of.size())) + of;
+  };
+  // POST and http by their numbers, :authority, :path and content-type by those of their names.
+  const std::string headers = "\x83\x86\x01" + text("localhost") + "\x04" + text(path) +
+                              "\x0f\x10" + text(type) + std::string(1, '\0') + text("te") +
+                              text("trailers");
+  const std::string half = std::string("\0\0\0\0\x64", 5) + "half";  // of a hundred bytes
+  const std::string words = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "") +
+                            Frame(1, 4, 1, headers) + Frame(0, 0, 1, half);
+  ASSERT_EQ(write(client.get(), words.data(), words.size()), static_cast<ssize_t>(words.size()));
+  timeval patience = {60, 0};
+  setsockopt(client.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  std::string told;
+  while (!absl::StrContains(told, "has not come whole within 50ms")) {
+    char bytes[4096];
+    const ssize_t size = read(client.get(), bytes, sizeof(bytes));
+    ASSERT_GT(size, 0) << told;
+    told.append(bytes, static_cast<size_t>(size));
+  }
 }
 
 TEST_F(ChorusdTest, SigtermTellsWhoWaitsAndStillEndsWell) {
