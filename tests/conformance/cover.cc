@@ -1,8 +1,10 @@
 #include "tests/conformance/cover.h"
 
 #include <cstddef>
+#include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 namespace chorus {
 namespace conformance {
@@ -43,34 +45,31 @@ std::vector<Combination> EveryPair(const std::vector<int>& levels) {
   for (const Combination& combination : all) {
     for (const Pair& pair : PairsOf(combination)) left.insert(pair);
   }
-  // The combination with the most pairs that are still missing, again and again. Repeated from a
-  // place that moves on, so that levels take turns.
+  // The combination with the most pairs that are still missing, again and again; of several the one
+  // whose pairs have been had least: else the last ones would all have the first levels of factors
+  // that are covered.
   std::vector<Combination> cover;
-  size_t begin = 0;
+  std::map<Pair, int> had;
   while (!left.empty()) {
-    size_t best = 0;
-    size_t best_count = 0;
-    for (size_t i = 0; i < all.size(); ++i) {
-      const size_t at = (begin + i) % all.size();
-      size_t count = 0;
-      for (const Pair& pair : PairsOf(all[at])) count += left.count(pair);
-      if (count <= best_count) continue;
-      best = at;
-      best_count = count;
+    const Combination* best = nullptr;
+    std::pair<int, int> best_score;
+    for (const Combination& combination : all) {
+      std::pair<int, int> score = {0, 0};
+      for (const Pair& pair : PairsOf(combination)) {
+        score.first += static_cast<int>(left.count(pair));
+        score.second -= had[pair];
+      }
+      if (best != nullptr && score <= best_score) continue;
+      best = &combination;
+      best_score = score;
     }
-    for (const Pair& pair : PairsOf(all[best])) left.erase(pair);
-    cover.push_back(all[best]);
-    begin = best + 1;
+    for (const Pair& pair : PairsOf(*best)) {
+      left.erase(pair);
+      ++had[pair];
+    }
+    cover.push_back(*best);
   }
   return cover;
-}
-
-std::vector<Combination> Matrix::Of(int level, bool everything) const {
-  std::vector<Combination> of;
-  for (const Combination& combination : everything ? every_ : pairs_) {
-    if (combination[0] == level) of.push_back(combination);
-  }
-  return of;
 }
 
 }  // namespace conformance

@@ -1,23 +1,17 @@
 // Values of every collective, eager and compiled, against naive loops.
 #include <cstring>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "tests/conformance/cases.h"
 #include "tests/conformance/collectives.h"
-#include "tests/conformance/cover.h"
 #include "tests/conformance/job.h"
 
 namespace chorus {
 namespace conformance {
 namespace {
-
-constexpr int kRanks[] = {1, 2, 3, 5, 8};
-// Zero, one, primes, and either side of a chunk: of work for two ranks, and for eight.
-constexpr int64_t kSizes[] = {0, 1, 2, 7, 97, 341, 1023, 1024, 1025, 2049};
-constexpr int kDTypes = 4;
 
 template <typename T>
 void Check(const Place& p, const World& world, bool compiled) {
@@ -56,26 +50,21 @@ void Check(const Place& p, const World& world, bool compiled) {
 }
 
 void CheckKind(const ConformanceParam& param, Kind kind) {
-  static_assert(sizeof(kRanks) / sizeof(*kRanks) == 5 && sizeof(kSizes) / sizeof(*kSizes) == 10,
-                "levels");
-  static const auto* const matrix =
-      new Matrix({static_cast<int>(Kind::kCount), 5, 10, kDTypes, /*compiled or not*/ 2});
-  std::map<int, std::vector<Combination>> by_ranks;
+  Matrix matrix;
+  matrix.ranks = {1, 2, 3, 5, 8};
+  // Zero, one, primes, and either side of a chunk: of work for two ranks, and for eight.
+  matrix.sizes = {0, 1, 2, 7, 97, 341, 1023, 1024, 1025, 2049};
+  matrix.dtypes = 4;
   const bool everything = param.cover == ConformanceParam::kEverything;
-  for (const Combination& c : matrix->Of(static_cast<int>(kind), everything)) {
-    if (!NeedsTwo(kind) || kRanks[c[1]] >= 2) by_ranks[kRanks[c[1]]].push_back(c);
-  }
-  ASSERT_GE(by_ranks.size(), 4u);
-  for (const auto& entry : by_ranks) {
-    Job job(param, entry.first);
-    job.Run([&](int rank, World& world) {
-      for (const Combination& c : entry.second) {
-        const Place place{kind, rank, job.size(), kSizes[c[2]]};
-        const bool compiled = c[4] == 1;
-        if (c[3] == 0) Check<float>(place, world, compiled);
-        if (c[3] == 1) Check<double>(place, world, compiled);
-        if (c[3] == 2) Check<int64_t>(place, world, compiled);
-        if (c[3] == 3) Check<uint8_t>(place, world, compiled);
+  for (const auto& [ranks, cases] : CasesOf(matrix, kind, everything)) {
+    Job job(param, ranks);
+    job.Run([&kind, &cases = cases](int rank, World& world) {
+      for (const Case& one : cases) {
+        const Place place{kind, rank, world.size(), one.size};
+        if (one.dtype == 0) Check<float>(place, world, one.compiled);
+        if (one.dtype == 1) Check<double>(place, world, one.compiled);
+        if (one.dtype == 2) Check<int64_t>(place, world, one.compiled);
+        if (one.dtype == 3) Check<uint8_t>(place, world, one.compiled);
         if (::testing::Test::HasFailure()) return;
       }
     });

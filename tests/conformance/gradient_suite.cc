@@ -1,9 +1,7 @@
 // Gradients of first and second order: of every collective against naive loops, and of what is made
 // of them and local ops against the naive evaluator and finite differences.
-#include <array>
 #include <cmath>
 #include <functional>
-#include <map>
 #include <random>
 #include <string>
 #include <utility>
@@ -15,8 +13,8 @@
 #include "chorus/functional/nn.h"
 #include "client/testing/fake_daemon.h"
 #include "gmock/gmock.h"
+#include "tests/conformance/cases.h"
 #include "tests/conformance/collectives.h"
-#include "tests/conformance/cover.h"
 #include "tests/conformance/job.h"
 
 namespace chorus {
@@ -151,29 +149,18 @@ void CheckGradients(const Place& p, const World& world, bool compiled) {
 }
 
 void CheckKind(const ConformanceParam& param, Kind kind) {
-  constexpr std::array<int, 5> kRanks = {1, 2, 3, 5, 8};
-  constexpr std::array<int64_t, 4> kSizes = {0, 1, 7, kChunkElements + 1};
-  static const auto* const matrix =
-      new Matrix({static_cast<int>(Kind::kCount), kRanks.size(), kSizes.size(),
-                  /*f32 or f64*/ 2, /*compiled or not*/ 2});
-  std::map<int, std::vector<Combination>> by_ranks;
+  Matrix matrix;
+  matrix.ranks = {1, 2, 3, 5, 8};
+  matrix.sizes = {0, 1, 7, kChunkElements + 1};
+  matrix.dtypes = 2;
   const bool everything = param.cover == ConformanceParam::kEverything;
-  for (const Combination& c : matrix->Of(static_cast<int>(kind), everything)) {
-    const int ranks = kRanks[static_cast<size_t>(c[1])];
-    if (!NeedsTwo(kind) || ranks >= 2) by_ranks[ranks].push_back(c);
-  }
-  ASSERT_GE(by_ranks.size(), 4u);
-  for (const auto& [ranks, cases] : by_ranks) {
+  for (const auto& [ranks, cases] : CasesOf(matrix, kind, everything)) {
     Job job(param, ranks);
-    job.Run([&, &cases = cases](int rank, World& world) {
-      for (const Combination& c : cases) {
-        const Place place{kind, rank, world.size(), kSizes[static_cast<size_t>(c[2])]};
-        const bool compiled = c[4] == 1;
-        if (c[3] == 0) {
-          CheckGradients<float>(place, world, compiled);
-        } else {
-          CheckGradients<double>(place, world, compiled);
-        }
+    job.Run([&kind, &cases = cases](int rank, World& world) {
+      for (const Case& one : cases) {
+        const Place place{kind, rank, world.size(), one.size};
+        if (one.dtype == 0) CheckGradients<float>(place, world, one.compiled);
+        if (one.dtype == 1) CheckGradients<double>(place, world, one.compiled);
         if (::testing::Test::HasFailure()) return;
       }
     });
