@@ -1,8 +1,8 @@
 // attack ADDRESS NAME [again] [uid=N]: one attack (attacker.h) by a process of its own.
 //
-// Says "done=N code=CODE message=..." when it has been refused, or has had enough; then it keeps
-// what it has until it is killed. "again": it says nothing, closes its sessions and begins anew.
-// "uid=N": as another user, which takes root.
+// Says "done=N amount=N code=CODE message=..." when it has been refused, or has had enough; then it
+// keeps what it has until it is killed. "again": it says nothing, closes its sessions and begins
+// anew. "uid=N": as another user, which takes root.
 #include <unistd.h>
 
 #include <iostream>
@@ -63,7 +63,7 @@ int Main(int argc, char** argv) {
     std::cerr << report.status() << std::endl;
     return 1;
   }
-  std::cout << "done=" << report->done
+  std::cout << "done=" << report->done << " amount=" << report->amount
             << " code=" << absl::StatusCodeToString(report->refused.code())
             << " message=" << absl::StrReplaceAll(report->refused.message(), {{"\n", " "}})
             << std::endl;

@@ -61,6 +61,7 @@ struct Attacker::Impl : fault::RawSession {
   absl::optional<Submitter> submitter;  // of one that is attached
   absl::optional<CompletionWaiter> waiter;
   int64_t sequence = 0;
+  ErrorId last_error;                             // of what Do has done last
   std::vector<UniqueFd> kept;                     // descriptors
   std::vector<std::unique_ptr<Attacker>> others;  // sessions of its own
   Kept calls;
@@ -81,7 +82,19 @@ struct Attacker::Impl : fault::RawSession {
   absl::StatusOr<absl::Status> Do(CommandBody body) {
     CHORUS_ASSIGN_OR_RETURN(const Sequence command, Submit(std::move(body)));
     CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, waiter->WaitForRun(command, Deadline()));
+    last_error = outcome.error;
     return absl::Status(outcome.code, "");
+  }
+  // What the daemon keeps of it.
+  absl::StatusOr<v1::Error> KeptError(ErrorId error) const {
+    grpc::ClientContext context;
+    fault::RawSession::SetDeadline(&context);
+    v1::GetErrorRequest request;
+    v1::GetErrorResponse kept;
+    request.set_error_id(error.value());
+    CHORUS_RETURN_IF_ERROR(
+        FromGrpc(v1::Diagnostics::NewStub(channel)->GetError(&context, request, &kept)));
+    return kept.error();
   }
 
   absl::StatusOr<AttachClient::Staging> Stage(absl::string_view bytes) {
@@ -150,21 +163,41 @@ absl::StatusOr<Report> ZeroNodes(Attacker* attacker) {
   return report;
 }
 
-// Each small as bytes, and much to plan.
+// Each small as bytes, and much to plan: with as many collectives as a graph may have, which are
+// planned, and with more; and such whose plans are too large.
 absl::StatusOr<Report> Quadratic(Attacker* attacker) {
+  using testing::HostileGraph;
+  struct Part {
+    HostileGraph kind;
+    int size;
+    absl::StatusCode code;
+    std::vector<absl::string_view> says;
+  };
+  const std::vector<absl::string_view> too_many = {"MALFORMED", "number of collectives"};
+  const std::vector<absl::string_view> too_large = {"QUOTA", "the graph's plan"};
+  const Part parts[] = {
+      {HostileGraph::kSums, 2047, absl::StatusCode::kOk, {}},
+      {HostileGraph::kSums, 2048, absl::StatusCode::kInvalidArgument, too_many},
+      {HostileGraph::kAllAfterAll, 1024, absl::StatusCode::kOk, {}},
+      {HostileGraph::kAllAfterAll, 1025, absl::StatusCode::kInvalidArgument, too_many},
+      {HostileGraph::kManyPieces, 20000, absl::StatusCode::kResourceExhausted, too_large},
+      {HostileGraph::kWideNodes, 20000, absl::StatusCode::kResourceExhausted, too_large},
+  };
   Report report;
+  Attacker::Impl& impl = attacker->impl();
   int32_t slot = 0;
-  for (const testing::HostileGraph kind :
-       {testing::HostileGraph::kSums, testing::HostileGraph::kAllAfterAll,
-        testing::HostileGraph::kManyPieces, testing::HostileGraph::kWideNodes}) {
-    const std::string bytes = EncodeGraph(testing::MakeHostileGraph(kind, 20000));
-    CHORUS_ASSIGN_OR_RETURN(const absl::Status status,
-                            attacker->impl().RegisterStaged(bytes, ++slot));
+  for (const Part& part : parts) {
+    const std::string bytes = EncodeGraph(testing::MakeHostileGraph(part.kind, part.size));
+    CHORUS_ASSIGN_OR_RETURN(absl::Status status, impl.RegisterStaged(bytes, ++slot));
     if (status.ok()) {
       ++report.done;
     } else {
+      CHORUS_ASSIGN_OR_RETURN(const v1::Error kept, impl.KeptError(impl.last_error));
+      status = absl::Status(status.code(), absl::StrCat(kept.reason(), ": ", kept.message()));
       report.refused = status;
     }
+    CHORUS_RETURN_IF_ERROR(ExpectEnd(absl::StrCat(testing::NameOf(part.kind), " of ", part.size),
+                                     status, part.code, part.says));
   }
   return report;
 }
@@ -324,16 +357,10 @@ absl::StatusOr<Report> Sources(Attacker* attacker) {
   CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome, impl.waiter->WaitForRun(last, Deadline()));
   report.refused = absl::Status(outcome.code, "");
   // What is kept of it is no more than an error may have.
-  grpc::ClientContext context;
-  fault::RawSession::SetDeadline(&context);
-  v1::GetErrorRequest request;
-  v1::GetErrorResponse kept;
-  request.set_error_id(outcome.error.value());
-  CHORUS_RETURN_IF_ERROR(
-      FromGrpc(v1::Diagnostics::NewStub(impl.channel)->GetError(&context, request, &kept)));
-  if (!absl::StrContains(kept.error().message(), std::string(kMaxSourceLineBytes / 4, 'x')) ||
+  CHORUS_ASSIGN_OR_RETURN(const v1::Error kept, impl.KeptError(outcome.error));
+  if (!absl::StrContains(kept.message(), std::string(kMaxSourceLineBytes / 4, 'x')) ||
       kept.ByteSizeLong() > 2 * Error::kMaxBytes) {
-    return absl::InternalError(absl::StrCat("kept: ", kept.error().message()));
+    return absl::InternalError(absl::StrCat("kept: ", kept.message()));
   }
   return report;
 }
@@ -825,9 +852,10 @@ absl::StatusOr<Report> UnreadHalves(Attacker* attacker) {
   for (int i = 0; i < 3000 && !absl::IsDeadlineExceeded(report.refused); ++i) {
     report.refused = CallOnce(attacker, absl::Seconds(1));
   }
-  if (absl::IsDeadlineExceeded(report.refused)) {
-    report.refused = CallOnce(attacker, fault::RawSession::kPatience);
+  if (!absl::IsDeadlineExceeded(report.refused)) {
+    return absl::InternalError(absl::StrCat("halves take no turns: ", report.refused.ToString()));
   }
+  report.refused = CallOnce(attacker, fault::RawSession::kPatience);
   return report;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -72,32 +73,47 @@ class Connection {
     // Not in the middle of another frame, where what it answers may have come.
     return SendBytes(std::exchange(answers_, "") + Frame(type, flags, stream, content));
   }
-  bool SendBytes(absl::string_view bytes) {
-    while (!bytes.empty()) {
+  bool SendBytes(absl::string_view bytes) { return TakeBytes(&bytes); }
+  // Leaves those that have not been taken.
+  bool TakeBytes(absl::string_view* bytes) {
+    while (!bytes->empty()) {
       while (Receive()) {
       }
-      const ssize_t sent = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      const ssize_t sent = send(socket_, bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent > 0) {
-        bytes.remove_prefix(static_cast<size_t>(sent));
+        bytes->remove_prefix(static_cast<size_t>(sent));
       } else if (!Wait(POLLIN | POLLOUT)) {
         return false;
       }
     }
     return true;
   }
-  // As much of `content` as may be sent now, in frames of `frame` bytes: `*sent` bytes.
+  // As much of `content` as may be sent now, in frames of `frame` bytes: `*sent` bytes; none in a
+  // stream that the daemon has ended.
   bool SendData(uint32_t stream, absl::string_view content, size_t frame, size_t* sent) {
+    *sent = 0;
     int64_t& granted = granted_[stream];
-    *sent = static_cast<size_t>(std::max<int64_t>(
+    const auto may = static_cast<size_t>(std::max<int64_t>(
         0, std::min({static_cast<int64_t>(content.size()), window_, kInitialWindow + granted})));
-    window_ -= static_cast<int64_t>(*sent);
-    granted -= static_cast<int64_t>(*sent);
-    std::string frames = *sent == 0 ? "" : std::exchange(answers_, "");
-    for (size_t at = 0; at < *sent; at += frame) {
-      frames += Frame(kData, 0, stream, content.substr(at, std::min(frame, *sent - at)));
+    if (may == 0 || ended(stream)) return SendBytes("");
+    window_ -= static_cast<int64_t>(may);
+    granted -= static_cast<int64_t>(may);
+    const std::string answers = std::exchange(answers_, "");
+    std::string frames = answers;
+    for (size_t at = 0; at < may; at += frame) {
+      frames += Frame(kData, 0, stream, content.substr(at, std::min(frame, may - at)));
     }
-    return SendBytes(frames);
+    absl::string_view left = frames;
+    const bool open = TakeBytes(&left);
+    size_t taken = frames.size() - left.size();
+    taken -= std::min(answers.size(), taken);
+    // But for the last one they are all as long.
+    const size_t begun = taken % (kFrameHeader + frame);
+    *sent = taken / (kFrameHeader + frame) * frame + begun - std::min(kFrameHeader, begun);
+    return open;
   }
+  // Whether the daemon has ended a call, as far as what has come tells.
+  bool ended(uint32_t stream) const { return ended_.count(stream) > 0; }
   // Until what the peer has said to all of this has come. (gRPC does not like pings.)
   bool Settle() {
     const int64_t acks = acks_;
@@ -148,6 +164,12 @@ class Connection {
       case kGoAway:
         closed_ = true;
         break;
+      case kHeaders:
+        if ((head[4] & kEndStream) != 0) ended_.insert(stream);
+        break;
+      case kReset:
+        ended_.insert(stream);
+        break;
       default:
         break;
     }
@@ -161,7 +183,8 @@ class Connection {
   // sent.
   int64_t window_ = kInitialWindow;
   std::map<uint32_t, int64_t> granted_;
-  int64_t acks_ = 0;  // of settings
+  std::set<uint32_t> ended_;  // streams, by the daemon
+  int64_t acks_ = 0;          // of settings
   bool closed_ = false;
 };
 
@@ -217,6 +240,8 @@ absl::StatusOr<Report> SendEverywhere(const std::string& path, const std::string
         kHeaders, kEndHeaders, StreamOf(i),
         HeadersOf(i < kStreams ? "/chorus.v1.Log/Commands" : "/chorus.v1.Tensors/WriteStaging"));
   }
+  // So that what ends it later is what follows.
+  open = open && http.Settle();
   std::vector<size_t> sent(kCalls);
   // What it grants comes when it likes.
   for (int idle = 0; open && idle < 20; ++idle) {
@@ -231,7 +256,11 @@ absl::StatusOr<Report> SendEverywhere(const std::string& path, const std::string
     open = open && http.Settle();
   }
   Report report;
-  report.done = open ? kCalls : 0;
+  for (const size_t bytes : sent) report.amount += static_cast<int64_t>(bytes);
+  for (size_t i = 0; open && i < kCalls; ++i) {
+    const bool is_silent = i >= kStreams && i < kStreams + silent;
+    if (!http.ended(StreamOf(i)) && (is_silent || sent[i] > 0)) ++report.done;
+  }
   return report;
 }
 
@@ -259,7 +288,8 @@ absl::StatusOr<Report> SendDeclared(const std::string& path, UniqueFd* connectio
   Connection http(connection->get());
   std::string content = BigEndian(0, 1) + BigEndian(kMessage, 4) + std::string(kMaxFrame - 5, '\0');
   bool open = http.SendBytes(kPreface) && http.Send(kSettings, 0, 0, "") &&
-              http.Send(kHeaders, kEndHeaders, StreamOf(0), HeadersOf("/chorus.v1.Log/Commands"));
+              http.Send(kHeaders, kEndHeaders, StreamOf(0), HeadersOf("/chorus.v1.Log/Commands")) &&
+              http.Settle();
   int64_t sent = 0;
   for (int idle = 0; open && idle < 20 && sent < kMessage; ++idle) {
     size_t now = 0;
@@ -270,6 +300,7 @@ absl::StatusOr<Report> SendDeclared(const std::string& path, UniqueFd* connectio
   }
   Report report;
   report.done = sent >> 20;
+  report.amount = sent;
   return report;
 }
 

@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "chorus/v1/log.grpc.pb.h"
@@ -51,15 +54,17 @@ absl::StatusOr<Report> Messages(const fault::RawSession& session, Kept* kept) {
       done.WaitForNotification();
     }
   };
+  constexpr int kCalls = 600;
   Report report;
   const std::shared_ptr<v1::Log::Stub> log = v1::Log::NewStub(session.channel);
   kept->push_back(log);
+  std::vector<std::shared_ptr<Call>> calls;
   v1::WaitRequest request;
   request.set_session(session.session);
   request.set_sequence(1000000);
   AddUnknownFields(&request, 30000);
-  for (; report.done < 600; ++report.done) {
-    const auto call = std::make_shared<Call>();
+  for (int i = 0; i < kCalls; ++i) {
+    const auto& call = calls.emplace_back(std::make_shared<Call>());
     kept->push_back(call);
     log->async()->Wait(&call->context, &request, &call->response,
                        [raw = call.get()](const grpc::Status&) { raw->done.Notify(); });
@@ -72,6 +77,7 @@ absl::StatusOr<Report> Messages(const fault::RawSession& session, Kept* kept) {
   fault::RawSession::SetDeadline(&context);
   v1::WaitResponse response;
   report.refused = FromGrpc(log->Wait(&context, request, &response));
+  for (const auto& call : calls) report.done += call->done.HasBeenNotified() ? 0 : 1;
   return report;
 }
 
@@ -81,12 +87,20 @@ absl::StatusOr<Report> Large(const fault::RawSession& session, Kept*) {
   const auto log = v1::Log::NewStub(session.channel);
   v1::SubmitRequest request;
   request.mutable_command()->set_sequence(1);
+  request.mutable_command()->mutable_register_graph()->mutable_id()->set_generation(1);
   v1::Graph* const graph = request.mutable_command()->mutable_register_graph()->mutable_graph();
-  for (const int nodes : {125000, 132000}) {  // of two bytes: the second is too large a message
-    while (graph->nodes_size() < nodes) graph->add_nodes();
+  struct Part {
+    int nodes;  // of two bytes
+    absl::string_view says;
+  };
+  for (const Part& part :
+       {Part{125000, "as a frame"}, Part{132000, "SubmitRequest: expected at most 262144 bytes"}}) {
+    while (graph->nodes_size() < part.nodes) graph->add_nodes();
     for (int i = 0; i < 10; ++i) {
       report.refused = Submit(session, log.get(), request);
-      if (report.refused.ok()) ++report.done;
+      CHORUS_RETURN_IF_ERROR(ExpectEnd(absl::StrCat(part.nodes, " nodes"), report.refused,
+                                       absl::StatusCode::kInvalidArgument,
+                                       {"MALFORMED", part.says}));
     }
   }
   return report;
@@ -149,6 +163,7 @@ class UnreadStream : public UnreadCall<v1::CommandsRequest, v1::CommandsResponse
 };
 
 absl::StatusOr<Report> Unread(const fault::RawSession& session, Kept* kept) {
+  constexpr int kStreams = 48;
   Report report;
   const std::shared_ptr<v1::Log::Stub> log = v1::Log::NewStub(session.channel);
   kept->push_back(log);
@@ -156,7 +171,7 @@ absl::StatusOr<Report> Unread(const fault::RawSession& session, Kept* kept) {
   request.set_session(session.session);
   request.mutable_command()->set_sequence(1);
   const auto written = std::make_shared<std::atomic<int>>(0);
-  for (; report.done < 48; ++report.done) {
+  for (int i = 0; i < kStreams; ++i) {
     auto stream = std::make_shared<UnreadStream>(log.get(), request, written);
     stream->Start();
     kept->push_back(std::move(stream));
@@ -169,6 +184,7 @@ absl::StatusOr<Report> Unread(const fault::RawSession& session, Kept* kept) {
     report.refused = Submit(session, log.get(), other);
     if (std::exchange(before, written->load()) != before) idle = 0;
   }
+  report.done = before;
   return report;
 }
 
@@ -251,10 +267,20 @@ absl::StatusOr<Report> Lists(const fault::RawSession& session, Kept*) {
   const auto worlds = v1::Worlds::NewStub(session.channel);
   const auto sessions = v1::Sessions::NewStub(session.channel);
   const auto log = v1::Log::NewStub(session.channel);
+  v1::JoinWorldResponse joined;
+  {
+    grpc::ClientContext context;
+    fault::RawSession::SetDeadline(&context);
+    v1::JoinWorldRequest join;
+    join.set_session(session.session);
+    join.set_name(absl::StrCat("lists", session.session));
+    join.set_size(1);
+    CHORUS_RETURN_IF_ERROR(FromGrpc(worlds->Join(&context, join, &joined)));
+  }
   v1::CreateGroupRequest group;
   group.set_session(session.session);
-  group.set_world(1);
-  for (int i = 0; i < 60000; ++i) group.add_ranks(i % 100);
+  group.set_world(joined.world().world());
+  for (int i = 0; i < 60000; ++i) group.add_ranks(0);
   v1::OpenSessionRequest open;
   for (int i = 0; i < 60000; ++i) open.add_devices(i % 100);
   v1::SubmitRequest release;
@@ -269,13 +295,21 @@ absl::StatusOr<Report> Lists(const fault::RawSession& session, Kept*) {
     fault::RawSession::SetDeadline(&second);
     v1::CreateGroupResponse group_response;
     v1::OpenSessionResponse open_response;
-    for (const absl::Status& status :
-         {FromGrpc(worlds->CreateGroup(&first, group, &group_response)),
-          FromGrpc(sessions->Open(&second, open, &open_response)),
-          Submit(session, log.get(), release)}) {
-      report.refused = status;
-      if (status.ok()) ++report.done;
-    }
+    CHORUS_RETURN_IF_ERROR(ExpectEnd(
+        "a group of 60000 ranks", FromGrpc(worlds->CreateGroup(&first, group, &group_response)),
+        absl::StatusCode::kInvalidArgument, {"MALFORMED", "rank 0 is twice in the group's list"}));
+    const absl::Status opened = FromGrpc(sessions->Open(&second, open, &open_response));
+    // Another user has to attach before its list is looked at.
+    CHORUS_RETURN_IF_ERROR(session.attach == nullptr
+                               ? ExpectEnd("a session of 60000 devices", opened,
+                                           absl::StatusCode::kNotFound,
+                                           {"UNKNOWN_NAME", "device 4"})
+                               : ExpectEnd("a session of 60000 devices", opened,
+                                           absl::StatusCode::kPermissionDenied, {"NOT_ATTACHED"}));
+    report.refused = Submit(session, log.get(), release);
+    CHORUS_RETURN_IF_ERROR(ExpectEnd("a release of 60000 tensors", report.refused,
+                                     absl::StatusCode::kInvalidArgument,
+                                     {"MALFORMED", "as a frame"}));
   }
   return report;
 }
