@@ -1,6 +1,8 @@
 #include "tests/hostile/attacker.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -954,7 +956,12 @@ Attacker::~Attacker() = default;
 
 absl::StatusOr<std::unique_ptr<Attacker>> Attacker::Open(const std::string& address,
                                                          const std::string& attack) {
-  const bool attached = RpcAttacks().count(attack) == 0;
+  struct stat socket = {};
+  if (stat(std::string(absl::StripPrefix(address, "unix:")).c_str(), &socket) != 0) {
+    return absl::NotFoundError(address);
+  }
+  // Without having attached only the daemon's own user may open one.
+  const bool attached = RpcAttacks().count(attack) == 0 || socket.st_uid != geteuid();
   CHORUS_ASSIGN_OR_RETURN(fault::RawSession raw, fault::RawSession::Open(address, attached));
   return std::unique_ptr<Attacker>(new Attacker(std::make_unique<Impl>(address, std::move(raw))));
 }

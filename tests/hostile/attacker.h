@@ -25,7 +25,8 @@ absl::StatusOr<Report> Attack(const std::string& name, Attacker* attacker);
 
 class Attacker {
  public:
-  // A session for this attack. `address`: "unix:PATH".
+  // A session for this attack, attached where the attack or the user needs it. `address`:
+  // "unix:PATH".
   static absl::StatusOr<std::unique_ptr<Attacker>> Open(const std::string& address,
                                                         const std::string& attack);
   ~Attacker();

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
@@ -294,7 +295,56 @@ class HostileTest : public Beside, public ::testing::WithParamInterface<Case> {
 };
 class MixedTest : public Beside, public ::testing::WithParamInterface<Kind> {
  protected:
+  struct InMixture {
+    bench::Process process;
+    Case what{};
+    std::string log;
+  };
+
   void SetUp() override { Start(GetParam()); }
+
+  std::string LogOf(uint64_t slot) const {
+    return absl::StrCat(scratch_.path(), "/attack", slot, ".log");
+  }
+  static std::string NamesOf(const std::vector<InMixture>& attackers) {
+    return absl::StrJoin(attackers, ", ", [](std::string* out, const InMixture& attacker) {
+      absl::StrAppend(out, attacker.process.running() ? NameOf(attacker.what) : "nobody");
+    });
+  }
+  // That one that was begun goes on, and was let in, as far as it has come. A round beside others
+  // may end with whatever they leave to it.
+  void ExpectAttacks(InMixture* attacker) {
+    if (!attacker->process.running()) return;
+    const absl::StatusOr<int> end = attacker->process.Wait(0);
+    const std::string log = bench::FileText(attacker->log);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(end.status()))
+        << NameOf(attacker->what) << " ended with " << end.value_or(-1) << ": " << log;
+    for (const char* code : {"PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"}) {
+      EXPECT_FALSE(absl::StrContains(log, absl::StrCat("failed=", code)))
+          << NameOf(attacker->what) << ": " << log;
+    }
+    if (absl::StrContains(log, "code=")) ++rounds_[NameOf(attacker->what)];
+  }
+  // That a round ends as the case says when nobody but the honest ones is beside it.
+  void ExpectRoundAlone(const InMixture& attacker) {
+    std::string log;
+    const absl::Status told = fault::AskUntil([&]() -> absl::StatusOr<bool> {
+      ExpectHonestOnesGoOn();
+      log = bench::FileText(attacker.log);
+      for (const absl::string_view line : absl::StrSplit(log, '\n')) {
+        if (WhyNot(attacker.what, std::string(line)).empty()) return true;
+      }
+      return false;
+    });
+    EXPECT_TRUE(told.ok()) << NameOf(attacker.what) << ": " << told << ", " << log;
+  }
+  // With usual quotas it takes long to have all that one may have.
+  static bool TakesLong(const Case& c) {
+    return GetParam().roomy && absl::string_view(c.code) == "RESOURCE_EXHAUSTED";
+  }
+
+  std::map<std::string, int> begun_;   // by attack
+  std::map<std::string, int> rounds_;  // of these, those that had time for a round
 };
 
 TEST_P(HostileTest, AsksForTooMuch) {
@@ -375,27 +425,26 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
   const auto cgroup = OwnCgroup::Of(daemon_->pid());
   // Several of the honest ones' own user may leave them nothing of its share, not even for a name.
   const size_t at_a_time = AnotherUid().has_value() ? 3 : 1;
-  std::vector<bench::Process> attackers(at_a_time);
-  std::vector<std::string> names(at_a_time);
-  std::map<std::string, int> begun;
+  std::vector<InMixture> attackers(at_a_time);
   const absl::Time end = absl::Now() + absl::Seconds(seconds);
-  for (bench::Process& attacker : attackers) attacker = bench::Process();
-  for (const auto& [attack, times] : begun) std::cout << attack << " " << times << "  ";
   while (absl::Now() < end) {
     Case next = kCases[random() % std::size(kCases)];
     if (next.by_another_uid && !AnotherUid().has_value()) continue;
     if (next.of_a_worker != GetParam().with_a_worker) continue;
     next.by_another_uid = AnotherUid().has_value();
-    ++begun[NameOf(next)];
-    bench::Process::Options options;
-    options.log = scratch_.path() + "/attack.log";
-    std::vector<std::string> command = Command(daemon_->address(), next);
-    command.push_back("again");
-    absl::StatusOr<bench::Process> attacker = bench::Process::Start(command, options);
-    ASSERT_TRUE(attacker.ok()) << attacker.status();
+    ++begun_[NameOf(next)];
     const uint64_t slot = random() % at_a_time;
-    attackers[slot] = *std::move(attacker);  // kills the one that was there
-    names[slot] = NameOf(next);
+    InMixture& attacker = attackers[slot];
+    ExpectAttacks(&attacker);
+    attacker.process = bench::Process();  // before the next one begins to write
+    std::remove(LogOf(slot).c_str());
+    std::vector<std::string> command = Command(daemon_->address(), next);
+    command.push_back("rounds");
+    bench::Process::Options options;
+    options.log = LogOf(slot);
+    absl::StatusOr<bench::Process> started = bench::Process::Start(command, options);
+    ASSERT_TRUE(started.ok()) << started.status();
+    attacker = {*std::move(started), next, options.log};
     for (uint64_t steps = 1 + random() % 8; steps > 0; --steps) ExpectHonestOnesGoOn();
     if (HasFailure()) break;
     v1::GetStatsResponse during;
@@ -410,7 +459,20 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
     ASSERT_TRUE(peak.ok()) << peak.status();
     ASSERT_LE(*peak, GetParam().memory_limit() + server::kOwnBytes +
                          GetParam().sessions() * server::kSessionOwnBytes)
-        << "beside " << absl::StrJoin(names, ", ");
+        << "beside " << NamesOf(attackers);
+  }
+  InMixture* last = nullptr;
+  for (InMixture& attacker : attackers) {
+    ExpectAttacks(&attacker);
+    if (attacker.process.running() && !TakesLong(attacker.what)) last = &attacker;
+  }
+  for (InMixture& attacker : attackers) {
+    if (&attacker != last) attacker = {};
+  }
+  if (last != nullptr && !HasFailure()) ExpectRoundAlone(*last);
+  if (last != nullptr) *last = {};
+  for (const auto& [attack, times] : begun_) {
+    std::cout << attack << " " << times << " (" << rounds_[attack] << ")  ";
   }
   std::cout << std::endl;
   ExpectNothingLeft(*before);
