@@ -4,7 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/random/generate.h"
 
@@ -39,6 +44,78 @@ TEST(ProgramTest, EveryOrderKeepsTheOrderOfItsGroups) {
       std::sort(order.begin(), order.end());
       EXPECT_EQ(order, OrderOf(program, t, false)) << "seed " << seed;
     }
+  }
+}
+
+bool Reduces(Op op) {
+  return op == Op::kAllReduce || op == Op::kReduce || op == Op::kReduceScatter ||
+         op == Op::kReduceScatterTensor || op == Op::kReduceScatterRagged;
+}
+
+// Those that its numbers can have.
+std::vector<Reduction> ReductionsOf(bool floating) {
+  if (floating) {
+    return {Reduction::kSum, Reduction::kAvg, Reduction::kProduct,
+            Reduction::kMin, Reduction::kMax, Reduction::kPremulSum};
+  }
+  return {Reduction::kSum,  Reduction::kProduct, Reduction::kMin, Reduction::kMax,
+          Reduction::kBand, Reduction::kBor,     Reduction::kBxor};
+}
+
+std::string KindOf(Op op, Reduction reduction, bool floating) {
+  return absl::StrCat(OpName(op), " ", ReductionName(reduction),
+                      floating ? " of floating numbers" : " of whole numbers");
+}
+
+// What a program has of what programs are made of, by name: its ops, those collectives that reduce
+// by reduction and kind of number, and what its values and its gradients are.
+std::set<std::string> KindsIn(const Program& program) {
+  std::set<std::string> kinds;
+  int order = 0;
+  for (const Statement& s : program.statements) {
+    kinds.insert(OpName(s.op));
+    if (Reduces(s.op)) {
+      const bool floating = IsFloating(program.value(s.calls[0].in[0]).dtype);
+      kinds.insert(KindOf(s.op, s.reduction, floating));
+    }
+    if (s.joined) kinds.insert("joined");
+    if (s.captured) kinds.insert("captured");
+    for (const Call& call : s.calls) {
+      if (call.no_grad) kinds.insert("no_grad");
+    }
+    if (s.op == Op::kGradient) {
+      order += !s.retain;
+      kinds.insert(absl::StrCat("gradient of order ", order));
+    }
+  }
+  if (!program.donated.empty()) kinds.insert("donated");
+  return kinds;
+}
+
+// Of what `random_test` runs: what no program of it has, nothing has been seen of.
+TEST(ProgramTest, AllThatProgramsAreMadeOfIsInTheFirst300) {
+  std::map<std::string, int> programs;  // by kind
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    for (const std::string& kind : KindsIn(Generate(seed))) ++programs[kind];
+  }
+  std::vector<std::string> kinds = {"joined",
+                                    "donated",
+                                    "captured",
+                                    "no_grad",
+                                    "gradient of order 1",
+                                    "gradient of order 2",
+                                    "gradient of order 3"};
+  for (int op = 0; op < static_cast<int>(Op::kCount); ++op) {
+    kinds.push_back(OpName(static_cast<Op>(op)));
+    if (!Reduces(static_cast<Op>(op))) continue;
+    for (const bool floating : {false, true}) {
+      for (const Reduction reduction : ReductionsOf(floating)) {
+        kinds.push_back(KindOf(static_cast<Op>(op), reduction, floating));
+      }
+    }
+  }
+  for (const std::string& kind : kinds) {
+    EXPECT_GT(programs[kind], 0) << "no program has " << kind;
   }
 }
 
@@ -88,7 +165,8 @@ bool IsSmooth(const Program& program) {
       default:
         break;
     }
-    if (IsCollective(s.op) && (s.reduction == Reduction::kMin || s.reduction == Reduction::kMax)) {
+    if (Reduces(s.op) && IsFloating(program.value(s.calls[0].in[0]).dtype) &&
+        (s.reduction == Reduction::kMin || s.reduction == Reduction::kMax)) {
       return false;
     }
   }

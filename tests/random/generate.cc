@@ -69,6 +69,7 @@ class Generator {
     Plan();
     const int before = random_.Between(2, 7) + (random_.Chance(0.3) ? random_.Between(0, 10) : 0);
     Statements(before, 0.4);
+    if (random_.Chance(0.2)) EveryReduction();
     for (int order = 0; order < settings_.orders; ++order) {
       const bool last = order + 1 == settings_.orders;
       if (order == 0 && random_.Chance(0.15) && Gradients(false, true))
@@ -179,14 +180,18 @@ class Generator {
     return found.empty() ? -1 : random_.Any(found);
   }
 
-  Reduction SomeReduction(DType dtype) {
+  static std::vector<Reduction> ReductionsOf(DType dtype) {
     if (IsFloating(dtype)) {
-      return random_.AnyOf({Reduction::kSum, Reduction::kSum, Reduction::kSum, Reduction::kAvg,
-                            Reduction::kProduct, Reduction::kMin, Reduction::kMax,
-                            Reduction::kPremulSum});
+      return {Reduction::kSum, Reduction::kAvg, Reduction::kProduct,
+              Reduction::kMin, Reduction::kMax, Reduction::kPremulSum};
     }
-    return random_.AnyOf({Reduction::kSum, Reduction::kProduct, Reduction::kMin, Reduction::kMax,
-                          Reduction::kBand, Reduction::kBor, Reduction::kBxor});
+    return {Reduction::kSum,  Reduction::kProduct, Reduction::kMin, Reduction::kMax,
+            Reduction::kBand, Reduction::kBor,     Reduction::kBxor};
+  }
+
+  Reduction SomeReduction(DType dtype) {
+    if (IsFloating(dtype) && random_.Chance(0.25)) return Reduction::kSum;
+    return random_.Any(ReductionsOf(dtype));
   }
 
   // The type that the operands of a collective have: that of something that is there, or another.
@@ -205,6 +210,42 @@ class Generator {
                                         : draft_.SomeDType();
     value.shape = draft_.SomeShape();
     return value;
+  }
+
+  // A collective without a reduction, operands and results.
+  Statement OfGroup(Op op, int group) {
+    const std::vector<int>& ranks = p_.groups[static_cast<size_t>(group)].ranks;
+    Statement s;
+    s.op = op;
+    s.group = group;
+    s.root = random_.Between(0, static_cast<int>(ranks.size()) - 1);
+    for (const int rank : ranks) {
+      Call call;
+      call.rank = rank;
+      call.no_grad = settings_.no_grads && random_.Chance(0.1);
+      call.factor = random_.AnyOf({1.0, 2.0, 0.5, -1.0});
+      s.calls.push_back(call);
+    }
+    return s;
+  }
+
+  // One collective with each reduction that its numbers can have, in any order. Whole numbers, of
+  // which the reductions seldom come up otherwise, more often than not.
+  void EveryReduction() {
+    const int g = SomeGroup(false);
+    if (g < 0) return;
+    Statement like = OfGroup(random_.AnyOf({Op::kAllReduce, Op::kReduce, Op::kReduceScatter,
+                                            Op::kReduceScatterTensor, Op::kReduceScatterRagged}),
+                             g);
+    Value type;
+    type.dtype = random_.Chance(0.4) ? settings_.dtype
+                                     : random_.AnyOf({DType::kI64, DType::kI32, DType::kI16,
+                                                      DType::kI8, DType::kU8, DType::kBool});
+    for (const Reduction reduction : random_.Shuffled(ReductionsOf(type.dtype))) {
+      like.reduction = reduction;
+      type.shape = draft_.SomeShape();
+      One(like, type, false);
+    }
   }
 
   bool Collective() {
@@ -237,20 +278,10 @@ class Generator {
                                   Op::kGatherRagged,
                                   Op::kScatterRagged,
                                   Op::kReduceScatterRagged};
-    Statement like;
-    like.op = kOps[random_.Below(sizeof(kOps) / sizeof(kOps[0]))];
-    like.group = g;
+    Statement like = OfGroup(kOps[random_.Below(sizeof(kOps) / sizeof(kOps[0]))], g);
     if (like.op == Op::kTransfer && ranks.size() < 2) return false;
     Value type = SomeType(ranks);
     like.reduction = SomeReduction(type.dtype);
-    like.root = random_.Between(0, static_cast<int>(ranks.size()) - 1);
-    for (const int rank : ranks) {
-      Call call;
-      call.rank = rank;
-      call.no_grad = settings_.no_grads && random_.Chance(0.1);
-      call.factor = random_.AnyOf({1.0, 2.0, 0.5, -1.0});
-      like.calls.push_back(call);
-    }
     const bool several = CanCoalesce(like.op) && random_.Chance(0.3);
     bool any = false;
     for (int i = several ? random_.Between(2, 3) : 1; i > 0; --i) {

@@ -476,6 +476,13 @@ bool LocalOps::Select(int rank) {
     if (!draft_->Try(std::move(s))) return false;
     if (random_->Chance(0.3)) return true;
   }
+  if (random_->Chance(0.25)) {
+    const int other = draft_->Operand(rank, DType::kBool, a.shape);
+    Statement s = draft_->Of(Op::kLogicalAnd, rank, {condition, other}, DType::kBool, a.shape);
+    condition = s.calls[0].out[0];
+    if (!draft_->Try(std::move(s))) return false;
+    if (random_->Chance(0.5)) return true;
+  }
   if (random_->Chance(0.2)) {
     return draft_->Try(draft_->Of(Op::kLogicalNot, rank, {condition}, DType::kBool, a.shape));
   }

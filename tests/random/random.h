@@ -37,7 +37,8 @@ class Random {
   T AnyOf(std::initializer_list<T> list) {
     return *(list.begin() + static_cast<std::ptrdiff_t>(Below(list.size())));
   }
-  std::vector<int> Shuffled(std::vector<int> list) {
+  template <typename T>
+  std::vector<T> Shuffled(std::vector<T> list) {
     for (size_t i = list.size(); i > 1; --i) std::swap(list[i - 1], list[Below(i)]);
     return list;
   }
