@@ -116,6 +116,28 @@ std::string ErrorOf(const Program& program, const Outcomes& outcomes) {
   return error;
 }
 
+// The first value that was to be read and was not, or the other way round, or has another number of
+// elements than the evaluator says; "": none.
+std::string WrongOutcomes(const Program& program, const Outcomes& outcomes,
+                          const std::vector<Numbers>& numbers) {
+  for (int v = 0; v < static_cast<int>(program.values.size()); ++v) {
+    const Value& value = program.value(v);
+    const auto outcome = outcomes.find(v);
+    const bool read = outcome != outcomes.end();
+    if (read != (value.observed && !value.absent)) {
+      return absl::StrCat("v", v, read ? " was read unasked" : " was not read");
+    }
+    if (!read) continue;
+    const size_t size = numbers[static_cast<size_t>(v)].values.size() *
+                        static_cast<size_t>(DTypeBytes(value.dtype));
+    if (outcome->second.bytes.size() != size) {
+      return absl::StrCat("v", v, " has ", outcome->second.bytes.size(), " bytes, right are ",
+                          size);
+    }
+  }
+  return "";
+}
+
 // The first value that is not what the evaluator says; "": none.
 std::string WrongValue(const Program& program, const Outcomes& outcomes,
                        const std::vector<Numbers>& numbers, Counts* counts) {
@@ -286,6 +308,8 @@ Finding Test(const Program& program, const std::vector<Way>& ways, Runner* runne
     ++counts->runs;
     const std::string error = ErrorOf(program, outcomes);
     if (!error.empty()) return found(Finding::kError, way, error);
+    const std::string others = WrongOutcomes(program, outcomes, *numbers);
+    if (!others.empty()) return found(Finding::kValue, way, others);
     First& first = firsts[KindOf(way)];
     if (!first.way.empty()) {
       const std::string other = OtherBits(program, outcomes, first, all, *numbers);

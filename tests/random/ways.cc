@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "benchmarks/daemon.h"
@@ -242,15 +244,19 @@ std::string OutcomesText(const Outcomes& outcomes) {
   return out.str();
 }
 
-Outcomes OutcomesOf(const std::string& text) {
-  std::istringstream in(text);
+// INTERNAL: that is no such text.
+absl::StatusOr<Outcomes> OutcomesOf(const std::string& text) {
   Outcomes outcomes;
-  int v = 0;
-  int code = 0;
-  std::string hex;
-  while (in >> v >> code >> hex) {
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    int v = 0;
+    int code = 0;
+    if (words.size() != 3 || !absl::SimpleAtoi(words[0], &v) ||
+        !absl::SimpleAtoi(words[1], &code) || words[2].empty() || words[2].size() % 2 == 0) {
+      return absl::InternalError(absl::StrCat("a trainer's process says \"", line, "\""));
+    }
     Outcome& outcome = outcomes[v];
-    const std::string bytes = absl::HexStringToBytes(hex.substr(1));
+    const std::string bytes = absl::HexStringToBytes(words[2].substr(1));
     if (code == 0) {
       outcome.bytes = bytes;
     } else {
@@ -307,7 +313,7 @@ class Runner::Processes : public Runner::Deployment {
       if (!ReadMessage(children_[static_cast<size_t>(t)]->from, deadline, &text)) {
         return absl::DeadlineExceededError("a trainer's process hangs or has ended");
       }
-      const Outcomes mine = OutcomesOf(text);
+      CHORUS_ASSIGN_OR_RETURN(const Outcomes mine, OutcomesOf(text));
       outcomes.insert(mine.begin(), mine.end());
     }
     return outcomes;
