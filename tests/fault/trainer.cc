@@ -84,7 +84,14 @@ std::vector<float> Parts(int64_t step, int rank, int64_t elements) {
   return values;
 }
 
-absl::Status CheckSum(int64_t step, int size, const std::vector<float>& got) {
+absl::Status CheckSize(int64_t step, int64_t elements, const std::vector<float>& got) {
+  if (static_cast<int64_t>(got.size()) == elements) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("step ", step, ": expected ", elements, " elements, got ", got.size()));
+}
+
+absl::Status CheckSum(int64_t step, int size, int64_t elements, const std::vector<float>& got) {
+  CHORUS_RETURN_IF_ERROR(CheckSize(step, elements, got));
   for (size_t i = 0; i < got.size(); ++i) {
     float expected = 0;
     for (int r = 0; r < size; ++r) expected += Part(step, r, static_cast<int64_t>(i));
@@ -163,20 +170,22 @@ class Pair {
     world_options.agree_timeout = world_options.exec_timeout = std::chrono::hours(10000);
     CHORUS_ASSIGN_OR_RETURN(const World world, session.Join(world_options));
     const NoGrad no_grad;
+    constexpr int64_t kElements = 64;
     for (int64_t step = 0;; ++step) {
       const float last = rank == 0 && stop_.load() ? 1 : 0;
-      std::vector<float> values = Parts(step, rank, 64);
+      std::vector<float> values = Parts(step, rank, kElements);
       values.push_back(last);
-      const Tensor sum = AllReduce(FromHost<float>(world, values, {65}), world);
+      const Tensor sum = AllReduce(FromHost<float>(world, values, {kElements + 1}), world);
       absl::StatusOr<std::vector<float>> read = sum.Read<float>();
       // What others of this user have may leave no room for a copy of what a device has computed.
       while (ErrorOf(read.status()).reason == Reason::kOutOfMemory && sum.Wait().ok()) {
         read = sum.Read<float>();
       }
       CHORUS_ASSIGN_OR_RETURN(std::vector<float> got, std::move(read));
+      CHORUS_RETURN_IF_ERROR(CheckSize(step, kElements + 1, got));
       const bool end = got.back() != 0;
       got.pop_back();
-      CHORUS_RETURN_IF_ERROR(CheckSum(step, 2, got));
+      CHORUS_RETURN_IF_ERROR(CheckSum(step, 2, kElements, got));
       if (rank == 0) {
         const MutexLock lock(&mutex_);
         steps_ = step + 1;
@@ -323,7 +332,7 @@ class Trainer {
     return ForEachStep(words, [this](int64_t step, int64_t elements) {
       CHORUS_ASSIGN_OR_RETURN(const std::vector<float> got,
                               AllReduce(Given(step, elements), world_).Read<float>());
-      return CheckSum(step, world_.size(), got);
+      return CheckSum(step, world_.size(), elements, got);
     });
   }
 
@@ -342,8 +351,13 @@ class Trainer {
       Tensor weights = Full(world_, DType::kF32, {elements}, weight);
       CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out,
                               function.Run({weights.RequireGrad(), Given(step, elements)}));
+      if (out.size() != 2) {
+        return absl::DataLossError(
+            absl::StrCat("step ", step, ": expected 2 outputs, got ", out.size()));
+      }
       for (size_t i = 0; i < out.size(); ++i) {
-        CHORUS_ASSIGN_OR_RETURN(std::vector<float> got, out[i].Read<float>());
+        CHORUS_ASSIGN_OR_RETURN(const std::vector<float> got, out[i].Read<float>());
+        CHORUS_RETURN_IF_ERROR(CheckSize(step, elements, got));
         const auto size = static_cast<float>(world_.size());
         for (size_t k = 0; k < got.size(); ++k) {
           float sum = 0;
@@ -581,7 +595,8 @@ class Trainer {
     for (int64_t i = 0; i < Number(words, 1) && status.ok(); ++i) {
       const absl::StatusOr<std::vector<float>> got = AllReduce(mapped, world_).Read<float>();
       status = got.status();
-      if (got.ok()) hash = HashOf(*got, hash);
+      if (got.ok()) status = CheckSize(i, elements, *got);
+      if (status.ok()) hash = HashOf(*got, hash);
     }
     stop.store(true);
     if (scribbler.joinable()) scribbler.join();
@@ -607,7 +622,7 @@ class Trainer {
     const NoGrad no_grad;
     CHORUS_ASSIGN_OR_RETURN(const std::vector<float> got,
                             AllReduce(prepared_, world_).Read<float>());
-    CHORUS_RETURN_IF_ERROR(CheckSum(0, world_.size(), got));
+    CHORUS_RETURN_IF_ERROR(CheckSum(0, world_.size(), prepared_.num_elements(), got));
     Tell("epoch=", world_.epoch());
     return absl::OkStatus();
   }
