@@ -1,12 +1,16 @@
 #include "tests/fault/hostile_client.h"
 
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "chorus/v1/sessions.grpc.pb.h"
@@ -69,7 +73,7 @@ struct HostileClient::Impl : RawSession {
   absl::StatusOr<std::string> WildNumbers();
 
   int64_t WildNumber();
-  Command WildCommand();
+  Command WildCommand(int kind);  // of 6
 };
 
 void HostileClient::Impl::RandomBytes() {
@@ -104,10 +108,10 @@ int64_t HostileClient::Impl::WildNumber() {
   return kWild[Below(sizeof(kWild) / sizeof(kWild[0]))];
 }
 
-Command HostileClient::Impl::WildCommand() {
+Command HostileClient::Impl::WildCommand(int kind) {
   const auto wild32 = [this] { return static_cast<int32_t>(WildNumber()); };
   Command command;
-  switch (Below(6)) {
+  switch (kind) {
     case 0: {
       Run run;
       run.graph = GraphId{wild32(), 1};
@@ -156,19 +160,21 @@ absl::StatusOr<std::string> HostileClient::Impl::WildNumbers() {
   Submitter submitter(memory.get(), doorbell.get(), std::move(wake));
   CompletionWaiter waiter(memory.get());
   const absl::Time deadline = SteadyNow() + kPatience;
-  constexpr int kCommands = 64;
-  int refused = 0;
-  int unreadable = 0;
+  // By WildCommand's kind.
+  static constexpr const char* kKinds[] = {"run",           "create_inline", "create_external",
+                                           "make_readable", "enter_epoch",   "register_graph"};
+  constexpr int kEach = 11;
+  std::map<std::string, int> refused;
   int64_t sequence = 0;
-  while (refused + unreadable < kCommands) {
-    Command command = WildCommand();
+  for (int i = 0; i < kEach * static_cast<int>(std::size(kKinds)); ++i) {
+    const int kind = i % static_cast<int>(std::size(kKinds));
+    Command command = WildCommand(kind);
     command.sequence = Sequence(++sequence);
     ByteWriter frame;
     EncodeFrame(command, &frame);
     // The limits of form are the decoder's: what breaks them ends a session.
     if (!DecodeFrame(frame.bytes()).ok()) {
       --sequence;
-      ++unreadable;
       continue;
     }
     CHORUS_RETURN_IF_ERROR(submitter.Submit(frame.bytes(), kPatience));
@@ -178,9 +184,9 @@ absl::StatusOr<std::string> HostileClient::Impl::WildNumbers() {
       return absl::DataLossError(
           absl::StrCat("a command with wild numbers gave code ", static_cast<int>(outcome.code)));
     }
-    ++refused;
+    ++refused[kKinds[kind]];
   }
-  return absl::StrCat("refused=", refused);
+  return absl::StrJoin(refused, " ", absl::PairFormatter("="));
 }
 
 HostileClient::HostileClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
