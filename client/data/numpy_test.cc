@@ -125,7 +125,7 @@ TEST(NpyTest, HeadersThatAreNoneAreRefused) {
       {"'descr'", "'what'", "an unknown key \"what\""},
       {"'<f4'", "4", "its dtype is no plain one"},
       {"'<f4'", "'\\x3cf4'", "its dtype is no plain one"},
-      {"'<f4'", "'<f4", "no"},
+      {"'<f4'", "'<f4", "no dictionary"},
       {"False", "0", "fortran_order is no bool"},
       {"(2,)", "(2)", "its shape is no tuple"},
       {"(2,)", "2", "its shape is no tuple"},
@@ -253,6 +253,7 @@ TEST(NpzTest, DamagedArchivesAreRefusedOrReadable) {
       ++read;
       for (const auto& array : *arrays) EXPECT_TRUE(array.second.status().ok());
     }
+    EXPECT_GT(read, 0);
     EXPECT_LT(read, 2000);
   }
 }

@@ -207,6 +207,7 @@ TEST(ShardedOptimizerTest, AParameterWithoutGradientCountsWithZerosAndOneThatIsN
     ASSERT_TRUE(optimizer.Step().ok());
     const std::vector<Doubles> after = ValuesOf(*module);
     if (rank == 1) {
+      ASSERT_EQ(gradient.size(), 2u);
       for (size_t e = 0; e < gradient.size(); ++e) {
         EXPECT_EQ(after[3][e], before[3][e] - gradient[e] / 2 * 0.1);
       }

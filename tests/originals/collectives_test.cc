@@ -26,15 +26,22 @@ using conformance::DirectCluster;
 using conformance::Job;
 using conformance::Values;
 using parallel::DeviceGroup;
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
+using ::testing::SizeIs;
 
 using Floats = std::vector<float>;
 using Tensors = std::vector<Tensor>;
 
 Tensor Fill(const World& world, const Shape& shape, double value) {
   return Full(world, DType::kF32, shape, value).RequireGrad();
+}
+// So many elements, each of them so.
+template <typename Matcher>
+auto All(size_t elements, Matcher matcher) {
+  return AllOf(SizeIs(elements), Each(matcher));
 }
 Tensor SumOfSines(const Tensor& y) { return Sum(Sin(y)); }
 
@@ -48,14 +55,16 @@ class NcclTest : public C10dSpawnTest {};
 
 // Every element of x's gradient, which a loss of every rank's has come to.
 void ExpectGrad(const Tensor& x, double wanted) {
-  EXPECT_THAT(Values<float>(x.grad()), Each(FloatNear(static_cast<float>(wanted), 1e-6F)));
+  EXPECT_EQ(x.grad().shape(), x.shape());
+  EXPECT_THAT(Values<float>(x.grad()), All(static_cast<size_t>(x.num_elements()),
+                                           FloatNear(static_cast<float>(wanted), 1e-6F)));
 }
 
 TEST_F(C10dSpawnTest, Broadcast) {
   job_.Run([](int rank, World& world) {
     const Tensor x = Fill(world, {5, 5}, 1 + rank);
     const Tensor y = Broadcast(x, 1, world);
-    EXPECT_THAT(Values<float>(y), Each(2));
+    EXPECT_THAT(Values<float>(y), All(25, 2));
     ASSERT_TRUE(Backward(SumOfSines(y)).ok());
     // Theirs gives zeros to a tensor that is not looked at.
     EXPECT_EQ(x.grad().defined(), rank == 1);
@@ -68,7 +77,7 @@ TEST_F(C10dSpawnTest, Reduce) {
     const Tensor x = Fill(world, {5, 5}, 1 + rank);
     const Tensor y = Reduce(x, 1, world);
     if (rank == 1) {
-      EXPECT_THAT(Values<float>(y), Each(3));
+      EXPECT_THAT(Values<float>(y), All(25, 3));
     }
     ASSERT_TRUE(Backward(rank == 1 ? SumOfSines(y) : y).ok());
     ExpectGrad(x, std::cos(3));
@@ -79,7 +88,7 @@ TEST_F(C10dSpawnTest, Allreduce) {
   job_.Run([](int rank, World& world) {
     const Tensor x = Fill(world, {5, 5}, 1 + rank);
     const Tensor y = AllReduce(x, world);
-    EXPECT_THAT(Values<float>(y), Each(3));
+    EXPECT_THAT(Values<float>(y), All(25, 3));
     ASSERT_TRUE(Backward(SumOfSines(y)).ok());
     ExpectGrad(x, 2 * std::cos(3));
   });
@@ -91,7 +100,7 @@ TEST_F(C10dSpawnTest, AllGather) {
     const Tensors parts = AllGather(x, world);
     ASSERT_EQ(parts.size(), 2u);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(Values<float>(parts[static_cast<size_t>(i)]), Each(1 + i));
+      EXPECT_THAT(Values<float>(parts[static_cast<size_t>(i)]), All(25, 1 + i));
     }
     ASSERT_TRUE(Backward(SumOfSines(parts[0] + parts[1])).ok());
     ExpectGrad(x, 2 * std::cos(3));
@@ -104,7 +113,7 @@ TEST_F(C10dSpawnTest, AllToAll) {
     const Tensors parts = AllToAll(xs, world);
     ASSERT_EQ(parts.size(), 2u);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(Values<float>(parts[static_cast<size_t>(i)]), Each(1 + 2 * i));
+      EXPECT_THAT(Values<float>(parts[static_cast<size_t>(i)]), All(25, 1 + 2 * i));
     }
     ASSERT_TRUE(Backward(SumOfSines(parts[0] + parts[1])).ok());
     for (const Tensor& x : xs) ExpectGrad(x, std::cos(4));
@@ -118,7 +127,8 @@ TEST_F(C10dSpawnTest, AllToAllSingle) {
     const Tensor y = AllToAllSingle(x, world, splits, {rank + 1, 2 * (rank + 1)});
     const Tensors parts = Split(y, splits);
     for (int j = 0; j < 2; ++j) {
-      EXPECT_THAT(Values<float>(parts[static_cast<size_t>(j)]), Each(j + 1));
+      EXPECT_THAT(Values<float>(parts[static_cast<size_t>(j)]),
+                  All(static_cast<size_t>(5 * (rank + 1) * (j + 1)), j + 1));
     }
     ASSERT_TRUE(Backward(SumOfSines(y)).ok());
     ExpectGrad(x, std::cos(rank + 1));
@@ -127,19 +137,19 @@ TEST_F(C10dSpawnTest, AllToAllSingle) {
 
 TEST_F(C10dSpawnTest, SharedBroadcast) {
   job_.Run([](int rank, World& world) {
-    EXPECT_THAT(Values<float>(Broadcast(Fill(world, {2, 2}, rank), 0, world)), Each(0));
+    EXPECT_THAT(Values<float>(Broadcast(Fill(world, {2, 2}, rank), 0, world)), All(4, 0));
   });
 }
 TEST_F(C10dSpawnTest, SharedAllreduce) {
   job_.Run([](int /*rank*/, World& world) {
-    EXPECT_THAT(Values<float>(AllReduce(Fill(world, {2, 2}, 1), world)), Each(2));
+    EXPECT_THAT(Values<float>(AllReduce(Fill(world, {2, 2}, 1), world)), All(4, 2));
   });
 }
 TEST_F(C10dSpawnTest, SharedAllgather) {
   job_.Run([](int rank, World& world) {
     const Tensors parts = AllGather(Fill(world, {2, 2}, rank), world);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(Values<float>(parts[static_cast<size_t>(i)]), Each(i));
+      EXPECT_THAT(Values<float>(parts[static_cast<size_t>(i)]), All(4, i));
     }
   });
 }
@@ -162,7 +172,7 @@ TEST_F(GlooTest, Gather) {
       ASSERT_TRUE(Backward(parts[0]).ok());
     } else {
       for (int i = 0; i < 2; ++i) {
-        EXPECT_THAT(Values<float>(parts[static_cast<size_t>(i)]), Each(1 + i));
+        EXPECT_THAT(Values<float>(parts[static_cast<size_t>(i)]), All(25, 1 + i));
       }
       ASSERT_TRUE(Backward(SumOfSines(parts[0] + parts[1])).ok());
     }
@@ -174,7 +184,7 @@ TEST_F(GlooTest, Scatter) {
   job_.Run([](int rank, World& world) {
     const Tensors xs = {Fill(world, {5, 5}, 1), Fill(world, {5, 5}, 2)};
     const Tensor y = Scatter(rank == 1 ? xs : Tensors(), DType::kF32, {5, 5}, 1, world);
-    EXPECT_THAT(Values<float>(y), Each(1 + rank));
+    EXPECT_THAT(Values<float>(y), All(25, 1 + rank));
     ASSERT_TRUE(Backward(SumOfSines(y)).ok());
     // Theirs gives a rank that is not the root zeros for tensors that are not looked at.
     EXPECT_EQ(xs[0].grad().defined(), rank == 1);
@@ -201,9 +211,9 @@ TEST_F(NcclTest, SharedReduce) {
     const Tensor x = Fill(world, {2, 2}, 1);
     const Tensor y = Reduce(x, 0, world);
     if (rank == 0) {
-      EXPECT_THAT(Values<float>(y), Each(2));
+      EXPECT_THAT(Values<float>(y), All(4, 2));
     }
-    EXPECT_THAT(Values<float>(x), Each(1));
+    EXPECT_THAT(Values<float>(x), All(4, 1));
   });
 }
 
@@ -211,7 +221,7 @@ TEST_F(NcclTest, ReduceScatter) {
   job_.Run([](int rank, World& world) {
     const Tensors xs = {Fill(world, {5, 5}, 1 + rank), Fill(world, {5, 5}, 2 + rank)};
     const Tensor y = ReduceScatter(xs, world);
-    EXPECT_THAT(Values<float>(y), Each(3 + 2 * rank));
+    EXPECT_THAT(Values<float>(y), All(25, 3 + 2 * rank));
     ASSERT_TRUE(Backward(SumOfSines(y)).ok());
     ExpectGrad(xs[0], std::cos(3));
     ExpectGrad(xs[1], std::cos(5));
@@ -225,7 +235,7 @@ TEST_F(NcclTest, AllGatherBase) {
     ASSERT_EQ(y.shape(), Shape({10, 5}));
     const Tensors blocks = Split(y, 5);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(Values<float>(blocks[static_cast<size_t>(i)]), Each(1 + i));
+      EXPECT_THAT(Values<float>(blocks[static_cast<size_t>(i)]), All(25, 1 + i));
     }
     ASSERT_TRUE(Backward(SumOfSines(Sum(Reshape(y, {2, 5, 5}), 0))).ok());
     ExpectGrad(x, 2 * std::cos(3));
@@ -322,9 +332,9 @@ TEST_F(FunctionalDifferentialsTest, AllReduce) {
     for (const Case& c : cases) {
       const Tensor x = Fill(world, {3, 3}, rank);
       const Tensor y = AllReduce(x, world, c.op);
-      EXPECT_THAT(Values<float>(y), Each(c.result));
+      EXPECT_THAT(Values<float>(y), All(9, c.result));
       ASSERT_TRUE(Backward(Sum(y)).ok());
-      EXPECT_THAT(Values<float>(x.grad()), Each(c.grads[static_cast<size_t>(rank)]));
+      EXPECT_THAT(Values<float>(x.grad()), All(9, c.grads[static_cast<size_t>(rank)]));
     }
   });
 }
@@ -382,7 +392,7 @@ TEST_F(FunctionalDifferentialsTest, AllGatherTensor) {
       ASSERT_EQ(y.shape(), shape);
       const Tensors blocks = Split(y, 3, dim);
       for (int r = 0; r < 4; ++r) {
-        EXPECT_THAT(Values<float>(blocks[static_cast<size_t>(r)]), Each(r));
+        EXPECT_THAT(Values<float>(blocks[static_cast<size_t>(r)]), All(27, r));
       }
       ASSERT_TRUE(Backward(Sum(y)).ok());
       ExpectGrad(x, 4);
@@ -396,7 +406,7 @@ TEST_F(FunctionalDifferentialsTest, ReduceScatterTensor) {
       const Tensor x = Fill(world, dim == 0 ? Shape{16, 3} : Shape{3, 16}, rank);
       const Tensor y = ReduceScatterTensor(x, world, Reduction::kSum, {}, dim);
       EXPECT_EQ(y.shape(), dim == 0 ? Shape({4, 3}) : Shape({3, 4}));
-      EXPECT_THAT(Values<float>(y), Each(6));
+      EXPECT_THAT(Values<float>(y), All(12, 6));
       ASSERT_TRUE(Backward(Sum(y)).ok());
       ExpectGrad(x, 1);
     }
@@ -409,7 +419,7 @@ TEST_F(FunctionalDifferentialsTest, AllToAllSingle) {
     const Tensor y = AllToAllSingle(x, world);
     const Tensors blocks = Split(y, 2);
     for (int r = 0; r < 4; ++r) {
-      EXPECT_THAT(Values<float>(blocks[static_cast<size_t>(r)]), Each(r));
+      EXPECT_THAT(Values<float>(blocks[static_cast<size_t>(r)]), All(6, r));
     }
     ASSERT_TRUE(Backward(Sum(y)).ok());
     ExpectGrad(x, 1);
@@ -422,7 +432,7 @@ TEST_F(C10dSpawnTest, FunctionalApiBackward) {
   job_.Run([](int rank, World& world) {
     const Tensor t = Fill(world, {4, 2}, 1);
     const Tensor swapped = AllToAllSingle(t * 2, world);
-    EXPECT_THAT(Values<float>(swapped), Each(2));
+    EXPECT_THAT(Values<float>(swapped), All(8, 2));
     ASSERT_TRUE(Backward(Sum(swapped)).ok());
     ExpectGrad(t, 2);
 
@@ -433,7 +443,7 @@ TEST_F(C10dSpawnTest, FunctionalApiBackward) {
 
     const Tensor whole = Fill(world, {4, 2}, 2);
     const Tensor piece = ScatterTensor(rank == 0 ? whole : Tensor(), DType::kF32, {2, 2}, 0, world);
-    EXPECT_THAT(Values<float>(piece), Each(2));
+    EXPECT_THAT(Values<float>(piece), All(4, 2));
     ASSERT_TRUE(Backward(Sum(piece)).ok());
     if (rank == 0) ExpectGrad(whole, 1);
   });
