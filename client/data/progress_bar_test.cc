@@ -97,11 +97,27 @@ TEST(ProgressBarTest, BarsAndTimes) {
   EXPECT_EQ(TimeText(absl::Seconds(86400 + 61)), "24:01:01");
 }
 
-TEST(ProgressBarTest, ItsClockIsTheSteadyOne) {
+// Between the looks at it before and after.
+TEST(ProgressBarTest, WhereNoTimeIsGivenItIsTheSteadyClocks) {
   std::FILE* const file = std::tmpfile();
-  const ProgressBar bar(file, 10, 0, SteadyNow() - absl::Seconds(10));
-  EXPECT_GT(bar.steps_per_second(5), 0);
-  EXPECT_LE(bar.steps_per_second(5), 0.5);
+  {
+    const absl::Time start = SteadyNow() - absl::Seconds(10);
+    const ProgressBar bar(file, 10, 0, start);
+    const absl::Duration least = SteadyNow() - start;
+    const double speed = bar.steps_per_second(5);
+    const absl::Duration most = SteadyNow() - start;
+    EXPECT_LE(speed, 5 / absl::ToDoubleSeconds(least));
+    EXPECT_GE(speed, 5 / absl::ToDoubleSeconds(most));
+  }
+  {
+    const absl::Time before = SteadyNow();
+    const ProgressBar bar(file, 10);
+    const absl::Time after = SteadyNow();
+    const absl::Time end = after + absl::Seconds(10);
+    const double speed = bar.steps_per_second(5, end);
+    EXPECT_LE(speed, 5 / absl::ToDoubleSeconds(end - after));
+    EXPECT_GE(speed, 5 / absl::ToDoubleSeconds(end - before));
+  }
   std::fclose(file);
 }
 
