@@ -560,7 +560,9 @@ TEST_P(Conformance, AFunctionsGradientGoesOnOutsideOrIsRefused) {
         const absl::StatusOr<Doubles> got =
             g.ok() ? (*g)[0].Read<double>() : absl::StatusOr<Doubles>(g.status());
         if (what == Case::kCut || what == Case::kCutCaptured) {
-          EXPECT_FALSE(got.ok()) << (*got)[0];
+          ASSERT_FALSE(got.ok()) << (*got)[0];
+          EXPECT_EQ(ErrorOf(got.status()).reason, Reason::kPeerRefused) << got.status();
+          EXPECT_EQ(ErrorOf(got.status()).culprit.rank, 1) << got.status();
         } else {
           ASSERT_TRUE(got.ok()) << got.status();
           EXPECT_EQ(*got, Doubles{what == Case::kDetached ? 12.0 : 24.0});
