@@ -1,6 +1,9 @@
 // Jobs on devices that a worker has, when the worker dies: what stood on the devices is lost, and
 // the job goes on in the same sessions.
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <random>
 #include <string>
@@ -8,6 +11,7 @@
 
 #include "chorus/chorus.h"
 #include "core/base/error.h"
+#include "core/base/unique_fd.h"
 #include "core/cuda/testing/test_driver.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -31,6 +35,14 @@ class WorkerLoss : public ::testing::TestWithParam<ConformanceParam> {
   WorkerLoss() : job_(GetParam(), kRanks), random_(TestSeed()) {}
 
   void KillWorker() { ASSERT_EQ(kill(job_.cluster().worker_pid(), SIGKILL), 0); }
+  // With nothing more that it may do.
+  void KillWorkerAndAwaitItsEnd() {
+    const UniqueFd watch(static_cast<int>(syscall(SYS_pidfd_open, job_.cluster().worker_pid(), 0)));
+    ASSERT_TRUE(watch.valid());
+    KillWorker();
+    pollfd ended = {watch.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&ended, 1, 60000), 1);
+  }
 
   // What rank `rank` gives to a sum, from the host.
   Tensor Part(int rank) { return Upload<double>(job_.world(rank), {1.0 + rank, 10.0}); }
@@ -67,6 +79,9 @@ class WorkerLoss : public ::testing::TestWithParam<ConformanceParam> {
   std::mt19937_64 random_;
 };
 
+// Where the worker has a GPU's context.
+class CudaWorkerLoss : public WorkerLoss {};
+
 TEST_P(WorkerLoss, WhatStoodThereIsLostAndSaidToBe) {
   const Tensor before = Part(0);
   ASSERT_TRUE(CheckSum(SumOfParts()));
@@ -99,13 +114,18 @@ TEST_P(WorkerLoss, AJobGoesOnWhereverItIsHit) {
 
 // One rank has voted, the others have not: nothing of theirs was on the devices but its operand.
 TEST_P(WorkerLoss, AVoteThatWaitsMeetsTheLossWhenItIsLaunched) {
-  const Tensor first = AllReduce(Part(0), job_.world(0));
-  KillWorker();
+  const Tensor part = Part(0) * 2;
+  ASSERT_TRUE(part.Wait().ok());  // computed: it stands there, and nowhere else
+  const Tensor first = AllReduce(part, job_.world(0));
+  KillWorkerAndAwaitItsEnd();
   std::vector<Tensor> sums = {first};
   for (int rank = 1; rank < kRanks; ++rank) {
     sums.push_back(AllReduce(Part(rank), job_.world(rank)));
   }
-  CheckSum(sums);
+  for (const Tensor& sum : sums) {
+    const absl::Status lost = sum.Read<double>().status();
+    EXPECT_EQ(ErrorOf(lost).reason, Reason::kDeviceLost) << lost;
+  }
   ExpectThatItGoesOn();
 }
 
@@ -170,8 +190,7 @@ TEST_P(WorkerLoss, WorkThatDoesNotEndIsEndedByForce) {
 
 // The GPU's context is lost, and the process that has it is not: no work will ever succeed there.
 // The worker says so and ends, and another is started.
-TEST_P(WorkerLoss, AWorkerWhoseContextIsLostEnds) {
-  if (GetParam().name != "Cuda") return;  // the others have none
+TEST_P(CudaWorkerLoss, AWorkerWhoseContextIsLostEnds) {
   if (TestsRunOnADriver()) GTEST_SKIP() << "the machine's GPU is not lost at will";
   const Tensor before = Part(0);
   const Tensor squared = before * before;
@@ -226,6 +245,9 @@ std::vector<ConformanceParam> Params() {
   return params;
 }
 INSTANTIATE_TEST_SUITE_P(Worker, WorkerLoss, ::testing::ValuesIn(Params()), ConformanceName);
+INSTANTIATE_TEST_SUITE_P(Worker, CudaWorkerLoss,
+                         ::testing::Values(OnBackend(CudaTestBackend(), WorkerCluster)),
+                         ConformanceName);
 
 }  // namespace
 }  // namespace conformance
