@@ -67,6 +67,11 @@ absl::StatusOr<PlanId> Launcher::PlanOn(const LoadedPlan& plan, int slot,
                                         DeviceIndex device) const {
   const PlanId id = FindOn(plan, static_cast<size_t>(slot), device);
   if (id != PlanId()) return id;
+  if (lost_plans_[static_cast<size_t>(device.value())] != PlanId()) {
+    // It was there when the run was prepared.
+    return MakeError(Reason::kDeviceLost,
+                     absl::StrCat("device ", device.value(), ": what was loaded there was lost"));
+  }
   return MakeError(Reason::kInternal,
                    absl::StrCat("a plan's part for device slot ", slot,
                                 " has not been loaded on device ", device.value()));

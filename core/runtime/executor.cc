@@ -305,6 +305,11 @@ class DeviceExecutor final : public Executor {
     DeviceProgram* plan = nullptr;
     if (absl::Status status = Bind(&plan); !status.ok()) {
       launch_failures_.Note(message_.launch);
+      // Nothing of it is enqueued: others would wait for its calls.
+      for (const LaunchMessage::CollectiveBinding& binding : message_.collectives) {
+        AbortCommunicator(binding.communicator, Detached(status));
+      }
+      AbortCommunicator(message_.commit, Detached(status));
       Complete(message_.launch, status, /*held_back=*/true);
       return;
     }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/backend/cuda/testing/test_gpu.h"
@@ -1164,6 +1165,24 @@ TEST_P(ExecutorFailureTest, LaunchesThatNameUnknownThingsCompleteWithAnError) {
     message = MessageFor(plan);
     message.left_out = {group};
     EXPECT_EQ(LaunchBytes(message).code(), absl::StatusCode::kInvalidArgument) << group;
+  }
+}
+
+TEST_P(ExecutorFailureTest, ALaunchThatIsRefusedEndsThoseThatWaitForItsCalls) {
+  if (ranks() < 2) GTEST_SKIP() << "one rank waits for nobody";
+  const auto gang = rig_.Prepare(
+      Sessions([](RankBuilder* b) { AddOutput(b, b->AllReduce(b->Input(F32({4})))); }));
+  ASSERT_TRUE(gang->status.ok()) << gang->status;
+  for (auto [device, message] : gang->messages) {
+    if (device == 1) message.buffers.pop_back();
+    ByteWriter bytes;
+    EncodeLaunch(message, &bytes);
+    rig_.executor(device)->Launch(bytes.bytes());
+  }
+  for (const auto& launched : gang->messages) {
+    const absl::Status status = rig_.WaitFor(launched.second.launch);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "buffers")) << status;
   }
 }
 
