@@ -1,7 +1,8 @@
 // For tests of what is allocated: a binary that links this counts what it has on the heap.
 //
 // It replaces operator new and delete, and counts bytes as they were asked for: for each thread by
-// itself, so what one allocates and another frees counts for either.
+// itself, so what one allocates and another frees counts for either. It does not see what is
+// aligned beyond them, nor malloc (counting_malloc.h).
 //
 // Threads: a HeapUse tells of the thread that it is made and asked on. Ownership: none.
 // Errors: none; without memory operator new throws, as ever.

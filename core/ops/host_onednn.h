@@ -19,6 +19,11 @@ inline void UseOneThread() {
   static_cast<void>(one_thread);
 }
 
+// oneDNN writes the code of its sgemm in the first call, by which some of its convolutions go, too:
+// that takes 30 ms and half a megabyte, better where a kernel is made than in a run. What is
+// prepared once stays so.
+void PrepareSgemm();
+
 }  // namespace chorus
 
 #endif  // CHORUS_CORE_OPS_HOST_ONEDNN_H_

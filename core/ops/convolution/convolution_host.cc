@@ -375,6 +375,8 @@ class OneDnn : public HostKernel {
  public:
   // Throws what oneDNN refuses.
   static std::unique_ptr<HostKernel> Make(const ConvolutionSizes& s, Gives gives) {
+    // Where it is made of products, as some of single taps are.
+    PrepareSgemm();
     const Cut cut(s, gives);
     Block whole(s, gives, cut.samples, cut.slices, nullptr);
     const int64_t rest = s.batch % cut.samples;

@@ -51,25 +51,14 @@ absl::Status Sgemm(const Product<float>& p, bool add) {
                                 " answers with status ", static_cast<int>(status)));
 }
 
-// oneDNN writes its code in the first call, which takes 30 ms: better here than in a run.
-void PrepareSgemm() {
-  static const bool prepared = [] {
-    const float zeros[16 * 16] = {};
-    float c[16 * 16];
-    Product<float> p;
-    p.m = p.n = p.k = p.a_stride = p.b_stride = p.c_stride = 16;
-    p.a = p.b = zeros;
-    p.c = c;
-    return Sgemm(p, false).ok();
-  }();
-  static_cast<void>(prepared);
-}
-
 absl::Status Multiply(const Product<float>& p, float*) { return Sgemm(p, false); }
 
-// f64, and integers as unsigned, so that they wrap.
+// Eigen copies up to as many rows of the right factor as its L1 cache has room for, of all columns
+// that it is given: so many make 4 MiB at most, whatever there are.
+constexpr int64_t kColumns = 256;
+
 template <typename T>
-absl::Status Multiply(const Product<T>& p, float*) {
+void MultiplyByEigen(const Product<T>& p) {
   using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   using ConstMap = Eigen::Map<const Matrix, Eigen::Unaligned, Eigen::OuterStride<>>;
   Eigen::Map<Matrix, Eigen::Unaligned, Eigen::OuterStride<>> c(p.c, p.m, p.n,
@@ -85,6 +74,18 @@ absl::Status Multiply(const Product<T>& p, float*) {
     multiply(ConstMap(p.a, p.k, p.m, Eigen::OuterStride<>(p.a_stride)).transpose());
   } else {
     multiply(ConstMap(p.a, p.m, p.k, Eigen::OuterStride<>(p.a_stride)));
+  }
+}
+
+// f64, and integers as unsigned, so that they wrap.
+template <typename T>
+absl::Status Multiply(const Product<T>& whole, float*) {
+  for (int64_t column = 0; column < whole.n; column += kColumns) {
+    Product<T> part = whole;
+    part.n = std::min(kColumns, whole.n - column);
+    part.b += whole.transpose_b ? column * whole.b_stride : column;
+    part.c += column;
+    MultiplyByEigen(part);
   }
   return absl::OkStatus();
 }
