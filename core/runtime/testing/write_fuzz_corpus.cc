@@ -1,5 +1,5 @@
-// Writes the corpus of executor_bytes_fuzz anew, for a new format, and the graphs with sizes of
-// that of graph_fuzz:
+// Writes the corpus of executor_bytes_fuzz anew, for a new format, and the graphs with sizes or
+// bound collectives of that of graph_fuzz:
 //   bazel run //core/runtime/testing:write_fuzz_corpus -- $PWD
 #include <cstdlib>
 #include <fstream>
@@ -146,9 +146,10 @@ void WriteExecutorBytes(const Corpus& corpus) {
 }
 
 // `varying`: what the first dimensions of the inputs are. `rules`: which numbers in nodes follow.
+// `bound`: each collective has an instance slot.
 void WriteGraph(const Corpus& corpus, const std::string& name, RankBuilder* b,
                 const std::vector<ValueIndex>& outputs, const std::vector<Dim>& varying,
-                const std::vector<SizeRule>& rules) {
+                const std::vector<SizeRule>& rules, bool bound = false) {
   for (const ValueIndex v : outputs) {
     GraphOutput output;
     output.value = v;
@@ -157,6 +158,11 @@ void WriteGraph(const Corpus& corpus, const std::string& name, RankBuilder* b,
   Graph graph = b->graph().Build();
   for (size_t i = 0; i < varying.size(); ++i) graph.inputs[i].type.dims[0] = varying[i];
   graph.sizes = rules;
+  for (Node& node : graph.nodes) {
+    if (!bound || !node.collective.has_value()) continue;
+    node.collective->instance.kind = InstanceRef::Kind::kBound;
+    node.collective->instance.slot = graph.num_instance_slots++;
+  }
   const absl::Status valid = ValidateGraph(graph, GraphLimits());
   if (!valid.ok()) {
     std::cerr << name << ": " << valid << "\n" << DebugString(graph);
@@ -217,6 +223,33 @@ void WriteGraphs(const Corpus& corpus) {
                {Dim::Symbol(0, kRows), Dim::Symbol(1, 5)},
                {Rule(0, Field::kCount, 0, 0, 0, 1, 0), Rule(0, Field::kCount, 0, 1, 0, 2, 0),
                 Rule(1, Field::kRuntimeCountMaximum, 0, 0, 1, 2, -1)});
+  }
+  {
+    // A sum, and its gradient by hand: all sizes in it are the input's.
+    RankBuilder b;
+    const ValueIndex data = b.Input(x);
+    const ValueIndex products = b.Op("matmul", {data, data}, {{"transpose_b", int64_t{1}}});
+    const ValueIndex sums =
+        b.Op("sum", {b.Op("sin", {products})}, {{"axes", std::vector<int64_t>{0}}});
+    const ValueIndex row = b.Op("reshape", {sums}, {{"dims", std::vector<int64_t>{1, kRows}}});
+    const ValueIndex g = b.Op("expand", {row}, {{"dims", std::vector<int64_t>{kRows, kRows}}});
+    const ValueIndex slopes = b.Op("mul", {g, b.Op("cos", {products})});
+    WriteGraph(
+        corpus, "symbolic", &b, {b.Op("matmul", {slopes, data})}, {Dim::Symbol(0, kRows)},
+        {Rule(3, Field::kAttribute, 0, 1, 0, 1, 0), Rule(4, Field::kAttribute, 0, 0, 0, 1, 0),
+         Rule(4, Field::kAttribute, 0, 1, 0, 1, 0)});
+  }
+  {
+    // As gradients of another graph's collectives are.
+    RankBuilder b(1, 3);
+    const ValueIndex data = b.Input(x);
+    RankBuilder::How counts;
+    counts.counts = {kRows, 0, 2 * kRows};
+    const ValueIndex mine =
+        b.Op("slice", {b.AllReduce(data)},
+             {{"axis", int64_t{0}}, {"begin", int64_t{0}}, {"end", int64_t{0}}});
+    const std::vector<ValueIndex> all = b.ApplyCollective("all_gather_into_tensor", {mine}, counts);
+    WriteGraph(corpus, "bound_and_counts", &b, all, {}, {}, /*bound=*/true);
   }
 }
 
