@@ -474,13 +474,16 @@ struct Matrix {
   std::vector<bool> uneven = {false};
   std::vector<Kind> kinds = {std::begin(kKinds), std::end(kKinds)};
   std::vector<std::pair<Reduction, DType>> types = {{Reduction::kSum, DType::kF32}};
-  bool in_turns = false;  // one of the counts and outputs for each combination of the others
+  // One of the counts and outputs for each combination of the others. With as many sizes as there
+  // are counts, and as there are outputs, each kind, type and unevenness has all of them.
+  bool in_turns = false;
 };
 
 void RunMatrix(const BackendConformanceParam& param, const Matrix& matrix) {
   std::mt19937_64 random(TestSeed());
-  size_t turn = 0;
-  for (const int size : matrix.sizes) {
+  for (size_t s = 0; s < matrix.sizes.size(); ++s) {
+    const int size = matrix.sizes[s];
+    size_t turn = 0;
     DeviceRig rig(param.open(size, &MakeTestKernel));
     auto members = rig.OpenAll(1);
     CaseRunner runner(&rig, &random);
@@ -491,8 +494,10 @@ void RunMatrix(const BackendConformanceParam& param, const Matrix& matrix) {
           std::vector<Outputs> outputs = matrix.outputs;
           std::vector<int64_t> counts = matrix.counts;
           if (matrix.in_turns) {
-            outputs = {outputs[turn % outputs.size()]};
-            counts = {counts[turn % counts.size()]};
+            // From size to size another count and other outputs; the next combinations of the
+            // others begin with another pair of them.
+            outputs = {outputs[(turn / counts.size() + s) % outputs.size()]};
+            counts = {counts[(turn + s) % counts.size()]};
             ++turn;
           }
           for (const Outputs o : outputs) {
