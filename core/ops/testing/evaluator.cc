@@ -791,7 +791,11 @@ bool Run(Local<T>& l) {
     return true;
   }
   if (op == "pow") {
-    return Elementwise(l, [](T a, T b) { return static_cast<T>(std::pow<Wide, Wide>(a, b)); });
+    return Elementwise(l, [](T a, T b) {
+      // Of an infinity double has it exactly, and glibc 2.36's powl(-inf, -2^63) is infinite.
+      if (std::isinf(static_cast<double>(a))) return static_cast<T>(std::pow<double, double>(a, b));
+      return static_cast<T>(std::pow<Wide, Wide>(a, b));
+    });
   }
   if (op == "sigmoid_grad" || op == "tanh_grad") {
     return Elementwise(l, op == "tanh_grad" ? Slope<T, 1> : Slope<T, 2>);
