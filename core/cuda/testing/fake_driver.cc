@@ -235,7 +235,8 @@ Result MakeLaunch(Function function, unsigned int blocks, unsigned int block_thr
   FakeLaunch launch;
   launch.argument = params[0];
   launch.threads = kernel.one_thread ? 1 : std::min(int64_t{blocks} * block_threads, kMostThreads);
-  if (state->options.order == FakeOrder::kAdversarial) {
+  {
+    // Of threads no order is promised, however the streams go.
     MutexLock lock(&state->mutex);
     launch.order = state->random();
   }
@@ -319,11 +320,8 @@ FakeDriver::FakeDriver(FakeDriverOptions options) {
   for (const FakeKernel& kernel : options.kernels) {
     if (!names.insert(kernel.name).second) ReportMisuse("two kernels are called " + kernel.name);
   }
-  const bool adversarial = options.order == FakeOrder::kAdversarial;
   const uint64_t seed = options.seed != 0 ? options.seed : std::random_device()() | 1u;
-  if (adversarial) {
-    std::fprintf(stderr, "fake driver: seed=%llu\n", static_cast<unsigned long long>(seed));
-  }
+  std::fprintf(stderr, "fake driver: seed=%llu\n", static_cast<unsigned long long>(seed));
   state_ = std::make_unique<State>(std::move(options), seed);
   state = state_.get();
 }

@@ -360,22 +360,24 @@ TEST(FakeDriverOrderTest, WorkThatWaitsForOtherWorkGetsCompany) {
 }
 
 TEST(FakeDriverOrderTest, ThreadsOfALaunchComeInAnyOrderAndFindJunkInTheirScratch) {
-  std::set<std::vector<uint32_t>> seen;
-  for (int i = 0; i < kSeeds; ++i) {
-    Rig rig(TestSeed() + static_cast<uint64_t>(i));
-    const Stream stream = rig.NewStream();
-    RollCallArgs args;
-    args.came = rig.AllocatePinned(9);
-    args.scratch = rig.AllocatePinned(8);
-    Rig::Expect(rig.Launch("roll_call", args, stream, 8));
-    rig.Wait(stream);
-    std::vector<uint32_t> came(args.came + 1, args.came + 9);
-    seen.insert(came);
-    std::sort(came.begin(), came.end());
-    EXPECT_THAT(came, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
-    EXPECT_THAT(std::vector<uint32_t>(args.scratch, args.scratch + 8), Each(FakeMemory::kFresh));
+  for (const FakeOrder order : {FakeOrder::kAdversarial, FakeOrder::kEager}) {
+    std::set<std::vector<uint32_t>> seen;
+    for (int i = 0; i < kSeeds; ++i) {
+      Rig rig(TestSeed() + static_cast<uint64_t>(i), 1, order);
+      const Stream stream = rig.NewStream();
+      RollCallArgs args;
+      args.came = rig.AllocatePinned(9);
+      args.scratch = rig.AllocatePinned(8);
+      Rig::Expect(rig.Launch("roll_call", args, stream, 8));
+      rig.Wait(stream);
+      std::vector<uint32_t> came(args.came + 1, args.came + 9);
+      seen.insert(came);
+      std::sort(came.begin(), came.end());
+      EXPECT_THAT(came, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+      EXPECT_THAT(std::vector<uint32_t>(args.scratch, args.scratch + 8), Each(FakeMemory::kFresh));
+    }
+    EXPECT_GT(seen.size(), 4u);
   }
-  EXPECT_GT(seen.size(), 4u);
 }
 
 TEST(FakeDriverOrderTest, ManyStreamsTakeNoThreadsEach) {
