@@ -38,6 +38,7 @@ class WorkSlice {
   friend void CountWork(int64_t work);
   friend int64_t SliceWork();
   friend int64_t LargestSliceWork();
+  friend void ForgetLargestSlice();
 
   static inline thread_local WorkSlice* current_ = nullptr;
   static inline thread_local int64_t largest_ = 0;
@@ -56,8 +57,10 @@ inline int64_t SliceWork() {
 }
 // Whether that is not more than a turn's: what can wait for another turn does.
 inline bool SliceHasTime() { return SliceWork() <= kTurnWork; }
-// Of all slices that have ended on this thread.
+// Of all slices that have ended on this thread, or since these were forgotten.
 inline int64_t LargestSliceWork() { return WorkSlice::largest_; }
+// For tests: each is about its own.
+inline void ForgetLargestSlice() { WorkSlice::largest_ = 0; }
 
 }  // namespace chorus
 

@@ -27,6 +27,13 @@ TEST(WorkTest, TheLargestSliceIsOfItsThreadAlone) {
       EXPECT_EQ(SliceWork(), 4);
     }
     EXPECT_EQ(LargestSliceWork(), 7);
+    ForgetLargestSlice();
+    EXPECT_EQ(LargestSliceWork(), 0);
+    {
+      WorkSlice next;
+      CountWork(2);
+    }
+    EXPECT_EQ(LargestSliceWork(), 2);
   }).join();
   EXPECT_EQ(LargestSliceWork(), 0);
 }

@@ -59,6 +59,7 @@ class FailingTest : public ::testing::Test {
   };
 
   explicit FailingTest(const NodeOptions& options = {}) {
+    ForgetLargestSlice();
     HostBackendOptions host;
     host.devices = kRanks + 1;
     host.pool = &pool_;
@@ -555,6 +556,8 @@ TEST_F(LaterTest, ALaunchAndAnEndTakeTurns) {
   const auto published = [this] { return node_->Stats("").runs_published; };
   while (published() == 0) Poll();
   ASSERT_LT(published(), kRanks) << "all have ended at once: nothing to be seen";
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  ForgetLargestSlice();
   all_reduce_one(2);
   while (published() < 2 * kRanks + 1) Poll();
   EXPECT_GT(LargestSliceWork(), kMaxSliceWork * 3 / 4) << "others have run the kernels";

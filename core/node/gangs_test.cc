@@ -133,7 +133,9 @@ class GangsTest : public ::testing::Test {
     std::vector<Reason> told;
   };
 
-  GangsTest() : node_(Options(), std::make_unique<ToldDevices>(&told_), [] {}) {}
+  GangsTest() : node_(Options(), std::make_unique<ToldDevices>(&told_), [] {}) {
+    ForgetLargestSlice();
+  }
   // Its devices' executors end once nothing is under way.
   ~GangsTest() override {
     for (size_t i = 0; i < told_.launches.size(); ++i) End(i);

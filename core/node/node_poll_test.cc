@@ -115,6 +115,7 @@ class NodePollTest : public ::testing::Test {
   static constexpr int kSessions = 100;
 
   NodePollTest() {
+    ForgetLargestSlice();
     HostBackendOptions host;
     host.devices = 1;
     host.pool = &pool_;
