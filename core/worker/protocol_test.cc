@@ -1,13 +1,18 @@
 #include "core/worker/protocol.h"
 
+#include <cstddef>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/error.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus::worker {
 namespace {
+
+using ::testing::Each;
 
 template <typename Messages>
 std::string Bytes(const Messages& message) {
@@ -29,10 +34,10 @@ std::vector<ToWorker> EachToWorker() {
           open,
           AbortCommunicator{1, CommunicatorId(9), MakeError(Reason::kPeerDied, "rank 1 died")},
           CloseCommunicator{1, CommunicatorId(9)},
-          Launch{0, "launch"},
-          Settled{0, LaunchId(5), TransferId(6)},
-          Upload{0, TransferId(8), 4096, 7, 100, true},
-          Download{0, TransferId(8), 4096, 100, LaunchId(3)},
+          Launch{1, "launch"},
+          Settled{1, LaunchId(5), TransferId(6)},
+          Upload{2, TransferId(8), 4096, 7, 100, true},
+          Download{2, TransferId(8), 4096, 100, LaunchId(3)},
           FreeSlot{3},
           AskWorkspace{11, "node"},
           Ping(),
@@ -50,11 +55,49 @@ std::vector<ToDaemon> EachToDaemon() {
           Event{2, "event"},
           Uploaded{3},
           Downloaded{1, TransferId(4), 5, 6, 7},
-          Workspace{11, absl::OkStatus(), 4096},
+          Workspace{11, MakeError(Reason::kWrongState, "no GPU"), 4096},
           Pong()};
 }
 
-// Equal bytes of what was decoded show that no field was left out.
+// How many members a struct has: as many as it can be made of, at most.
+struct AnyMember {
+  template <typename T>
+  operator T() const;
+};
+template <typename T, typename = void, typename... Members>
+struct MembersOf : std::integral_constant<size_t, sizeof...(Members) - 1> {};
+template <typename T, typename... Members>
+struct MembersOf<T, std::void_t<decltype(T{Members()...})>, Members...>
+    : MembersOf<T, void, Members..., AnyMember> {};
+
+template <typename T>
+bool Same(const T& a, const T& b) {
+  return a == b;
+}
+bool Same(const absl::Status& a, const absl::Status& b) {
+  return ErrorOf(a).reason == ErrorOf(b).reason && ErrorOf(a).message == ErrorOf(b).message;
+}
+
+// Every member is a field, every field is as it was sent, and none was sent as it is anyway.
+template <typename T>
+void CheckFields(const T& got, const T& sent) {
+  const T untouched{};
+  const auto with_sent = [&](const auto&... s) {
+    const auto with_got = [&](const auto&... g) {
+      EXPECT_THAT((std::vector<bool>{Same(g, s)...}), Each(true));
+      const auto with_untouched = [&](const auto&... u) {
+        EXPECT_THAT((std::vector<bool>{Same(u, s)...}), Each(false));
+      };
+      T::Fields(untouched, with_untouched);
+    };
+    T::Fields(got, with_got);
+    // What it has is a struct of another library, of which the worker tells some.
+    if (std::is_same<T, Ready>::value) return;
+    EXPECT_EQ(sizeof...(s), MembersOf<T>::value) << "fields and members";
+  };
+  T::Fields(sent, with_sent);
+}
+
 template <typename Messages, typename Decode>
 void CheckEach(const std::vector<Messages>& messages, Decode decode) {
   ASSERT_EQ(messages.size(), absl::variant_size<Messages>::value) << "one of each kind";
@@ -63,8 +106,14 @@ void CheckEach(const std::vector<Messages>& messages, Decode decode) {
     const std::string bytes = Bytes(messages[i]);
     const auto decoded = decode(bytes);
     ASSERT_TRUE(decoded.ok()) << i << ": " << decoded.status();
-    EXPECT_EQ(decoded->index(), i);
+    ASSERT_EQ(decoded->index(), i);
     EXPECT_EQ(Bytes(*decoded), bytes) << i;
+    SCOPED_TRACE(i);
+    absl::visit(
+        [&decoded](const auto& sent) {
+          CheckFields(absl::get<std::decay_t<decltype(sent)>>(*decoded), sent);
+        },
+        messages[i]);
   }
   for (const std::string& bytes : {std::string(), std::string("\x7f"), std::string(40, '\xff')}) {
     EXPECT_EQ(ErrorOf(decode(bytes).status()).reason, Reason::kMalformed);

@@ -21,6 +21,7 @@
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
+#include "core/ops/host_kernels.h"
 #include "core/ops/node_spec.h"
 #include "core/runtime/device_plan.h"
 #include "core/worker/protocol.h"
@@ -220,7 +221,7 @@ TEST_F(WorkerDevicesTest, LaunchesThatFollowAnUploadSeeIt) {
 
 TEST_F(WorkerDevicesTest, SaysWhatScratchAKernelWants) {
   Start(OptionsOf());
-  const TensorType input = F32(1 << 20);
+  const TensorType input(DType::kF64, {1 << 20});
   const TensorType* inputs[] = {&input};
   NodeView node;
   node.op = "arg_sort";
@@ -230,6 +231,11 @@ TEST_F(WorkerDevicesTest, SaysWhatScratchAKernelWants) {
   const TensorType outputs[] = {TensorType(DType::kI64, {1 << 20})};
   const auto bytes = devices_->WorkspaceBytes(node, outputs);
   ASSERT_TRUE(bytes.ok()) << bytes.status();
+  // What it says where the kernel is made in this process.
+  const auto kernel = MakeHostKernel(node, outputs);
+  ASSERT_TRUE(kernel.ok()) << kernel.status();
+  EXPECT_GT(*bytes, 0);
+  EXPECT_EQ(*bytes, (*kernel)->workspace_bytes());
   EXPECT_EQ(devices_->WorkspaceBytes(node, outputs), bytes);
   node.op = "no_such_op";
   EXPECT_FALSE(devices_->WorkspaceBytes(node, outputs).ok());
