@@ -1,4 +1,5 @@
 // The program from end to end, without a driver and on the stand-in for one.
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -73,8 +74,11 @@ class GpuProbeTest : public ::testing::Test {
 };
 
 TEST_F(GpuProbeTest, WithoutADriverItSaysSoInOneLineAndEndsWithAStatusOfItsOwn) {
+  if (void* const driver = dlopen("libcuda.so.1", RTLD_LAZY); driver != nullptr) {
+    dlclose(driver);
+    GTEST_SKIP() << "this machine has a driver";
+  }
   const Ran ran = RunProbe({}, {"LD_LIBRARY_PATH=" + folder_});
-  if (!absl::StrContains(ran.output, "libcuda.so.1")) GTEST_SKIP() << "this machine has a driver";
   EXPECT_EQ(ran.status, 3);
   EXPECT_THAT(ran.output, HasSubstr("gpu_probe: nothing to probe here: no libcuda.so.1: "));
   EXPECT_EQ(std::count(ran.output.begin(), ran.output.end(), '\n'), 1) << ran.output;
@@ -141,7 +145,8 @@ TEST_F(GpuProbeTest, TwoProcessesPlayThroughFlagsAndNccl) {
   const Ran ran = RunOnFake({"--only=P10", "--limit=500"});
   EXPECT_THAT(ran.output, HasSubstr("rounds that the first process's kernel saw")) << ran.output;
   EXPECT_THAT(ran.output, HasSubstr("NCCL | 2.28.9"));
-  EXPECT_THAT(ran.output, Not(HasSubstr("wrong sums of NCCL at rank 0 1")));
+  EXPECT_THAT(ran.output, HasSubstr("all-reduce of 1 MiB, median, rank 1"));
+  EXPECT_THAT(ran.output, Not(ContainsRegex("wrong sums of NCCL at rank [01] [0-9]+ >")));
 }
 
 TEST_F(GpuProbeTest, AStageThatCrashesLosesNothingOfTheOthers) {

@@ -243,6 +243,7 @@ void CheckReductionValues(const ReducingOp& op) {
       for (size_t i = 0; i < size; ++i) {
         for (size_t r = 0; r < x.size(); ++r) {
           x[r][i] = columns[(i + shift) % columns.size()][r];
+          seen[(i + shift) % columns.size()] = true;
           // Of both signs: where a factor is infinite, products must not be summed.
           g[r][i] = (r == 1 ? -1 : 1 + static_cast<double>(r)) + 0.25 * static_cast<double>(i);
         }
@@ -259,6 +260,7 @@ void CheckReductionValues(const ReducingOp& op) {
       CheckValues(op, reduction, x, g);
     }
   }
+  for (size_t c = 0; c < columns.size(); ++c) EXPECT_TRUE(seen[c]) << "column " << c;
 }
 
 void CheckReductionDTypes(const ReducingOp& op) {

@@ -107,6 +107,8 @@ TEST(DependencesTest, LongSumsTakeAsManyStepsAsTheyAreLong) {
                                   HostileGraph::kManyPieces, HostileGraph::kOutputsOfAChain}) {
     const Found small = Find(testing::MakeHostileGraph(kind, 500));
     const Found large = Find(testing::MakeHostileGraph(kind, 5000));
+    EXPECT_TRUE(small.status.ok()) << small.status;
+    EXPECT_TRUE(large.status.ok()) << large.status;
     EXPECT_LE(large.work, 3 * 5000) << testing::NameOf(kind);
     EXPECT_LE(large.work, 10 * small.work + 100) << testing::NameOf(kind);
   }
