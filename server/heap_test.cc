@@ -46,7 +46,7 @@ class HeapTest : public testing::Test {
   void SetUp() override {
     if (mallinfo2().uordblks == 0) {
       std::cout << "skipped: this malloc is not glibc's" << std::endl;
-      GTEST_SKIP();
+      GTEST_SKIP() << "this malloc is not glibc's";
     }
     BoundHeaps();
     InAHeapOfItsOwn([] { Small(kMiB); });

@@ -174,15 +174,20 @@ TEST_F(LogWriterTest, WhatDoesNotFitIsLeftOutAndCounted) {
   for (int i = 0; i < kLines; ++i) LOG(INFO) << "a line of this test, number " << i;
   EXPECT_EQ(Read(filled), std::string(filled, '-'));
   int next = 0;
+  int gaps = 0;
+  size_t bytes = 0;
   while (next < kLines) {
     const std::string line = ReadLine();
     ASSERT_FALSE(line.empty());
+    bytes += line.size() + 1;
     int number = 0;
     const std::vector<std::string> words = absl::StrSplit(line, ' ');
     if (absl::StartsWith(line, "chorusd: ")) {
       ASSERT_TRUE(absl::SimpleAtoi(words[1], &number)) << line;
       EXPECT_THAT(line, HasSubstr("lines of the log were left out here"));
       EXPECT_GT(next, 0);
+      EXPECT_GT(number, 0) << line;
+      ++gaps;
       next += number;
     } else {
       ASSERT_TRUE(absl::SimpleAtoi(words.back(), &number)) << line;
@@ -191,6 +196,9 @@ TEST_F(LogWriterTest, WhatDoesNotFitIsLeftOutAndCounted) {
     }
   }
   EXPECT_EQ(next, kLines);
+  EXPECT_GT(gaps, 0);
+  // What waited, and what came as that was read.
+  EXPECT_LE(bytes, 2 * LogWriter::kMaxBytes);
   LOG(INFO) << "later";
   EXPECT_THAT(ReadLine(), EndsWith("] later"));
 }

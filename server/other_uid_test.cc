@@ -32,7 +32,7 @@ class OtherUidTest : public testing::Test {
   void SetUp() override {
     if (geteuid() != 0) {
       std::cout << "skipped: uid " << geteuid() << " cannot act as another user" << std::endl;
-      GTEST_SKIP();
+      GTEST_SKIP() << "this user cannot act as another one";
     }
     ASSERT_NE(mkdtemp(&folder_[0]), nullptr);
     // No user's, and another one in each run of this test.
@@ -128,6 +128,21 @@ TEST_F(OtherUidTest, ADaemonDoesNotServeInADefaultDirectoryThatIsAnothers) {
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   EXPECT_THAT(chorusd.output(), HasSubstr(absl::StrCat(default_folder_, "/chorusd.sock")));
   EXPECT_TRUE(CheckSocketDirectory(default_folder_, user_).ok());
+}
+
+// Not its own, which it would have anyway.
+TEST_F(OtherUidTest, SocketsHaveTheGroupThatWasAsked) {
+  const std::string path = folder_ + "/chorusd.sock";
+  ChorusdProcess chorusd(folder_, {"--listen=unix:" + path, "--socket_mode=0660",
+                                   absl::StrCat("--socket_group=", user_)});
+  ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
+  for (const std::string& socket : {path, path + ".attach"}) {
+    struct stat info = {};
+    ASSERT_EQ(lstat(socket.c_str(), &info), 0) << socket;
+    EXPECT_EQ(info.st_mode & 07777, mode_t{0660}) << socket;
+    EXPECT_EQ(info.st_gid, user_) << socket;
+    EXPECT_EQ(info.st_uid, geteuid()) << socket;
+  }
 }
 
 // From now on user `uid`, who is not root, can make no more threads in process `pid`, which is his.

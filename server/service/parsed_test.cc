@@ -113,7 +113,7 @@ class Worst {
 TEST(ParsedTest, NoMessageTakesMoreThanItIsCountedFor) {
   if (mallinfo2().uordblks == 0) {
     std::cout << "skipped: this allocator does not tell what it has given out" << std::endl;
-    GTEST_SKIP();
+    GTEST_SKIP() << "this allocator does not tell what it has given out";
   }
   const std::vector<std::shared_ptr<const Message>> types = {
       std::make_shared<v1::CommandsRequest>(),      std::make_shared<v1::SubmitRequest>(),
@@ -167,14 +167,16 @@ TEST(ParsedTest, WhatIsTooLargeIsNotParsed) {
 TEST(RoomTest, WhoeverFindsNoneWaits) {
   Room room(100);
   std::atomic<bool> left{false};
+  std::atomic<bool> entered{false};
   std::thread waiting;
   {
     const Room::Part all = room.Enter(100);
     waiting = std::thread([&] {
       const Room::Part part = room.Enter(1);
       EXPECT_TRUE(left);
+      entered = true;
     });
-    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    while (room.waiting() == 0 && !entered) std::this_thread::yield();
     left = true;
   }
   waiting.join();
