@@ -448,8 +448,15 @@ class ModelMemoryTest : public MemoryTest {
       return;
     }
     EXPECT_EQ(before.held, after.held);
-    // What gRPC's threads keep takes longer to be there.
-    ExpectFlat(after, train(kModelSteps));
+    // What gRPC's threads keep takes longer to be there, and on a busy machine a thread that has
+    // found the others' heaps in use has begun one of its own, of which there are a few. What steps
+    // leave behind comes with each phase.
+    Seen last = after;
+    Seen next = train(kModelSteps);
+    for (int more = 0; more < 3 && next.heap - last.heap >= kGrowth; ++more) {
+      last = std::exchange(next, train(kModelSteps));
+    }
+    ExpectFlat(last, next);
   }
 };
 
