@@ -1148,7 +1148,6 @@ TEST(SessionTest, AForkedChildCannotTouchItsParentsSession) {
   EXPECT_THAT(Values<float>(*y), ElementsAre(2));
 }
 
-// The list's lock may be held by a thread of the parent's, which the child has not.
 TEST(SessionTest, AForkedChildHasNoneOfItsParentsSessions) {
   FakeDaemon daemon;
   const Session session = daemon.Open();

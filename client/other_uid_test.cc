@@ -95,8 +95,7 @@ class OtherUidTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (::geteuid() != 0) {
-      std::cout << "skipped: uid " << ::geteuid() << " cannot act as another user" << std::endl;
-      GTEST_SKIP();
+      GTEST_SKIP() << "uid " << ::geteuid() << " cannot act as another user";
     }
     // No user's, and another one in each run of this test.
     user_ = 1'000'000'000 + static_cast<uid_t>(::getpid());

@@ -197,7 +197,7 @@ TEST_F(LogWriterTest, WhatDoesNotFitIsLeftOutAndCounted) {
   }
   EXPECT_EQ(next, kLines);
   EXPECT_GT(gaps, 0);
-  // What waited, and what came as that was read.
+  // What waited, and what the writer had in hand.
   EXPECT_LE(bytes, 2 * LogWriter::kMaxBytes);
   LOG(INFO) << "later";
   EXPECT_THAT(ReadLine(), EndsWith("] later"));

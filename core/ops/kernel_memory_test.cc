@@ -1,5 +1,5 @@
-// Kernels allocate nothing as they run: what they need beside their operands is their workspace,
-// which is reserved and charged with the run.
+// Kernels allocate nothing as they run, but for what libraries pack, which has a bound: what they
+// need beside their operands is their workspace, which is reserved and charged with the run.
 #include <array>
 #include <cstdint>
 #include <memory>

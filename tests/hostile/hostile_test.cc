@@ -325,7 +325,8 @@ class MixedTest : public Beside, public ::testing::WithParamInterface<Kind> {
     }
     if (absl::StrContains(log, "code=")) ++rounds_[NameOf(attacker->what)];
   }
-  // That a round ends as the case says when nobody but the honest ones is beside it.
+  // That a round has ended as the case says, at the latest one with nobody but the honest ones
+  // beside it.
   void ExpectRoundAlone(const InMixture& attacker) {
     std::string log;
     const absl::Status told = fault::AskUntil([&]() -> absl::StatusOr<bool> {
