@@ -394,6 +394,7 @@ void Worlds::Reform(const Session& session, const ReformWorldRequest& request, a
 void Worlds::LimitReform(const std::shared_ptr<World>& reforming, absl::Duration patience,
                          absl::Time now) {
   const std::weak_ptr<World> weak = reforming;
+  timers_->Cancel(reforming->reform_timer);  // of ranks that had asked before, and are gone
   reforming->reform_timer = timers_->Add(now + patience, [weak, patience](absl::Time) {
     const std::shared_ptr<World> world = weak.lock();
     if (world == nullptr) return;

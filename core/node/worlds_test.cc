@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "core/backend/backend_options.h"
 #include "core/backend/host/host_backend.h"
+#include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
@@ -134,6 +135,47 @@ TEST_F(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
   };
   ask_for_both(join);
   ask_for_both(reform);
+}
+
+// Of an earlier one, whose ranks are gone, nothing is left that would end it.
+TEST_F(WorldsTest, AReformHasItsWholeTime) {
+  Start(3);
+  WorldId world;
+  for (int rank = 0; rank < 3; ++rank) {
+    JoinRequest request;
+    request.name = "job";
+    request.size = 3;
+    request.rank = Rank(rank);
+    node_->JoinWorld(session(rank), request, now_, [&](const absl::StatusOr<WorldInfo>& info) {
+      ASSERT_TRUE(info.ok()) << info.status();
+      world = info->id;
+    });
+  }
+  absl::Status told[3];
+  const auto reform = [&](int rank, absl::Time now) {
+    ReformWorldRequest request;
+    request.world = world;
+    request.rank = Rank(rank);
+    request.timeout = absl::Seconds(4);
+    node_->ReformWorld(session(rank), request, now,
+                       [&told, rank](const absl::StatusOr<ReformResult>& result) {
+                         told[rank] = result.status();
+                       });
+  };
+  reform(0, now_);
+  const absl::Time later = now_ + absl::Seconds(3);
+  ASSERT_TRUE(node_->CloseSession(session(0), later).ok());
+  EXPECT_FALSE(told[0].ok());
+  reform(1, later);
+  const auto poll = [&](absl::Time now) {
+    while (node_->Poll(now)) {
+    }
+  };
+  poll(now_ + absl::Seconds(4));
+  poll(later + absl::Seconds(4) - absl::Milliseconds(1));
+  EXPECT_TRUE(told[1].ok()) << told[1];
+  poll(later + absl::Seconds(4));
+  EXPECT_EQ(ErrorOf(told[1]).reason, Reason::kAgreeTimeout) << told[1];
 }
 
 }  // namespace

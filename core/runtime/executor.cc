@@ -739,7 +739,10 @@ class DeviceExecutor final : public Executor {
         for (DeviceAddress& address : *extras) address = result(*to++);
       }
       if (const OpenedCommunicator* const bound = bound_[collective.binding]; bound != nullptr) {
-        failure->Add(Enqueue(*bound, call, stream), /*is_own=*/!bound->ok());
+        const absl::Status enqueued = Enqueue(*bound, call, stream);
+        // Others have made theirs, or will, and would wait for this one.
+        if (!enqueued.ok() && bound->ok()) (**bound)->Abort(Detached(enqueued));
+        failure->Add(enqueued, /*is_own=*/!bound->ok());
       } else if (!OnlyOrders(call.kind)) {
         failure->Add(Malformed("a launch binds no communicator to a collective"),
                      /*is_own=*/false);

@@ -1186,6 +1186,24 @@ TEST_P(ExecutorFailureTest, ALaunchThatIsRefusedEndsThoseThatWaitForItsCalls) {
   }
 }
 
+TEST_P(ExecutorFailureTest, ACallThatIsRefusedEndsThoseThatWaitForIt) {
+  if (ranks() < 2) return;
+  const auto gang = rig_.Prepare(
+      Sessions([](RankBuilder* b) { AddOutput(b, b->AllReduce(b->Input(F32({4})))); }));
+  ASSERT_TRUE(gang->status.ok()) << gang->status;
+  for (auto [device, message] : gang->messages) {
+    if (device == 1) message.buffers[0] = 0;  // its input's
+    ByteWriter bytes;
+    EncodeLaunch(message, &bytes);
+    rig_.executor(device)->Launch(bytes.bytes());
+  }
+  for (const auto& launched : gang->messages) {
+    const absl::Status status = rig_.WaitFor(launched.second.launch);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "without memory")) << status;
+  }
+}
+
 TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsable) {
   if (ranks() < 2) return;
   const Plan plan = CompileEager();
