@@ -186,7 +186,8 @@ class Server {
     Say(message);
   }
 
-  // Of one piece: the pieces of a transfer end in their order.
+  // Of one piece: the pieces of a transfer end in their order. Of a download no more is said behind
+  // one that failed, for the daemon takes them one behind the other.
   void OnTransferred(int device, const TransferredMessage& message) {
     Piece piece;
     absl::Status status;
@@ -199,11 +200,11 @@ class Server {
       it->second.pieces.pop_front();
       status = Detached(it->second.status);
       if (piece.is_last) transfers_.erase(it);
-      if (!piece.is_upload && !message.status.ok()) free_slots_.push_back(piece.slot);
+      if (!piece.is_upload && !status.ok()) free_slots_.push_back(piece.slot);
     }
     if (piece.is_upload) {
       Say(Uploaded{piece.slot});
-    } else if (message.status.ok()) {
+    } else if (status.ok()) {
       Say(Downloaded{device, message.transfer, piece.slot, piece.offset, piece.bytes});
     } else {
       channel_->Wake();  // a slot is free

@@ -219,6 +219,28 @@ TEST_F(WorkerDevicesTest, LaunchesThatFollowAnUploadSeeIt) {
   }
 }
 
+TEST_F(WorkerDevicesTest, APieceOfADownloadThatFailsIsThatDownloadsErrorAlone) {
+  constexpr size_t kCount = 3 << 18;  // three pieces there, and three back
+  for (const int failing : {0, 1, 2}) {
+    SCOPED_TRACE(failing);
+    WorkerOptions options = OptionsOf();
+    options.command.push_back(
+        absl::StrCat("--fault_script=copy error skip=", 3 + failing, " times=1"));
+    Start(options);
+    std::vector<float> values(kCount);
+    std::iota(values.begin(), values.end(), 1.0f);
+    const DeviceAddress from = Put(0, values);
+    const absl::Status failed = Get(0, from, kCount).status();
+    EXPECT_FALSE(failed.ok());
+    EXPECT_NE(ErrorOf(failed).reason, Reason::kDeviceLost) << failed;
+    const auto again = Get(0, from, kCount);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(*again, values);
+    executors_.clear();
+    devices_.reset();
+  }
+}
+
 TEST_F(WorkerDevicesTest, SaysWhatScratchAKernelWants) {
   Start(OptionsOf());
   const TensorType input(DType::kF64, {1 << 20});
