@@ -408,16 +408,14 @@ std::unique_ptr<Backend> MakeSoundBackend(ThreadPool* pool) {
 }
 
 std::unique_ptr<Backend> MakeBackend(ThreadPool* pool) {
-  std::unique_ptr<Backend> backend = MakeSoundBackend(pool);
-  const std::string text = absl::GetFlag(FLAGS_fault_script);
-  if (text.empty()) return backend;
-  absl::StatusOr<FaultScript> script = ParseFaultScript(text);
-  if (!script.ok()) {
-    std::cerr << "chorusd: --fault_script: " << script.status().message() << "\n";
+  absl::StatusOr<std::unique_ptr<Backend>> backend =
+      WithFaults(MakeSoundBackend(pool), absl::GetFlag(FLAGS_fault_script),
+                 [](const std::string& fault) { LOG(WARNING) << fault; });
+  if (!backend.ok()) {
+    std::cerr << "chorusd: --fault_script: " << backend.status().message() << "\n";
     exit(2);
   }
-  return CreateFaultBackend(std::move(backend), *std::move(script),
-                            [](const std::string& fault) { LOG(WARNING) << fault; });
+  return *std::move(backend);
 }
 
 bool HasWorker() {

@@ -58,10 +58,7 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenSound(ThreadPool* pool) {
 
 absl::StatusOr<std::unique_ptr<Backend>> Open(ThreadPool* pool) {
   CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, OpenSound(pool));
-  const std::string text = absl::GetFlag(FLAGS_fault_script);
-  if (text.empty()) return backend;
-  CHORUS_ASSIGN_OR_RETURN(FaultScript script, ParseFaultScript(text));
-  return CreateFaultBackend(std::move(backend), std::move(script), nullptr);
+  return WithFaults(std::move(backend), absl::GetFlag(FLAGS_fault_script));
 }
 
 }  // namespace

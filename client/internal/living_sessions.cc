@@ -23,9 +23,9 @@ Living& OfThisProcess() {
   static std::atomic<Living*> living{new Living};
   Living* current = living.load();
   if (!current->mark.Forked()) return *current;
-  auto childs = std::make_unique<Living>();
-  if (!living.compare_exchange_strong(current, childs.get())) return *current;
-  return *childs.release();
+  auto of_child = std::make_unique<Living>();
+  if (!living.compare_exchange_strong(current, of_child.get())) return *current;
+  return *of_child.release();
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ namespace chorus {
 namespace internal {
 
 // It has no gradient any more: a call for gradients was refused after it was recorded
-// (MemberCore::tapes_lost_before).
+// (MemberCore::tapes_lost_before, gates_lost_before).
 bool IsLostEntry(const GradNode& node);
 
 class TapePart {

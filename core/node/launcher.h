@@ -51,7 +51,8 @@ class Launcher {
                                 absl::Span<const DeviceIndex> devices,
                                 const GraphStore::Client& client,
                                 const GraphStore::Waiting& waiting);
-  // The part for device slot `slot` on `device`. INTERNAL: it has not been loaded there.
+  // The part for device slot `slot` on `device`. UNAVAILABLE kDeviceLost: it is not there, and the
+  // device was lost once; INTERNAL: it has not been loaded there.
   absl::StatusOr<PlanId> PlanOn(const LoadedPlan& plan, int slot, DeviceIndex device) const;
   // No run of it is under way.
   UnloadedPart UnloadPlan(DeviceIndex device, PlanId plan);

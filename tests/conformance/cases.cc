@@ -1,15 +1,19 @@
 #include "tests/conformance/cases.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
 #include "gtest/gtest.h"
 #include "tests/conformance/cover.h"
+#include "tests/conformance/job.h"
 
 namespace chorus {
 namespace conformance {
+namespace {
 
+// By number of ranks.
 std::map<int, std::vector<Case>> CasesOf(const Matrix& matrix, Kind kind, bool everything) {
   std::vector<int> ranks = matrix.ranks;
   if (NeedsTwo(kind)) ranks.erase(std::remove(ranks.begin(), ranks.end(), 1), ranks.end());
@@ -33,6 +37,22 @@ std::map<int, std::vector<Case>> CasesOf(const Matrix& matrix, Kind kind, bool e
                                (matrix.sizes.size() - static_cast<size_t>(no_elements)));
   EXPECT_EQ(forms.size(), static_cast<size_t>(matrix.dtypes * 2));
   return cases;
+}
+
+}  // namespace
+
+void CheckCases(const ConformanceParam& param, Kind kind, const Matrix& matrix,
+                const CheckCase& check) {
+  const bool everything = param.cover == ConformanceParam::kEverything;
+  for (const auto& [ranks, cases] : CasesOf(matrix, kind, everything)) {
+    Job job(param, ranks);
+    job.Run([&, &cases = cases](int rank, World& world) {
+      for (const Case& one : cases) {
+        check(Place{kind, rank, world.size(), one.size}, world, one);
+        if (::testing::Test::HasFailure()) return;
+      }
+    });
+  }
 }
 
 }  // namespace conformance

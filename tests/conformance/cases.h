@@ -3,10 +3,12 @@
 #define CHORUS_TESTS_CONFORMANCE_CASES_H_
 
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <vector>
 
+#include "chorus/chorus.h"
 #include "tests/conformance/collectives.h"
+#include "tests/conformance/conformance.h"
 
 namespace chorus {
 namespace conformance {
@@ -23,10 +25,12 @@ struct Matrix {
   int dtypes = 1;
 };
 
-// By number of ranks. `everything`: each case that the kind has; else few in which each two of
-// number, size, dtype and compiled or not meet. Fails the test where that leaves out what it is
-// for.
-std::map<int, std::vector<Case>> CasesOf(const Matrix& matrix, Kind kind, bool everything);
+using CheckCase = std::function<void(const Place& place, const World& world, const Case& one)>;
+// Calls `check` on each rank of each case, until one fails: of every case that the kind has, or of
+// few in which each two of number of ranks, size, dtype and compiled or not meet, as the parameter
+// says. Fails the test where that leaves out what it is for.
+void CheckCases(const ConformanceParam& param, Kind kind, const Matrix& matrix,
+                const CheckCase& check);
 
 }  // namespace conformance
 }  // namespace chorus

@@ -55,20 +55,12 @@ void CheckKind(const ConformanceParam& param, Kind kind) {
   // Zero, one, primes, and either side of a chunk: of work for two ranks, and for eight.
   matrix.sizes = {0, 1, 2, 7, 97, 341, 1023, 1024, 1025, 2049};
   matrix.dtypes = 4;
-  const bool everything = param.cover == ConformanceParam::kEverything;
-  for (const auto& [ranks, cases] : CasesOf(matrix, kind, everything)) {
-    Job job(param, ranks);
-    job.Run([&kind, &cases = cases](int rank, World& world) {
-      for (const Case& one : cases) {
-        const Place place{kind, rank, world.size(), one.size};
-        if (one.dtype == 0) Check<float>(place, world, one.compiled);
-        if (one.dtype == 1) Check<double>(place, world, one.compiled);
-        if (one.dtype == 2) Check<int64_t>(place, world, one.compiled);
-        if (one.dtype == 3) Check<uint8_t>(place, world, one.compiled);
-        if (::testing::Test::HasFailure()) return;
-      }
-    });
-  }
+  CheckCases(param, kind, matrix, [](const Place& place, const World& world, const Case& one) {
+    if (one.dtype == 0) Check<float>(place, world, one.compiled);
+    if (one.dtype == 1) Check<double>(place, world, one.compiled);
+    if (one.dtype == 2) Check<int64_t>(place, world, one.compiled);
+    if (one.dtype == 3) Check<uint8_t>(place, world, one.compiled);
+  });
 }
 
 TEST_P(Conformance, AllReduceGivesEveryRankTheSum) { CheckKind(GetParam(), Kind::kAllReduce); }

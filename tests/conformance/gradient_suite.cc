@@ -153,18 +153,10 @@ void CheckKind(const ConformanceParam& param, Kind kind) {
   matrix.ranks = {1, 2, 3, 5, 8};
   matrix.sizes = {0, 1, 7, kChunkElements + 1};
   matrix.dtypes = 2;
-  const bool everything = param.cover == ConformanceParam::kEverything;
-  for (const auto& [ranks, cases] : CasesOf(matrix, kind, everything)) {
-    Job job(param, ranks);
-    job.Run([&kind, &cases = cases](int rank, World& world) {
-      for (const Case& one : cases) {
-        const Place place{kind, rank, world.size(), one.size};
-        if (one.dtype == 0) CheckGradients<float>(place, world, one.compiled);
-        if (one.dtype == 1) CheckGradients<double>(place, world, one.compiled);
-        if (::testing::Test::HasFailure()) return;
-      }
-    });
-  }
+  CheckCases(param, kind, matrix, [](const Place& place, const World& world, const Case& one) {
+    if (one.dtype == 0) CheckGradients<float>(place, world, one.compiled);
+    if (one.dtype == 1) CheckGradients<double>(place, world, one.compiled);
+  });
 }
 
 TEST_P(Conformance, AllReduceHasGradientsOfBothOrders) { CheckKind(GetParam(), Kind::kAllReduce); }

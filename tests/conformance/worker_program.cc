@@ -11,7 +11,6 @@
 #include "core/backend/backend.h"
 #include "core/backend/cuda/testing/test_gpu.h"
 #include "core/backend/fault/fault_backend.h"
-#include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/worker/worker_main.h"
 #include "tests/conformance/backends.h"
@@ -26,8 +25,6 @@ int main(int argc, char** argv) {
   return chorus::worker::WorkerMain([&]() -> absl::StatusOr<std::unique_ptr<chorus::Backend>> {
     std::unique_ptr<chorus::Backend> backend =
         chorus::conformance::MakeBackend(argv[1], std::stoi(argv[2]), std::stoull(argv[3]), &pool);
-    if (*argv[4] == '\0') return backend;
-    CHORUS_ASSIGN_OR_RETURN(chorus::FaultScript script, chorus::ParseFaultScript(argv[4]));
-    return chorus::CreateFaultBackend(std::move(backend), std::move(script), nullptr);
+    return chorus::WithFaults(std::move(backend), argv[4]);
   });
 }

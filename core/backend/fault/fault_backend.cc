@@ -479,4 +479,12 @@ std::unique_ptr<Backend> CreateFaultBackend(std::unique_ptr<Backend> inner, Faul
   return std::make_unique<FaultBackend>(std::move(inner), std::move(script), std::move(on_fault));
 }
 
+absl::StatusOr<std::unique_ptr<Backend>> WithFaults(
+    std::unique_ptr<Backend> inner, absl::string_view script,
+    std::function<void(const std::string&)> on_fault) {
+  if (script.empty()) return inner;
+  CHORUS_ASSIGN_OR_RETURN(FaultScript parsed, ParseFaultScript(script));
+  return CreateFaultBackend(std::move(inner), std::move(parsed), std::move(on_fault));
+}
+
 }  // namespace chorus

@@ -17,6 +17,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "core/backend/backend.h"
 #include "core/backend/fault/fault_script.h"
 
@@ -26,6 +28,11 @@ namespace chorus {
 // of the call that it hits; it must not call back. May be null.
 std::unique_ptr<Backend> CreateFaultBackend(std::unique_ptr<Backend> inner, FaultScript script,
                                             std::function<void(const std::string&)> on_fault);
+// The same by a script's text, as a flag has it; empty: `inner` as it is. Errors:
+// ParseFaultScript's.
+absl::StatusOr<std::unique_ptr<Backend>> WithFaults(
+    std::unique_ptr<Backend> inner, absl::string_view script,
+    std::function<void(const std::string&)> on_fault = nullptr);
 
 }  // namespace chorus
 
