@@ -50,15 +50,25 @@ void CommandLog::Park() {
   shared_.timers->Cancel(gap_timer_);
 }
 
-void CommandLog::WhenTaken(std::function<void(const absl::Status&)> then) {
-  if (!parked()) return then(absl::OkStatus());
-  when_taken_.push_back(std::move(then));
-}
-
-void CommandLog::TellTaken(const absl::Status& status) {
-  const auto callbacks = std::move(when_taken_);
-  when_taken_.clear();
-  for (const auto& then : callbacks) then(status);
+TimerQueue::Id CommandLog::WhenTaken(absl::Time deadline,
+                                     std::function<void(const absl::Status&)> then) {
+  if (!parked()) {
+    then(absl::OkStatus());
+    return {};
+  }
+  // Whichever comes first ends the other.
+  auto waiter = std::make_shared<Waiters<absl::Status>::Id>();
+  const TimerQueue::Id timer = shared_.timers->Add(deadline, [this, waiter, then](absl::Time) {
+    when_taken_.Remove(*waiter);
+    then(MakeError(Reason::kTransportTimeout,
+                   absl::StrCat("the commands before it, from ", next_,
+                                " on, have not been taken yet; ask again")));
+  });
+  *waiter = when_taken_.Add([this, timer, then](const absl::Status& status) {
+    shared_.timers->Cancel(timer);
+    then(status);
+  });
+  return timer;
 }
 
 void CommandLog::Finish(Sequence sequence) {
@@ -156,7 +166,7 @@ absl::optional<CommandLog::HeldFrame> CommandLog::TakeHeld(absl::Time now) {
   }
   shared_.timers->Cancel(gap_timer_);
   if (!held_.empty()) LimitGap(now);
-  TellTaken(absl::OkStatus());
+  when_taken_.Call(absl::OkStatus());
   return absl::nullopt;
 }
 
@@ -253,7 +263,7 @@ TimerQueue::Id CommandLog::Wait(Sequence sequence, absl::Time deadline, OnOutcom
 void CommandLog::Abandon(const absl::Status& why) {
   shared_.timers->Cancel(gap_timer_);
   RefuseHeld(why);
-  TellTaken(why);
+  when_taken_.Call(why);
   auto waiters = std::exchange(waiting_, {});
   for (auto& [sequence, those] : waiters) {
     those.senders.Call({Sequence(sequence), why});

@@ -89,8 +89,9 @@ class CommandLog {
   void Unpark() { --parked_; }
   bool parked() const { return parked_ > 0; }
   // Calls `then` when every frame that is there, and that no gap or parking holds back, has been
-  // taken: at once unless the log is parked. An error: why no more will be taken.
-  void WhenTaken(std::function<void(const absl::Status&)> then);
+  // taken: at once unless the log is parked. At `deadline` TRANSPORT_TIMEOUT; another error: why no
+  // more will be taken. Returns the deadline's timer, as Wait() does; unless it is parked none.
+  TimerQueue::Id WhenTaken(absl::Time deadline, std::function<void(const absl::Status&)> then);
   // The command is over: well, or with an error that is recorded.
   void Finish(Sequence sequence);
   void Finish(Sequence sequence, const Error& error);
@@ -152,7 +153,6 @@ class CommandLog {
   absl::StatusOr<Charge> ChargeHeld(size_t bytes) const;
   void LimitGap(absl::Time now);
   void RefuseHeld(const absl::Status& why);
-  void TellTaken(const absl::Status& status);
 
   const Shared shared_;
   const std::string tenant_;
@@ -161,7 +161,7 @@ class CommandLog {
   int64_t next_ = 1;
   int parked_ = 0;
   int64_t failed_ = 0;
-  std::vector<std::function<void(const absl::Status&)>> when_taken_;  // none unless it is parked
+  Waiters<absl::Status> when_taken_;  // none unless it is parked
   std::map<int64_t, HeldFrame> held_;
   TimerQueue::Id gap_timer_;
   std::vector<Record> records_;  // of the last, by sequence; an idle session keeps none

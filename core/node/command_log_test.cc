@@ -19,6 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 const absl::Time kStart = absl::FromUnixSeconds(1000);
 
@@ -62,7 +63,8 @@ TEST_F(CommandLogTest, ParkedItHoldsWhatComesWithoutAGap) {
   Hold(3);
   Hold(2);
   int calls = 0;
-  log_.WhenTaken([&](const absl::Status& status) { calls += status.ok() ? 1 : 100; });
+  log_.WhenTaken(absl::InfiniteFuture(),
+                 [&](const absl::Status& status) { calls += status.ok() ? 1 : 100; });
   timers_.Fire(kStart + absl::Hours(1));
   EXPECT_THAT(told_, IsEmpty()) << "nothing is missing";
   log_.Unpark();
@@ -76,7 +78,7 @@ TEST_F(CommandLogTest, ParkedItHoldsWhatComesWithoutAGap) {
   }
   EXPECT_FALSE(log_.TakeHeld(kStart).has_value());
   EXPECT_EQ(calls, 1);
-  log_.WhenTaken([&](const absl::Status& status) { calls += status.ok() ? 1 : 100; });
+  log_.WhenTaken(kStart, [&](const absl::Status& status) { calls += status.ok() ? 1 : 100; });
   EXPECT_EQ(calls, 2);
 }
 
@@ -99,9 +101,31 @@ TEST_F(CommandLogTest, AbandonedItTellsWhoWaitsForItToGoOn) {
   log_.Begin(Sequence(1), nullptr);
   log_.Park();
   absl::Status outcome;
-  log_.WhenTaken([&](const absl::Status& status) { outcome = status; });
+  const TimerQueue::Id timer = log_.WhenTaken(
+      kStart + absl::Hours(1), [&](const absl::Status& status) { outcome = status; });
   log_.Abandon(MakeError(Reason::kDraining, "the end"));
   EXPECT_EQ(ErrorOf(outcome).reason, Reason::kDraining);
+  EXPECT_NE(timer.serial, 0u);
+  EXPECT_EQ(timers_.Next(), absl::InfiniteFuture());
+}
+
+TEST_F(CommandLogTest, WhoWaitsForItToGoOnWaitsNoLongerThanItsDeadline) {
+  log_.Begin(Sequence(1), nullptr);
+  log_.Park();
+  std::vector<Reason> told;
+  const auto note = [&](const absl::Status& status) { told.push_back(ErrorOf(status).reason); };
+  log_.WhenTaken(kStart + absl::Seconds(2), note);
+  const TimerQueue::Id withdrawn = log_.WhenTaken(kStart + absl::Hours(1), note);
+  timers_.Fire(kStart + absl::Seconds(1));
+  EXPECT_THAT(told, IsEmpty());
+  timers_.Fire(kStart + absl::Seconds(2));
+  EXPECT_THAT(told, ElementsAre(Reason::kTransportTimeout));
+  timers_.Expire(withdrawn, kStart + absl::Seconds(3));
+  EXPECT_THAT(told, ElementsAre(Reason::kTransportTimeout, Reason::kTransportTimeout));
+  log_.Unpark();
+  log_.Finish(Sequence(1));
+  EXPECT_FALSE(log_.TakeHeld(kStart).has_value());
+  EXPECT_THAT(told, SizeIs(2)) << "once each";
 }
 
 TEST_F(CommandLogTest, WhoeverWaitsIsToldOnce) {

@@ -11,16 +11,6 @@
 
 namespace chorus::node {
 
-namespace {
-
-// For the part for `slot` on one device more.
-absl::StatusOr<Charge> ChargePart(const LoadedPlan& plan, size_t slot, const BudgetRef& budget) {
-  if (plan.locations[slot].empty()) return Charge();  // it is in what the graph costs
-  return budget->Charge(Domain::kHost, Resource::kGraphBytes, MemoryOfLoadedPart(plan, slot));
-}
-
-}  // namespace
-
 Launcher::Launcher(Devices* devices, Background* background, std::function<void()> wake)
     : background_(background),
       wake_(std::move(wake)),
@@ -44,31 +34,47 @@ Launcher::~Launcher() {
 
 // Where the part for `slot` is on `device`. Invalid: nowhere.
 PlanId Launcher::FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) const {
-  const PlanId lost = lost_plans_[static_cast<size_t>(device.value())];
-  for (const auto& location : plan.locations[slot]) {
-    if (location.first == device && location.second > lost) return location.second;
+  for (const auto& [where, id] : plan.locations[slot]) {
+    if (where == device && !IsLost(where, id)) return id;
   }
   return PlanId();
 }
 
-// Those that were lost with their devices.
-void Launcher::ForgetLost(LoadedPlan* plan, size_t slot) {
-  auto& locations = plan->locations[slot];
-  const auto is_lost = [this](const std::pair<DeviceIndex, PlanId>& at) {
-    return at.second <= lost_plans_[static_cast<size_t>(at.first.value())];
-  };
-  for (const auto& at : locations) {
-    if (is_lost(at)) loaded_.erase(at.second);
+// For the part for `slot` on one device more. Those that were lost with their devices cost nothing
+// from now on.
+absl::StatusOr<Charge> Launcher::ChargePart(const LoadedPlan& plan, size_t slot,
+                                            const BudgetRef& budget) {
+  bool is_first = true;
+  for (const auto& location : plan.locations[slot]) {
+    if (IsLost(location.first, location.second)) {
+      loaded_.erase(location.second);
+    } else {
+      is_first = false;
+    }
   }
-  locations.erase(std::remove_if(locations.begin(), locations.end(), is_lost), locations.end());
+  if (is_first) return Charge();  // it is in what the graph costs
+  return budget->Charge(Domain::kHost, Resource::kGraphBytes, MemoryOfLoadedPart(plan, slot));
+}
+
+// The row of a part that was lost stays until the part is there again: PlanOn() tells by it what
+// has happened to a run that was prepared before.
+void Launcher::SetLocation(LoadedPlan* plan, size_t slot, DeviceIndex device, PlanId id) {
+  for (auto& location : plan->locations[slot]) {
+    if (location.first != device) continue;
+    location.second = id;
+    return;
+  }
+  plan->locations[slot].emplace_back(device, id);
 }
 
 absl::StatusOr<PlanId> Launcher::PlanOn(const LoadedPlan& plan, int slot,
                                         DeviceIndex device) const {
   const PlanId id = FindOn(plan, static_cast<size_t>(slot), device);
   if (id != PlanId()) return id;
-  if (lost_plans_[static_cast<size_t>(device.value())] != PlanId()) {
-    // It was there when the run was prepared.
+  const auto& locations = plan.locations[static_cast<size_t>(slot)];
+  const bool was_there = std::any_of(locations.begin(), locations.end(),
+                                     [device](const auto& at) { return at.first == device; });
+  if (was_there) {
     return MakeError(Reason::kDeviceLost,
                      absl::StrCat("device ", device.value(), ": what was loaded there was lost"));
   }
@@ -96,7 +102,6 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<GraphRecord>& reco
     loading->left = missing.size();
     std::vector<std::pair<PlanId, LoadingPart>> parts;
     for (const size_t slot : missing) {
-      ForgetLost(plan, slot);
       CHORUS_ASSIGN_OR_RETURN(Charge charge, ChargePart(*plan, slot, client.budget));
       parts.emplace_back(++last_plan_,
                          LoadingPart{loading, slot, devices[slot], std::move(charge)});
@@ -152,11 +157,11 @@ void Launcher::Take(const LoadedMessage& loaded) {
     // Others may have asked for it, together with other devices. Or it was for devices that were
     // lost before it was sent, and their worker's successor has it under a number that means
     // nothing now.
-    const bool is_lost = loaded.plan <= lost_plans_[static_cast<size_t>(part.device.value())];
-    if (is_lost || FindOn(*loading.plan, part.slot, part.device) != PlanId()) {
+    if (IsLost(part.device, loaded.plan) ||
+        FindOn(*loading.plan, part.slot, part.device) != PlanId()) {
       LetGo(UnloadPlan(part.device, loaded.plan));
     } else {
-      loading.plan->locations[part.slot].emplace_back(part.device, loaded.plan);
+      SetLocation(loading.plan.get(), part.slot, part.device, loaded.plan);
     }
   }
   if (--loading.left > 0) return;

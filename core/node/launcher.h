@@ -51,8 +51,8 @@ class Launcher {
                                 absl::Span<const DeviceIndex> devices,
                                 const GraphStore::Client& client,
                                 const GraphStore::Waiting& waiting);
-  // The part for device slot `slot` on `device`. UNAVAILABLE kDeviceLost: it is not there, and the
-  // device was lost once; INTERNAL: it has not been loaded there.
+  // The part for device slot `slot` on `device`. UNAVAILABLE kDeviceLost: it was there when the run
+  // was prepared, and has been lost with the device; INTERNAL: it has not been loaded there.
   absl::StatusOr<PlanId> PlanOn(const LoadedPlan& plan, int slot, DeviceIndex device) const;
   // No run of it is under way.
   UnloadedPart UnloadPlan(DeviceIndex device, PlanId plan);
@@ -121,8 +121,12 @@ class Launcher {
   void Take(const LoadedMessage& loaded);
   void Take(const TransferredMessage& transferred);
   void TakeLoss(DeviceIndex device);
+  bool IsLost(DeviceIndex device, PlanId plan) const {
+    return plan <= lost_plans_[static_cast<size_t>(device.value())];
+  }
   PlanId FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device) const;
-  void ForgetLost(LoadedPlan* plan, size_t slot);
+  absl::StatusOr<Charge> ChargePart(const LoadedPlan& plan, size_t slot, const BudgetRef& budget);
+  void SetLocation(LoadedPlan* plan, size_t slot, DeviceIndex device, PlanId id);
   void LetGo(UnloadedPart part);
   TransferId BeginTransfer(DeviceIndex device, OnTransferred done);
 

@@ -15,12 +15,44 @@
 #include "core/ops/host_kernels.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/runtime/devices.h"
+#include "core/runtime/executor.h"
+#include "core/runtime/messages.h"
 #include "gtest/gtest.h"
 
 namespace chorus::node {
 namespace {
 
 using testing::RankBuilder;
+
+// Of a backend in this process, whose loss the test says.
+class LosableDevices : public Devices {
+ public:
+  explicit LosableDevices(Backend* backend)
+      : devices_(DevicesOf(backend)), on_event_(static_cast<size_t>(info().count())) {}
+  const DevicesInfo& info() const override { return devices_->info(); }
+  absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
+                                         absl::Span<const TensorType> outputs) const override {
+    return devices_->WorkspaceBytes(node, outputs);
+  }
+  absl::StatusOr<DeviceAddress> Allocate(int device, int64_t bytes) override {
+    return devices_->Allocate(device, bytes);
+  }
+  void Free(int device, DeviceAddress address) override { devices_->Free(device, address); }
+  std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
+                                         DeviceExecutorOptions options) override {
+    on_event_[static_cast<size_t>(device)] = on_event;
+    return devices_->OpenExecutor(device, std::move(on_event), std::move(options));
+  }
+  void Lose(int device) {
+    ByteWriter bytes;
+    EncodeEvent(LostMessage{MakeError(Reason::kDeviceLost, "it is gone")}, &bytes);
+    on_event_[static_cast<size_t>(device)](bytes.bytes());
+  }
+
+ private:
+  const std::unique_ptr<Devices> devices_;
+  std::vector<Executor::OnEvent> on_event_;
+};
 
 class LauncherTest : public ::testing::Test {
  protected:
@@ -31,7 +63,7 @@ class LauncherTest : public ::testing::Test {
     host.inline_bytes = 0;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
-    devices_ = DevicesOf(backend_.get());
+    devices_ = std::make_unique<LosableDevices>(backend_.get());
     launcher_ = std::make_unique<Launcher>(devices_.get(), nullptr, [] {});
   }
 
@@ -61,6 +93,9 @@ class LauncherTest : public ::testing::Test {
   }
   PlanId PlanOn(const GraphRecord& record, int device) const {
     return launcher_->PlanOn(record.main, 0, DeviceIndex(device)).value_or(PlanId());
+  }
+  Reason WhyNotOn(const GraphRecord& record, int device) const {
+    return ErrorOf(launcher_->PlanOn(record.main, 0, DeviceIndex(device)).status()).reason;
   }
 
   // Of many nodes each, of some kinds.
@@ -112,7 +147,7 @@ class LauncherTest : public ::testing::Test {
   const BudgetRef budget_ = Budget::OfNode(int64_t{1} << 30);
   ThreadPool pool_{1};
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Devices> devices_;
+  std::unique_ptr<LosableDevices> devices_;
   std::unique_ptr<Launcher> launcher_;
   GraphStore graphs_{{}, nullptr, [](DeviceIndex, PlanId) { return UnloadedPart(); }};
 };
@@ -165,6 +200,29 @@ TEST_F(LauncherTest, EachDeviceMoreThatHasAPlanIsCharged) {
   launcher_->UnloadPlan(DeviceIndex(1), second);
   EXPECT_EQ(launcher_->loaded_plans(), 1);
   EXPECT_EQ(budget_->used(), used);
+}
+
+// A run that was prepared before the loss is launched after it; what was never loaded is a defect,
+// on a device that was lost once too.
+TEST_F(LauncherTest, APartThatWasLostIsToldFromOneThatWasNeverLoaded) {
+  const auto record = Register(
+      [](RankBuilder* b) { return b->Op("neg", {b->Input(TensorType(DType::kF32, {3}))}); });
+  const int64_t used = budget_->used();
+  const int64_t part = MemoryOfLoadedPart(record->main, 0);
+  for (const int device : {0, 1}) ASSERT_TRUE(Load(record, device, budget_).ok());
+  const PlanId first = PlanOn(*record, 1);
+  for (const int device : {1, 2}) devices_->Lose(device);
+  EXPECT_TRUE(launcher_->Drain([](const CompletionMessage&) {}));
+  EXPECT_NE(PlanOn(*record, 0), PlanId());
+  EXPECT_EQ(WhyNotOn(*record, 1), Reason::kDeviceLost);
+  EXPECT_EQ(WhyNotOn(*record, 2), Reason::kInternal);
+  EXPECT_EQ(WhyNotOn(*record, 3), Reason::kInternal);
+  ASSERT_TRUE(Load(record, 2, budget_).ok());
+  EXPECT_EQ(budget_->used(), used + part) << "what was lost costs nothing any more";
+  EXPECT_EQ(WhyNotOn(*record, 1), Reason::kDeviceLost) << "and is told from it all the same";
+  ASSERT_TRUE(Load(record, 1, budget_).ok());
+  EXPECT_GT(PlanOn(*record, 1), first);
+  EXPECT_EQ(budget_->used(), used + 2 * part);
 }
 
 TEST_F(LauncherTest, ALoadedPartTakesNoMoreThanItIsChargedFor) {

@@ -389,14 +389,18 @@ absl::StatusOr<int> LocalNode::ResultArenaFd(SessionId id, ArenaId arena) {
 
 namespace {
 
-// `done`, which is let go of when `wait` is withdrawn; null: never.
+// `done`, which is let go of when `wait` is withdrawn, before `withdraw` is called; null: never.
 template <typename Result>
-std::function<void(Result)> UntilWithdrawn(std::function<void(Result)> done, const WaitRef& wait) {
+std::function<void(Result)> UntilWithdrawn(std::function<void(Result)> done, const WaitRef& wait,
+                                           std::function<void(absl::Time now)> withdraw) {
   if (wait == nullptr) return done;
   const auto shared_done = std::make_shared<std::function<void(Result)>>(std::move(done));
   // The call that waits has `wait`, and what waits for it the call.
-  wait->forget = [weak = std::weak_ptr<std::function<void(Result)>>(shared_done)] {
-    if (const auto target = weak.lock()) *target = nullptr;
+  wait->forget = [weak = std::weak_ptr<std::function<void(Result)>>(shared_done),
+                  withdraw = std::move(withdraw)](absl::Time now) {
+    const auto target = weak.lock();
+    if (target == nullptr || std::exchange(*target, nullptr) == nullptr) return;
+    withdraw(now);
   };
   return [shared_done](Result result) {
     if (const auto call = std::exchange(*shared_done, nullptr)) call(std::move(result));
@@ -410,8 +414,14 @@ void LocalNode::JoinWorld(SessionId id, const JoinRequest& request, absl::Time n
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
   const int32_t rank = static_cast<int32_t>(request.rank.value());
+  auto withdraw = [this, weak = std::weak_ptr<Session>(*session), name = request.name,
+                   rank = request.rank](absl::Time when) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session != nullptr) parts_->worlds.WithdrawJoin(*session, name, rank, when);
+  };
   const auto tell = [this, session = *session, job = request.name, rank,
-                     done = UntilWithdrawn(std::move(done), wait)](absl::StatusOr<WorldInfo> info) {
+                     done = UntilWithdrawn(std::move(done), wait, std::move(withdraw))](
+                        absl::StatusOr<WorldInfo> info) {
     if (info.ok()) return done(std::move(info));
     const Culprit culprit = ErrorOf(info.status()).culprit;
     FailureOrigin failure{job, rank, session->request.pid};
@@ -444,12 +454,18 @@ void LocalNode::ReformWorld(SessionId id, const ReformWorldRequest& request, abs
                             OnReformed done, const WaitRef& wait) {
   const auto session = parts_->sessions.Find(id);
   if (!session.ok()) return done(session.status());
-  parts_->worlds.Reform(**session, request, now,
-                        [this, session = *session, done = UntilWithdrawn(std::move(done), wait)](
-                            absl::StatusOr<ReformResult> result) {
-                          if (result.ok()) return done(std::move(result));
-                          done(parts_->failures.RecordStatus(session.get(), result.status()));
-                        });
+  auto withdraw = [this, weak = std::weak_ptr<Session>(*session), world = request.world,
+                   rank = request.rank](absl::Time) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session != nullptr) parts_->worlds.WithdrawReform(*session, world, rank);
+  };
+  parts_->worlds.Reform(
+      **session, request, now,
+      [this, session = *session, done = UntilWithdrawn(std::move(done), wait, std::move(withdraw))](
+          absl::StatusOr<ReformResult> result) {
+        if (result.ok()) return done(std::move(result));
+        done(parts_->failures.RecordStatus(session.get(), result.status()));
+      });
 }
 
 // --- Logs and tensors ---------------------------------------------------------------------------
@@ -485,7 +501,7 @@ void LocalNode::Submit(SessionId id, std::string frame, absl::Time now, OnOutcom
   const auto sender = parts_->commands.Take(*session, frame, now, tell);
   if (!sender.ok()) return tell({Sequence(), sender.status()});
   if (wait == nullptr || sender->id == 0) return;
-  wait->forget = [weak, is_told, sender = *sender] {
+  wait->forget = [weak, is_told, sender = *sender](absl::Time) {
     const std::shared_ptr<Session> session = weak.lock();
     if (!*is_told && session != nullptr) session->log.Forget(sender);
   };
@@ -503,9 +519,8 @@ void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline
   if (wait != nullptr) wait->deadline = timer;
 }
 void LocalNode::Withdraw(const WaitRef& wait, absl::Time now) {
-  wait->withdrawn = true;
   parts_->timers.Expire(wait->deadline, now);
-  if (wait->forget != nullptr) wait->forget();
+  if (wait->forget != nullptr) wait->forget(now);
 }
 void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, OnTensor done,
                            const WaitRef& wait) {
@@ -516,15 +531,15 @@ void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, O
     return done(parts_->failures.RecordStatus(session->get(), counted_done.status()));
   }
   // What came before it may give the name.
-  (*session)->log.WhenTaken([this, reader = session->get(), tensor, deadline, wait,
-                             done = *std::move(counted_done)](const absl::Status& status) {
+  const auto read = [this, reader = session->get(), tensor, deadline, wait,
+                     done = *std::move(counted_done)](const absl::Status& status) {
     if (!status.ok()) return done(status);
-    if (wait != nullptr && wait->withdrawn) {
-      return done(MakeError(Reason::kCancelled, "nobody waits for the tensor any more"));
-    }
     const TimerQueue::Id timer = parts_->storage.ReadTensor(*reader, tensor, deadline, done);
     if (wait != nullptr) wait->deadline = timer;
-  });
+  };
+  const bool waits = (*session)->log.parked();
+  const TimerQueue::Id timer = (*session)->log.WhenTaken(deadline, read);
+  if (waits && wait != nullptr) wait->deadline = timer;
 }
 void LocalNode::CountStreamed(int64_t bytes) { parts_->stats.paths.streamed_bytes += bytes; }
 
@@ -577,6 +592,7 @@ bool LocalNode::Idle() const { return !Busy(); }
 void LocalNode::AbortAll(absl::Time now) {
   Parts& parts = *parts_;
   parts.runs.StopTaking();
+  parts.storage.StopWaiting();
   const Error error = ErrorOf(DrainingError());
   parts.worlds.Stop(error, now);
   // Runs that are left are of one session, or launched.

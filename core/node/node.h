@@ -40,8 +40,7 @@ struct Session;
 // One call that waits. Threads: made on any, what it holds is the node thread's.
 struct Wait {
   TimerQueue::Id deadline;
-  std::function<void()> forget;  // of what has no deadline; null: nothing waits
-  bool withdrawn = false;
+  std::function<void(absl::Time now)> forget;  // of what has no deadline; null: nothing waits
 };
 using WaitRef = std::shared_ptr<Wait>;
 
@@ -101,16 +100,16 @@ class LocalNode {
   // --- Worlds ---------------------------------------------------------------------------------
   // Ends when every rank has joined, or at join_timeout naming the missing ranks. A duplicate rank,
   // another size, other check_call_sites or a device that another rank of that world uses is
-  // refused at once. Where `wait`, unless null, is withdrawn before, nobody is told; the rank has
-  // joined all the same.
+  // refused at once. Where `wait`, unless null, is withdrawn before, the rank has not joined, and
+  // nobody is told.
   void JoinWorld(SessionId session, const JoinRequest& request, absl::Time now, OnJoined done,
                  const WaitRef& wait = nullptr);
   absl::StatusOr<GroupId> CreateGroup(SessionId session, const CreateGroupRequest& request);
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);
   // Ends the epoch, if it is the open one, with ABORTED kAborted naming rank and message.
   absl::Status AbortWorld(SessionId session, const AbortWorldRequest& request, absl::Time now);
-  // Ends when every survivor has asked, or at its timeout naming the ranks that have not. `wait` as
-  // of JoinWorld().
+  // Ends when every survivor has asked, or at its timeout naming the ranks that have not. Who does
+  // not wait any more, for that or because `wait`, unless null, was withdrawn, has not asked.
   void ReformWorld(SessionId session, const ReformWorldRequest& request, absl::Time now,
                    OnReformed done, const WaitRef& wait = nullptr);
 

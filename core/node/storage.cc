@@ -100,7 +100,7 @@ void Storage::CreateStaging(const std::shared_ptr<Session>& session, int64_t byt
                             Patience patience, OnStaging done) {
   if (session->dead()) return done(SessionLost(""));
   absl::StatusOr<StagingArena> staging = MakeStaging(session.get(), bytes);
-  if (patience.Waits(staging.status(), clock_->now)) {
+  if (Waits(&patience, staging.status())) {
     auto charge = ChargeWait(session->budget);
     if (charge.ok()) {
       return AwaitMemory(
@@ -231,7 +231,7 @@ void Storage::AwaitMemory(const Tenant& tenant, absl::Time until, std::function<
 
 bool Storage::AwaitMemory(Session* session, const absl::Status& answer, AskAgain ask_again) {
   Patience& patience = session->patience;
-  if (!patience.Waits(answer, clock_->now)) return false;
+  if (!Waits(&patience, answer)) return false;
   auto on_memory = ask_again();
   if (!on_memory.ok()) {
     patience = Patience();
@@ -248,7 +248,7 @@ void Storage::AwaitMemory(std::function<bool()> is_there, absl::Time until,
   timers_->Add(clock_->now + absl::Milliseconds(1),
                [this, is_there = std::move(is_there), until,
                 then = std::move(then)](absl::Time now) mutable {
-                 if (is_there() || now >= until) return then();
+                 if (is_there() || now >= until || stopped_) return then();
                  AwaitMemory(std::move(is_there), until, std::move(then));
                });
 }
@@ -450,7 +450,7 @@ void Storage::MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& t
     return;
   }
   absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->bytes);
-  if (patience.Waits(mirror.status(), clock_->now)) {
+  if (Waits(&patience, mirror.status())) {
     return AwaitMemory(*tenant, patience.until(),
                        [this, cell, tenant, patience, done = std::move(done)] {
                          MakeReadable(cell, tenant, patience, done);

@@ -88,6 +88,8 @@ class Storage {
   // called then, with OK. False: that was the answer, or how it is asked again cannot be kept.
   using AskAgain = absl::FunctionRef<absl::StatusOr<std::function<void(const absl::Status&)>>()>;
   bool AwaitMemory(Session* session, const absl::Status& answer, AskAgain ask_again);
+  // The node ends: who waits for memory asks once more, and has that answer.
+  void StopWaiting() { stopped_ = true; }
   // Where the launch brings the bytes along: a buffer for them, which is not the host's.
   // INVALID_ARGUMENT: there are more or fewer than `type` has.
   absl::StatusOr<BufferRef> BindInline(const Session& session, const InlineData& data,
@@ -149,6 +151,9 @@ class Storage {
  private:
   void LookAtHeldLater(absl::Time now);
   void AwaitMemory(std::function<bool()> is_there, absl::Time until, std::function<void()> then);
+  bool Waits(Patience* patience, const absl::Status& answer) const {
+    return !stopped_ && patience->Waits(answer, clock_->now);
+  }
   void CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes, Patience patience,
                      OnStaging done);
   absl::StatusOr<StagingArena> MakeStaging(Session* session, int64_t bytes);
@@ -199,6 +204,7 @@ class Storage {
   // Tells them in the order in which they came, each slice as many as it has time for.
   void TellReaders(std::shared_ptr<std::deque<Reader>> readers, const absl::Status& status);
   absl::flat_hash_map<DownloadKey, std::deque<Reader>> downloads_;
+  bool stopped_ = false;
 };
 
 }  // namespace chorus::node

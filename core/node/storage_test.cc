@@ -358,6 +358,24 @@ TEST_F(StorageTest, ASessionThatEndsMeanwhileGetsNoStaging) {
   EXPECT_EQ(ErrorOf(made).reason, Reason::kSessionLost);
 }
 
+TEST_F(StorageTest, AtTheEndWhoWaitsForMemoryIsAnsweredAtOnce) {
+  Gate gate(storage_->held(), budget_);
+  ASSERT_TRUE(storage_->Allocate(session_->tenant.get(), DeviceIndex(0), 48 << 20).ok());
+  std::vector<Reason> made;
+  const auto note = [&](const absl::StatusOr<StagingArena>& staging) {
+    made.push_back(ErrorOf(staging.status()).reason);
+  };
+  storage_->CreateStaging(session_, 16 << 20, note);
+  EXPECT_TRUE(made.empty());
+  storage_->StopWaiting();
+  timers_.Fire(timers_.Next());
+  EXPECT_THAT(made, ::testing::ElementsAre(Reason::kOutOfMemory));
+  storage_->CreateStaging(session_, 16 << 20, note);
+  EXPECT_EQ(made.size(), 2u) << "nobody waits from then on";
+  EXPECT_EQ(session_->budget->held(Resource::kWaits), 0);
+  gate.Open();
+}
+
 TEST_F(StorageTest, ATensorIsReadWhenItIsThere) {
   const auto cell = std::make_shared<Cell>();
   cell->type = std::make_shared<TensorType>(TensorType(DType::kF32, {1}));

@@ -40,6 +40,7 @@ struct World : std::enable_shared_from_this<World> {
     enum class State { kMissing, kJoined, kLeft, kDead } state = State::kMissing;
     OnJoined on_joined;      // while others are missing
     OnReformed on_reformed;  // while others have not asked
+    TimerQueue::Id reform_timer;
   };
 
   // What it holds is charged to `budget`.
@@ -56,7 +57,6 @@ struct World : std::enable_shared_from_this<World> {
   std::unique_ptr<Agreement> agreement;  // null until all have joined
   absl::Time first_joined;
   TimerQueue::Id join_timer;
-  TimerQueue::Id reform_timer;
   // One copy of an equal result for each domain of its members: reserved by the first voter there,
   // taken by the others, let go at launch.
   struct SharedResult {

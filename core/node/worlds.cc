@@ -192,6 +192,16 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
   if (complete) Form(world, now);
 }
 
+void Worlds::WithdrawJoin(const Session& session, const std::string& name, Rank rank,
+                          absl::Time now) {
+  const std::shared_ptr<World> world = FindByName(session, name);
+  if (world == nullptr || world->formed()) return;
+  World::Member& member = world->members[static_cast<size_t>(rank.value())];
+  if (member.session.get() != &session) return;
+  member.on_joined = nullptr;
+  RemoveMember(world, rank, /*died=*/"", now);
+}
+
 void Worlds::RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
                           const absl::Status& why, absl::Time now) {
   // No rank waits for a second one of a rank that is there already.
@@ -273,7 +283,7 @@ void Worlds::RemoveMember(const std::shared_ptr<World>& world, Rank rank, const 
   const absl::Status status = MakeError(
       Reason::kSessionLost, absl::StrCat("rank ", rank.value(), " of world \"", world->name,
                                          "\" has left, or its session has ended"));
-  if (OnReformed done = std::exchange(member.on_reformed, nullptr)) done(status);
+  if (OnReformed done = TakeReformer(&member)) done(status);
   if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(status);
   if (!world->formed()) {
     member.state = World::Member::State::kMissing;
@@ -295,7 +305,6 @@ void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
     if (member.session != nullptr) return;
   }
   timers_->Cancel(world->join_timer);
-  timers_->Cancel(world->reform_timer);
   world->shared.clear();
   world->count_charge = Charge();
   worlds_.erase(world->id);
@@ -378,33 +387,39 @@ void Worlds::Reform(const Session& session, const ReformWorldRequest& request, a
     return done(MakeError(Reason::kDuplicateRank,
                           absl::StrCat("rank ", request.rank.value(), " has asked already")));
   }
-  const bool first =
-      std::none_of(world->members.begin(), world->members.end(),
-                   [](const World::Member& member) { return member.on_reformed != nullptr; });
   caller->member->on_reformed = std::move(done);
-  if (first) {
-    LimitReform(world,
-                request.timeout > absl::ZeroDuration() ? request.timeout
-                                                       : ReformWorldRequest::kDefaultTimeout,
-                now);
-  }
+  LimitReform(world, request.rank,
+              request.timeout > absl::ZeroDuration() ? request.timeout
+                                                     : ReformWorldRequest::kDefaultTimeout,
+              now);
   TryReform(world, now);
 }
 
-void Worlds::LimitReform(const std::shared_ptr<World>& reforming, absl::Duration patience,
-                         absl::Time now) {
+void Worlds::WithdrawReform(const Session& session, WorldId world, Rank rank) {
+  const absl::StatusOr<MemberRef> caller = FindMember(session, world, rank);
+  if (caller.ok()) TakeReformer(caller->member);
+}
+
+OnReformed Worlds::TakeReformer(World::Member* member) {
+  timers_->Cancel(member->reform_timer);
+  return std::exchange(member->on_reformed, nullptr);
+}
+
+// The first whose time is over ends it for all that wait: later it would be missing itself, and
+// named beside those that are to blame.
+void Worlds::LimitReform(const std::shared_ptr<World>& reforming, Rank rank,
+                         absl::Duration patience, absl::Time now) {
   const std::weak_ptr<World> weak = reforming;
-  timers_->Cancel(reforming->reform_timer);  // of ranks that had asked before, and are gone
-  reforming->reform_timer = timers_->Add(now + patience, [weak, patience](absl::Time) {
+  TimerQueue::Id& timer = reforming->members[static_cast<size_t>(rank.value())].reform_timer;
+  timer = timers_->Add(now + patience, [this, weak, patience](absl::Time) {
     const std::shared_ptr<World> world = weak.lock();
     if (world == nullptr) return;
     std::vector<int> missing;
     std::vector<OnReformed> callbacks;
     for (int i = 0; i < world->size(); ++i) {
       World::Member& member = world->members[static_cast<size_t>(i)];
-      if (member.on_reformed != nullptr) {
-        callbacks.push_back(std::move(member.on_reformed));
-        member.on_reformed = nullptr;
+      if (OnReformed done = TakeReformer(&member)) {
+        callbacks.push_back(std::move(done));
       } else if (member.session != nullptr) {
         missing.push_back(i);
       }
@@ -427,7 +442,6 @@ void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
     ++survivors;
   }
   if (survivors == 0) return;
-  timers_->Cancel(world->reform_timer);
   ReformResult result;
   for (int rank = 0; rank < world->size(); ++rank) {
     if (world->members[static_cast<size_t>(rank)].session == nullptr) continue;
@@ -446,8 +460,7 @@ void Worlds::TryReform(const std::shared_ptr<World>& world, absl::Time now) {
         membership.epoch = world->agreement->epoch();
       }
     }
-    callbacks[static_cast<size_t>(rank.value())] = std::move(member.on_reformed);
-    member.on_reformed = nullptr;
+    callbacks[static_cast<size_t>(rank.value())] = TakeReformer(&member);
     members[static_cast<size_t>(rank.value())] = std::move(member);
   }
   world->members = std::move(members);
@@ -574,7 +587,7 @@ void Worlds::Stop(const Error& why, absl::Time now) {
   for (const auto& entry : worlds_) worlds.push_back(entry.second);
   for (const std::shared_ptr<World>& world : worlds) {
     for (World::Member& member : world->members) {
-      if (OnReformed done = std::exchange(member.on_reformed, nullptr)) done(ToStatus(why));
+      if (OnReformed done = TakeReformer(&member)) done(ToStatus(why));
       if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(ToStatus(why));
     }
     if (world->formed()) world->agreement->Abort(why, now);

@@ -56,11 +56,15 @@ class Worlds {
   // --- Requests (LocalNode) -------------------------------------------------------------------
   void Join(const std::shared_ptr<Session>& session, const JoinRequest& request, absl::Time now,
             OnJoined done);
+  // The caller waits no more for the others: it has not joined.
+  void WithdrawJoin(const Session& session, const std::string& name, Rank rank, absl::Time now);
   absl::StatusOr<GroupId> CreateGroup(const Session& session, const CreateGroupRequest& request);
   absl::Status Leave(const Session& session, WorldId world, Rank rank, absl::Time now);
   absl::Status Abort(const Session& session, const AbortWorldRequest& request, absl::Time now);
   void Reform(const Session& session, const ReformWorldRequest& request, absl::Time now,
               OnReformed done);
+  // The caller waits no more for the others: it has not asked.
+  void WithdrawReform(const Session& session, WorldId world, Rank rank);
 
   // --- Commands of a session's log ------------------------------------------------------------
   // How many of the entries, from the first, the slice had time for: one at least.
@@ -111,7 +115,10 @@ class Worlds {
   // Of sessions that have ended, and are about to leave.
   void RemoveEnded(const std::shared_ptr<World>& world, absl::Time now);
   void DropIfEmpty(const std::shared_ptr<World>& world);
-  void LimitReform(const std::shared_ptr<World>& world, absl::Duration patience, absl::Time now);
+  void LimitReform(const std::shared_ptr<World>& world, Rank rank, absl::Duration patience,
+                   absl::Time now);
+  // Who is told how asking for a reform has ended, once. Null: the rank does not wait for one.
+  OnReformed TakeReformer(World::Member* member);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
 
   const NodeOptions* const options_;

@@ -41,6 +41,21 @@ class WorldsTest : public ::testing::Test {
       sessions_.push_back(node_->OpenSession(open, now_)->id);
     }
   }
+  // One world, whose ranks are the first so many sessions.
+  WorldId JoinAll(int size) {
+    WorldId world;
+    for (int rank = 0; rank < size; ++rank) {
+      JoinRequest request;
+      request.name = "job";
+      request.size = size;
+      request.rank = Rank(rank);
+      node_->JoinWorld(session(rank), request, now_, [&](const absl::StatusOr<WorldInfo>& info) {
+        ASSERT_TRUE(info.ok()) << info.status();
+        world = info->id;
+      });
+    }
+    return world;
+  }
   SessionId session(int rank) const { return sessions_[static_cast<size_t>(rank)]; }
 
   const absl::Time now_ = absl::Now();
@@ -91,8 +106,8 @@ TEST_F(WorldsTest, ALargeWorldIsFormedAndReformedInASlice) {
   });
 }
 
-// A call that is cancelled leaves its rank in the world, and nothing else.
-TEST_F(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
+// A call that is cancelled leaves nothing: it can be made again, and the others wait for it.
+TEST_F(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreHasNotAsked) {
   Start(2);
   WorldId world;
   int told = 0;
@@ -128,29 +143,60 @@ TEST_F(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreIsForgottenAndHasJoined) {
     node_->Withdraw(wait, now_);
     EXPECT_TRUE(left.expired());
     node_->Withdraw(wait, now_);
-    wait = std::make_shared<Wait>();
-    ask(1, std::make_shared<int>(10), wait);
-    EXPECT_EQ(told, 10);
-    node_->Withdraw(wait, now_);
+    const auto other_wait = std::make_shared<Wait>();
+    ask(1, std::make_shared<int>(10), other_wait);
+    EXPECT_EQ(told, 0);
+    const auto third_wait = std::make_shared<Wait>();
+    ask(0, std::make_shared<int>(100), third_wait);
+    EXPECT_EQ(told, 110);
+    for (const WaitRef& over : {wait, other_wait, third_wait}) node_->Withdraw(over, now_);
   };
   ask_for_both(join);
   ask_for_both(reform);
 }
 
+// Each by its own; and all at once, so that no rank that gives up is missing for the others.
+TEST_F(WorldsTest, TheFirstWhoseTimeIsOverEndsAReformForAll) {
+  Start(4);
+  const WorldId world = JoinAll(4);
+  Error told[4];
+  int calls = 0;
+  const auto reform = [&](int rank, absl::Duration timeout, const WaitRef& wait) {
+    ReformWorldRequest request;
+    request.world = world;
+    request.rank = Rank(rank);
+    request.timeout = timeout;
+    const auto reformed = [&told, &calls, rank](const absl::StatusOr<ReformResult>& result) {
+      told[rank] = ErrorOf(result.status());
+      ++calls;
+    };
+    node_->ReformWorld(session(rank), request, now_, reformed, wait);
+  };
+  reform(0, absl::Seconds(9), nullptr);
+  reform(1, absl::Seconds(4), nullptr);
+  const auto withdrawn = std::make_shared<Wait>();
+  reform(2, absl::Seconds(1), withdrawn);
+  node_->Withdraw(withdrawn, now_);
+  const auto poll = [&](absl::Time now) {
+    while (node_->Poll(now)) {
+    }
+  };
+  poll(now_ + absl::Seconds(4) - absl::Milliseconds(1));
+  EXPECT_EQ(calls, 0) << "of who has given up the deadline counts no more";
+  poll(now_ + absl::Seconds(4));
+  EXPECT_EQ(calls, 2);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(told[rank].reason, Reason::kAgreeTimeout);
+    EXPECT_EQ(told[rank].culprit.rank, 2) << told[rank].message;
+  }
+  poll(now_ + absl::Seconds(9));
+  EXPECT_EQ(calls, 2) << "once each";
+}
+
 // Of an earlier one, whose ranks are gone, nothing is left that would end it.
 TEST_F(WorldsTest, AReformHasItsWholeTime) {
   Start(3);
-  WorldId world;
-  for (int rank = 0; rank < 3; ++rank) {
-    JoinRequest request;
-    request.name = "job";
-    request.size = 3;
-    request.rank = Rank(rank);
-    node_->JoinWorld(session(rank), request, now_, [&](const absl::StatusOr<WorldInfo>& info) {
-      ASSERT_TRUE(info.ok()) << info.status();
-      world = info->id;
-    });
-  }
+  const WorldId world = JoinAll(3);
   absl::Status told[3];
   const auto reform = [&](int rank, absl::Time now) {
     ReformWorldRequest request;

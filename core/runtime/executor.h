@@ -47,9 +47,10 @@ class Executor {
   virtual void AbortCommunicator(CommunicatorId id, absl::Status why) = 0;
   // No call of this device is under way in it, or it has been aborted.
   virtual void CloseCommunicator(CommunicatorId id) = 0;
-  // Enqueues one launch; never waits. A failure comes as its completion; where nothing of it can be
-  // enqueued, the communicators that it names are aborted. Of a large one a slice is enqueued, so
-  // that the caller has time for others, and true is returned: then Continue(), the next slice,
+  // Enqueues one launch; never waits. A failure comes as its completion. Where nothing of it can be
+  // enqueued, the communicators that it names are aborted, and with them the calls there of all
+  // launches; of one whose bytes cannot be read none is known. Of a large one a slice is enqueued,
+  // so that the caller has time for others, and true is returned: then Continue(), the next slice,
   // must be called until it returns false. What must come behind waits inside, in the order of the
   // calls.
   static constexpr int64_t kSliceSteps = 64;
