@@ -57,10 +57,6 @@ constexpr int kLookaheadBytes = 16 << 10;
 
 // How often a drain looks whether the node has become idle, or calls have ended.
 constexpr absl::Duration kDrainLook = absl::Milliseconds(5);
-// For a node thread that has much to do. One that does not come to it at all is passed by.
-constexpr absl::Duration kDrainPatience = absl::Seconds(5);
-// For clients to take the last errors.
-constexpr absl::Duration kDrainFarewell = absl::Milliseconds(500);
 
 // From 1 to kMaxIncarnation.
 int64_t NewIncarnation() {
@@ -114,18 +110,21 @@ node::NodeOptions ForDaemon(node::NodeOptions options, TenantLog* log) {
   return options;
 }
 
-// Runs `look` on the node thread, behind all that calls have asked of it, and waits until
-// `deadline` for what it gives. False: the node thread has not come to it.
+// Runs `look` on the node thread, behind all that calls have asked of it by now: what it gives.
 template <typename Look>
-bool AskNode(node::NodeLoop* loop, absl::Time deadline, Look look) {
+std::future<bool> PostLook(node::NodeLoop* loop, Look look) {
   auto promise = std::make_shared<std::promise<bool>>();
-  std::future<bool> future = promise->get_future();
+  std::future<bool> seen = promise->get_future();
   loop->PostBehindAll([promise, look](node::LocalNode& node, absl::Time now) {
     promise->set_value(look(node, now));
   });
+  return seen;
+}
+// What it gave, by `deadline`. False: the node thread has not come to it.
+bool AwaitLook(std::future<bool> seen, absl::Time deadline) {
   const absl::Duration left = std::min(deadline - SteadyNow(), absl::Hours(1));
-  if (future.wait_for(absl::ToChronoNanoseconds(left)) != std::future_status::ready) return false;
-  return future.get();
+  if (seen.wait_for(absl::ToChronoNanoseconds(left)) != std::future_status::ready) return false;
+  return seen.get();
 }
 
 }  // namespace
@@ -325,21 +324,27 @@ void Daemon::Impl::Renew(std::vector<SessionId> sessions) {
 void Daemon::Impl::Drain(absl::Time deadline) {
   if (std::exchange(drained, true)) return;
   if (server != nullptr) {
-    server->GetHealthCheckService()->SetServingStatus(false);
-    const absl::Time patience = std::max(deadline, SteadyNow() + kDrainPatience);
-    AskNode(&loop, patience, [](node::LocalNode& node, absl::Time) {
+    std::future<bool> draining = PostLook(&loop, [](node::LocalNode& node, absl::Time) {
       node.StartDraining();
       return true;
     });
-    const auto idle = [](node::LocalNode& node, absl::Time) { return node.Idle(); };
-    while (!AskNode(&loop, patience, idle) && SteadyNow() < deadline) {
+    // Who sees that asks for what comes behind the drain.
+    server->GetHealthCheckService()->SetServingStatus(false);
+    const absl::Time patience = std::max(deadline, SteadyNow() + options.drain_patience);
+    AwaitLook(std::move(draining), patience);
+    const auto is_idle = [this, patience] {
+      return AwaitLook(
+          PostLook(&loop, [](node::LocalNode& node, absl::Time) { return node.Idle(); }), patience);
+    };
+    while (!is_idle() && SteadyNow() < deadline) {
       absl::SleepFor(std::min(kDrainLook, deadline - SteadyNow()));
     }
-    const bool has_aborted =
-        AskNode(&loop, SteadyNow() + kDrainPatience, [](node::LocalNode& node, absl::Time now) {
-          node.AbortAll(now);
-          return true;
-        });
+    const bool has_aborted = AwaitLook(PostLook(&loop,
+                                                [](node::LocalNode& node, absl::Time now) {
+                                                  node.AbortAll(now);
+                                                  return true;
+                                                }),
+                                       SteadyNow() + options.drain_patience);
     if (!has_aborted) {
       LOG(ERROR) << "the node thread hangs: what waits for it is not told why it ends";
     }
@@ -350,14 +355,14 @@ void Daemon::Impl::Drain(absl::Time deadline) {
     // gRPC closes a connection with its last call once it has said that it will, whatever is on its
     // way there; and a client that sends at this moment finds it broken before it has read why. So
     // the calls end first.
-    const absl::Time patience_of_clients = SteadyNow() + kDrainFarewell;
+    const absl::Time patience_of_clients = SteadyNow() + options.farewell_patience;
     while (peers.calls() > 0 && SteadyNow() < patience_of_clients) absl::SleepFor(kDrainLook);
   }
   // gRPC closes them by then: this is for what it may keep.
-  if (acceptor != nullptr) acceptor->Stop(2 * kDrainFarewell);
+  if (acceptor != nullptr) acceptor->Stop(2 * options.farewell_patience);
   if (server != nullptr) {
     // Calls that have their answer end well, the rest is cancelled.
-    server->Shutdown(absl::ToChronoTime(absl::Now() + kDrainFarewell));
+    server->Shutdown(absl::ToChronoTime(absl::Now() + options.farewell_patience));
     server->Wait();
   }
   acceptor.reset();

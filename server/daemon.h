@@ -45,6 +45,10 @@ struct DaemonOptions {
   int max_streams = kDefaultMaxStreams;
   // Of answers that are not small, and of outcomes, until their clients have read them.
   int64_t answer_bytes = kMaxAnswerBytes;
+  // Of a drain, beside its deadline: with a node thread that has much to do (one that does not come
+  // to what is asked of it by then is passed by), and with clients, to take the last errors.
+  absl::Duration drain_patience = absl::Seconds(5);
+  absl::Duration farewell_patience = absl::Milliseconds(500);
   // Writes the lines that clients cause; null: glog does.
   TenantLog::Write write_line;
   // Whose processes may write without attaching.
@@ -66,8 +70,8 @@ class Daemon {
   int64_t incarnation() const;
 
   // Refuses what is new, waits for what is under way until `deadline`, then ends the rest with
-  // UNAVAILABLE (DRAINING) and, half a second later, every connection. Nothing is served when it
-  // returns. It waits for no client; the destructor waits for work that the devices have.
+  // UNAVAILABLE (DRAINING) and, `farewell_patience` later, every connection. Nothing is served when
+  // it returns. It waits for no client; the destructor waits for work that the devices have.
   void Drain(absl::Time deadline);
 
  private:

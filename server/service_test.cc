@@ -1483,6 +1483,12 @@ TEST(DiagnosticsTest, StatsAndFlightRecord) {
       absl::StatusCode::kInvalidArgument);
 }
 
+// What a drain must not be judged by: how fast the node thread and the clients are.
+void DrainPatiently(DaemonOptions* options) {
+  options->drain_patience = absl::Minutes(1);
+  options->farewell_patience = absl::Minutes(1);
+}
+
 // Streams whose clients write as fast as they can while the daemon ends. Each is told why, by the
 // status of the stream: a client by TCP, without an attach socket, learns of it nowhere else.
 class FarewellTest : public testing::TestWithParam<bool> {};
@@ -1492,6 +1498,7 @@ INSTANTIATE_TEST_SUITE_P(Sockets, FarewellTest, testing::Bool(),
 TEST_P(FarewellTest, EveryStreamHearsItHoweverMuchItSends) {
   constexpr int kStreams = 8;
   TestDaemon daemon([](DaemonOptions* options) {
+    DrainPatiently(options);
     ListenAddress tcp;
     tcp.host = "127.0.0.1";
     options->listen.push_back(tcp);
@@ -1538,7 +1545,7 @@ TEST(DrainTest, GrpcDoesNotEndWithTheDaemon) {
 }
 
 TEST(DrainTest, WhoWaitsIsToldAndNothingNewIsTaken) {
-  TestDaemon daemon;
+  TestDaemon daemon(DrainPatiently);
   Pair pair(daemon);
   absl::Status told;
   std::thread waiting([&] { told = pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})); });
@@ -1558,14 +1565,17 @@ TEST(DrainTest, WhatWasAskedBeforeItIsDone) {
   std::atomic<int> failures{0};
   std::function<bool()> serves;
   TestDaemon daemon([&](DaemonOptions* options) {
-    // The node thread's, at the first of the commands, which fail.
+    DrainPatiently(options);
+    // The node thread's, at each of the commands, which fail. The first waits until the drain has
+    // been asked for; the others take as long as a round trip now and then, so that a drain that
+    // does not wait for them is over before they are.
     options->node.log_failure = [&](absl::string_view, absl::string_view) {
       const int before = failures++;
       if (before == 0) {
         begun.set_value();
         go.get_future().wait();
       } else if (before % 8 == 0) {
-        serves();  // takes a while
+        serves();
       }
     };
   });
@@ -1606,20 +1616,25 @@ TEST(DrainTest, WhatWasAskedBeforeItIsDone) {
     EXPECT_EQ(outcome.sequence(), 0);
   }
   std::thread drains([&] { daemon.daemon().Drain(absl::Now()); });
+  // What it asks of the node stands behind the commands by then.
   EXPECT_TRUE(Eventually([&] { return !serves(); }));
+  EXPECT_EQ(failures, 1);
   go.set_value();
+  slot = 0;
   for (const auto& open : streams) {
     for (int sequence = 1; sequence <= kCommands; ++sequence) {
       EXPECT_TRUE(open->stream->Read(&outcome)) << sequence;
       EXPECT_EQ(outcome.sequence(), sequence);
       const absl::Status told = FromRpcStatus(outcome.error());
       EXPECT_EQ(ErrorOf(told).reason, Reason::kUnknownName) << told;
+      EXPECT_THAT(std::string(told.message()), HasSubstr(absl::StrCat("tensor ", ++slot, ".1 ")));
     }
     EXPECT_FALSE(open->stream->Read(&outcome));
     ExpectError(FromGrpc(open->stream->Finish()), absl::StatusCode::kUnavailable,
                 Reason::kDraining);
   }
   drains.join();
+  EXPECT_EQ(failures, kStreams * kCommands);
 }
 
 }  // namespace
