@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "chorus/v1/log.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "chorus/v1/tensors.grpc.pb.h"
@@ -176,13 +177,18 @@ absl::StatusOr<Report> Unread(const fault::RawSession& session, Kept* kept) {
     stream->Start();
     kept->push_back(std::move(stream));
   }
-  // Until the daemon answers others and reads no more of these.
+  // Until the daemon answers others and reads no more of these, for a while too: it may answer many
+  // before it comes to the rest.
+  constexpr absl::Duration kWhile = absl::Seconds(1);
   v1::SubmitRequest other;
   other.mutable_command()->set_sequence(1);
   int before = -1;
-  for (int idle = 0; idle < 100; ++idle) {
+  absl::Time last = absl::InfinitePast();
+  for (int idle = 0; idle < 100 || absl::Now() - last < kWhile; ++idle) {
     report.refused = Submit(session, log.get(), other);
-    if (std::exchange(before, written->load()) != before) idle = 0;
+    if (std::exchange(before, written->load()) == before) continue;
+    idle = 0;
+    last = absl::Now();
   }
   report.done = before;
   return report;
