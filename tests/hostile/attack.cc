@@ -2,15 +2,16 @@
 //
 // Says "done=N amount=N code=CODE message=..." when it has been refused, or has had enough; then it
 // keeps what it has until it is killed. "again": it says nothing, closes its sessions and begins
-// anew. "rounds": the same, and it says such a line of each round, if it is another one than that
-// of the round before, or "failed=CODE message=...", of failures with one code once. "uid=N": as
-// another user, which takes root.
+// anew. "rounds": the same, and it says "attacks" when it has been let in and begins the first,
+// such a line of each round, if it is another one than that of the round before, or "failed=CODE
+// message=...", of failures with one code once. "uid=N": as another user, which takes root.
 #include <unistd.h>
 
 #include <iostream>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
@@ -24,11 +25,13 @@ namespace chorus {
 namespace hostile {
 namespace {
 
+// `begins`: what it says before, nothing after that.
 absl::StatusOr<Report> Once(const std::string& address, const std::string& attack,
-                            std::unique_ptr<Attacker>* attacker) {
+                            std::string* begins, std::unique_ptr<Attacker>* attacker) {
   absl::StatusOr<std::unique_ptr<Attacker>> opened = Attacker::Open(address, attack);
   if (!opened.ok()) return opened.status();
   *attacker = *std::move(opened);
+  std::cout << std::exchange(*begins, {}) << std::flush;
   return Attack(attack, attacker->get());
 }
 
@@ -71,11 +74,12 @@ int Main(int argc, char** argv) {
     return 2;
   }
   std::unique_ptr<Attacker> attacker;
+  std::string begins = tells_rounds ? "attacks\n" : "";
   if (again) {
     std::set<absl::StatusCode> failures;
     std::string told;
     while (true) {  // until it is killed
-      const absl::StatusOr<Report> round = Once(argv[1], argv[2], &attacker);
+      const absl::StatusOr<Report> round = Once(argv[1], argv[2], &begins, &attacker);
       const bool is_new = round.ok() || failures.insert(round.status().code()).second;
       if (tells_rounds && is_new && Line(round) != told) {
         std::cout << (told = Line(round)) << std::flush;
@@ -85,7 +89,7 @@ int Main(int argc, char** argv) {
       attacker.reset();
     }
   }
-  const absl::StatusOr<Report> report = Once(argv[1], argv[2], &attacker);
+  const absl::StatusOr<Report> report = Once(argv[1], argv[2], &begins, &attacker);
   if (!report.ok()) {
     std::cerr << report.status() << std::endl;
     return 1;

@@ -325,19 +325,38 @@ class MixedTest : public Beside, public ::testing::WithParamInterface<Kind> {
     }
     if (absl::StrContains(log, "code=")) ++rounds_[NameOf(attacker->what)];
   }
-  // That a round has ended as the case says, at the latest one with nobody but the honest ones
-  // beside it.
-  void ExpectRoundAlone(const InMixture& attacker) {
+  // Begins `what` in this slot, whose log is its own. Returns when it has been let in and attacks,
+  // or has been refused that, as beside others it may be. The honest ones go on, and do so from
+  // then on.
+  void Begin(uint64_t slot, const Case& what, InMixture* attacker) {
+    attacker->process = bench::Process();  // before the next one begins to write
+    std::remove(LogOf(slot).c_str());
+    std::vector<std::string> command = Command(daemon_->address(), what);
+    command.push_back("rounds");
+    bench::Process::Options options;
+    options.log = LogOf(slot);
+    absl::StatusOr<bench::Process> started = bench::Process::Start(command, options);
+    ASSERT_TRUE(started.ok()) << started.status();
+    *attacker = {*std::move(started), what, options.log};
+    const absl::Status told = fault::AskUntil([&]() -> absl::StatusOr<bool> {
+      ExpectHonestOnesGoOn();
+      return absl::StrContains(bench::FileText(options.log), "\n");
+    });
+    ASSERT_TRUE(told.ok()) << NameOf(what) << " has not begun: " << told;
+  }
+  // That a round which begins with nobody but the honest ones beside it ends as the case says.
+  void ExpectRoundAlone(uint64_t slot, InMixture* attacker) {
+    ASSERT_NO_FATAL_FAILURE(Begin(slot, attacker->what, attacker));
     std::string log;
     const absl::Status told = fault::AskUntil([&]() -> absl::StatusOr<bool> {
       ExpectHonestOnesGoOn();
-      log = bench::FileText(attacker.log);
+      log = bench::FileText(attacker->log);
       for (const absl::string_view line : absl::StrSplit(log, '\n')) {
-        if (WhyNot(attacker.what, std::string(line)).empty()) return true;
+        if (WhyNot(attacker->what, std::string(line)).empty()) return true;
       }
       return false;
     });
-    EXPECT_TRUE(told.ok()) << NameOf(attacker.what) << ": " << told << ", " << log;
+    EXPECT_TRUE(told.ok()) << NameOf(attacker->what) << ": " << told << ", " << log;
   }
   // With usual quotas it takes long to have all that one may have.
   static bool TakesLong(const Case& c) {
@@ -437,15 +456,8 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
     const uint64_t slot = random() % at_a_time;
     InMixture& attacker = attackers[slot];
     ExpectAttacks(&attacker);
-    attacker.process = bench::Process();  // before the next one begins to write
-    std::remove(LogOf(slot).c_str());
-    std::vector<std::string> command = Command(daemon_->address(), next);
-    command.push_back("rounds");
-    bench::Process::Options options;
-    options.log = LogOf(slot);
-    absl::StatusOr<bench::Process> started = bench::Process::Start(command, options);
-    ASSERT_TRUE(started.ok()) << started.status();
-    attacker = {*std::move(started), next, options.log};
+    ASSERT_NO_FATAL_FAILURE(Begin(slot, next, &attacker));
+    // Three rounds at a time, of which the first alone may have begun before.
     for (uint64_t steps = 1 + random() % 8; steps > 0; --steps) ExpectHonestOnesGoOn();
     if (HasFailure()) break;
     v1::GetStatsResponse during;
@@ -462,16 +474,14 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
                          GetParam().sessions() * server::kSessionOwnBytes)
         << "beside " << NamesOf(attackers);
   }
-  InMixture* last = nullptr;
-  for (InMixture& attacker : attackers) {
-    ExpectAttacks(&attacker);
-    if (attacker.process.running() && !TakesLong(attacker.what)) last = &attacker;
+  absl::optional<uint64_t> last;
+  for (uint64_t slot = 0; slot < at_a_time; ++slot) {
+    ExpectAttacks(&attackers[slot]);
+    if (attackers[slot].process.running() && !TakesLong(attackers[slot].what)) last = slot;
   }
-  for (InMixture& attacker : attackers) {
-    if (&attacker != last) attacker = {};
-  }
-  if (last != nullptr && !HasFailure()) ExpectRoundAlone(*last);
-  if (last != nullptr) *last = {};
+  for (InMixture& attacker : attackers) attacker.process = bench::Process();
+  if (last.has_value() && !HasFailure()) ExpectRoundAlone(*last, &attackers[*last]);
+  attackers.clear();
   for (const auto& [attack, times] : begun_) {
     std::cout << attack << " " << times << " (" << rounds_[attack] << ")  ";
   }
