@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <iostream>
 #include <limits>
@@ -1170,6 +1171,51 @@ TEST(SessionTest, AForkedChildHasNoneOfItsParentsSessions) {
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
   EXPECT_THAT(LivingSessions(), ElementsAre(SessionOf(session)));
+}
+
+// Forks while other threads are in the list of them: nobody is there to unlock its parent's.
+TEST(SessionTest, AForkedChildListsItsSessionsWhateverItsParentsThreadsDo) {
+  FakeDaemon daemon;
+  const std::vector<Session> sessions = {daemon.Open(), daemon.Open(), daemon.Open()};
+  constexpr int kThreads = 3;
+  std::atomic<bool> stop{false};
+  std::atomic<int> calls[kThreads] = {};
+  std::vector<std::thread> threads;
+  for (std::atomic<int>& of_thread : calls) {
+    threads.emplace_back([&] {
+      while (!stop) {
+        EXPECT_EQ(LivingSessions().size(), 3u);
+        ++of_thread;
+      }
+    });
+  }
+  for (int fork = 0; fork < 10 && !HasFailure(); ++fork) {
+    for (const std::atomic<int>& of_thread : calls) {
+      const int before = of_thread;
+      while (of_thread == before) std::this_thread::yield();
+    }
+    const pid_t child = ::fork();
+    EXPECT_GE(child, 0);
+    if (child < 0) break;
+    if (child == 0) {
+      ::alarm(60);  // it may hang
+      int wrong = LivingSessions().empty() ? 0 : 1;
+      FakeDaemon daemon_of_child;
+      {
+        const Session own = daemon_of_child.Open();
+        const auto living = LivingSessions();
+        wrong += living.size() == 1 && living[0] == SessionOf(own) ? 0 : 2;
+      }
+      wrong += LivingSessions().empty() ? 0 : 4;
+      ::_exit(wrong);
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << "fork " << fork << " has hung: signal " << WTERMSIG(status);
+    EXPECT_EQ(WEXITSTATUS(status), 0) << "fork " << fork;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(SessionTest, ThreadsOfOneSessionMayHoldARankEach) {
