@@ -689,6 +689,35 @@ TEST(PositionsTest, ARefusedGradientOfNothingIsNotTakenForAnother) {
   }
 }
 
+// Roots of nothing may have been meant for any session, roots of several for each: the ranks of all
+// are told, but of one that is closed, wherever it stands among them.
+TEST(PositionsTest, AClosedSessionKeepsNoOtherFromHearingOfARefusedBackward) {
+  for (const bool of_nothing : {true, false}) {
+    for (const int closed : {0, 1, 2}) {
+      SCOPED_TRACE(of_nothing ? "of nothing" : "of all");
+      SCOPED_TRACE(closed);
+      FakeDaemon daemon;
+      const Ranks ranks(3, &daemon);
+      std::vector<Tensor> y;
+      for (const World& world : ranks.worlds) {
+        y.push_back(AllReduce(Scalar<double>(world, 1).RequireGrad(), world));
+      }
+      ASSERT_TRUE(ranks.sessions[closed].Close().ok());
+      const absl::Status refused = of_nothing ? Backward(Tensor()) : Backward(y);
+      EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
+      // As the daemon has recorded it.
+      EXPECT_NE(ErrorOf(refused).id.value(), 0) << refused;
+      EXPECT_EQ(daemon.counts().refusals, 2);
+      for (int r = 0; r < 3; ++r) {
+        const absl::Status status = Backward(y[r]);
+        EXPECT_EQ(ErrorOf(status).reason,
+                  r == closed ? Reason::kSessionLost : Reason::kTapeConsumed)
+            << status;
+      }
+    }
+  }
+}
+
 // Roots that have failed by what others have not heard of.
 TEST(PositionsTest, ABackwardOfAFailedRootEndsTheEpoch) {
   FakeDaemon daemon;
