@@ -3,11 +3,9 @@
 
 #include <linux/capability.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +26,7 @@
 #include "client/internal/access.h"
 #include "client/internal/session_core.h"
 #include "client/link/open_link.h"
+#include "client/testing/silent_socket.h"
 #include "client/testing/values.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/clock.h"
@@ -49,34 +48,13 @@ using internal::OpenLink;
 using internal::SessionCore;
 using internal::WaitReportOptions;
 
+using testing::AwaitClient;
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
 using ::testing::HasSubstr;
+using testing::SilentPort;
+using testing::SilentSocket;
 using testing::Values;
-
-// A socket at `path` that listens and never answers.
-UniqueFd SilentSocket(const std::string& path, int type) {
-  UniqueFd listener(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  std::copy(path.begin(), path.end(), address.sun_path);
-  EXPECT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  EXPECT_EQ(::listen(listener.get(), 5), 0);
-  return listener;
-}
-// The same at a port of this machine.
-UniqueFd SilentPort(int port) {
-  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  EXPECT_EQ(::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)), 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  EXPECT_EQ(::listen(listener.get(), 5), 0);
-  return listener;
-}
 
 struct Way {
   Transport transport;
@@ -777,9 +755,7 @@ TEST_P(DaemonTest, OpenWaitsForADaemonThatIsStarting) {
   std::thread opening([&] { session = Session::Open(options); });
   {
     // It has looked, and there was no daemon.
-    pollfd came = {silent.get(), POLLIN, 0};
-    EXPECT_EQ(::poll(&came, 1, 60000), 1);
-    const UniqueFd first(::accept4(silent.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const UniqueFd first = AwaitClient(silent);
   }
   silent.Reset();
   if (!GetParam().tcp) {

@@ -1,20 +1,18 @@
 // Where a client looks for its daemon. The paths stand for those of this user and of the system.
 #include "client/link/find_daemon.h"
 
-#include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/testing/silent_socket.h"
 #include "core/base/clock.h"
 #include "core/base/unique_fd.h"
 #include "core/transport/attach/protocol.h"
@@ -83,21 +81,13 @@ TEST(FindDaemonTest, WhatIsWrongAtTheSystemsPathDoesNotEndTheWaitForTheOwn) {
   EXPECT_EQ(ErrorOf(Find({late, file}, kShort).status()).reason, Reason::kMalformed);
   // The first look is at one who listens there and says nothing until the daemon has taken its
   // place; then that look is over, in vain, and so the next place is looked at.
-  const UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  ASSERT_LT(AttachPath(late).size(), sizeof(address.sun_path));
-  strcpy(address.sun_path, AttachPath(late).c_str());
-  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  ASSERT_EQ(listen(listener.get(), 1), 0);
+  const UniqueFd listener = testing::SilentSocket(AttachPath(late), SOCK_SEQPACKET);
   const std::string ready = users.folder() + "/ready";
   ASSERT_EQ(symlink(users.attach_path().c_str(), ready.c_str()), 0);
   absl::StatusOr<FoundDaemon> daemon;
   std::thread looking([&] { daemon = Find({late, file}); });
   {
-    pollfd came = {listener.get(), POLLIN, 0};
-    EXPECT_EQ(poll(&came, 1, 20000), 1);
-    const UniqueFd first(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const UniqueFd first = testing::AwaitClient(listener);
     EXPECT_EQ(rename(ready.c_str(), AttachPath(late).c_str()), 0);
   }
   looking.join();
