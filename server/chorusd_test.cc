@@ -32,6 +32,7 @@
 #include "gtest/gtest.h"
 #include "proto/convert/errors_convert.h"
 #include "server/testing/chorusd_process.h"
+#include "server/testing/http2_client.h"
 #include "server/testing/rpc.h"
 
 namespace chorus::server {
@@ -216,29 +217,16 @@ TEST_F(ChorusdTest, ARequestHasAsLongToComeAsItsFlagSays) {
   EXPECT_THAT(status.error_message(), HasSubstr("has not come whole within 50ms"));
 }
 
-// A frame of HTTP/2, of the connection or of its first call.
-std::string Frame(char type, char flags, char stream, const std::string& payload) {
-  const std::string head = {0, 0, static_cast<char>(payload.size()), type, flags, 0, 0, 0, stream};
-  return head + payload;
-}
-
 TEST_F(ChorusdTest, ARequestOfWhichHalfComesHasAsLong) {
   ChorusdProcess chorusd(folder_, {Listen(), "--read_timeout=50ms"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
   const UniqueFd client = ConnectTo(path_);
   ASSERT_TRUE(client.valid());
-  const std::string path = "/chorus.v1.Diagnostics/GetStats";
-  const std::string type = "application/grpc";
-  const auto text = [](const std::string& of) {
-    return std::string(1, static_cast<char>(of.size())) + of;
-  };
-  // POST and http by their numbers, :authority, :path and content-type by those of their names.
-  const std::string headers = "\x83\x86\x01" + text("localhost") + "\x04" + text(path) +
-                              "\x0f\x10" + text(type) + std::string(1, '\0') + text("te") +
-                              text("trailers");
-  const std::string half = std::string("\0\0\0\0\x64", 5) + "half";  // of a hundred bytes
-  const std::string words = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "") +
-                            Frame(1, 4, 1, headers) + Frame(0, 0, 1, half);
+  const std::string half = BigEndian(0, 1) + BigEndian(100, 4) + "half";
+  const std::string words =
+      kPreface + Frame(kSettings, 0, 0, "") +
+      Frame(kHeaders, kEndHeaders, 1, HeadersOf("/chorus.v1.Diagnostics/GetStats")) +
+      Frame(kData, 0, 1, half);
   ASSERT_EQ(write(client.get(), words.data(), words.size()), static_cast<ssize_t>(words.size()));
   timeval patience = {60, 0};
   setsockopt(client.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
@@ -371,12 +359,12 @@ TEST_F(ChorusdTest, ADrainWaitsForNoPeer) {
   ChorusdProcess chorusd(folder_, {Listen(), "--listen=127.0.0.1:0", "--insecure_loopback",
                                    "--drain_timeout=100ms", "--exit_timeout=1h"});
   ASSERT_TRUE(chorusd.WaitForStart()) << chorusd.output();
-  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-  const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
+  const std::string preface = kPreface;
+  const std::string settings = Frame(kSettings, 0, 0, "");
+  const std::string half_a_call = FrameHead(256, kHeaders, kEndHeaders, 1) + "half";
   std::vector<UniqueFd> clients;
-  for (const std::string& words :
-       {std::string(), preface.substr(0, 7), preface, preface + settings,
-        preface + settings + std::string("\0\1\0\1\4\0\0\0\1half", 13)}) {
+  for (const std::string& words : {std::string(), preface.substr(0, 7), preface, preface + settings,
+                                   preface + settings + half_a_call}) {
     clients.push_back(ConnectTo(path_));
     ASSERT_TRUE(clients.back().valid());
     ASSERT_EQ(write(clients.back().get(), words.data(), words.size()),

@@ -29,6 +29,7 @@
 #include "gtest/gtest.h"
 #include "server/acceptor.h"
 #include "server/peers.h"
+#include "server/testing/http2_client.h"
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
 #include "server/unix_listener.h"
@@ -60,33 +61,6 @@ bool AwaitHangup(int fd) {
   return poll(&entry, 1, 20000) == 1;
 }
 
-// RFC 9113, section 4.1.
-std::string Frame(char type, char flags, uint32_t stream, const std::string& content) {
-  std::string frame;
-  for (const int shift : {16, 8, 0}) frame.push_back(static_cast<char>(content.size() >> shift));
-  frame.push_back(type);
-  frame.push_back(flags);
-  for (const int shift : {24, 16, 8, 0}) frame.push_back(static_cast<char>(stream >> shift));
-  return frame + content;
-}
-
-// One field without a table (RFC 7541, section 6.2.2).
-// A length and that many bytes, as HPACK has them (RFC 7541, 5.1 and 5.2).
-std::string Text(const std::string& text) {
-  constexpr size_t kMostInAByte = 126;
-  if (text.size() <= kMostInAByte) return static_cast<char>(text.size()) + text;
-  std::string length(1, static_cast<char>(kMostInAByte + 1));
-  size_t more = text.size() - kMostInAByte - 1;
-  for (; more >= 128; more /= 128) length += static_cast<char>(128 + more % 128);
-  return length + static_cast<char>(more) + text;
-}
-
-std::string Field(const std::string& name, const std::string& value) {
-  return std::string(1, '\0') + Text(name) + Text(value);
-}
-
-const char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
 void AddTcp(DaemonOptions* options) {
   ListenAddress tcp;
   tcp.host = "127.0.0.1";
@@ -101,8 +75,8 @@ TEST(ConnectionsTest, OneThatSaysNothingOrHalfOfItIsClosed) {
   });
   const int port = daemon.daemon().addresses()[1].port;
   const std::string preface = kPreface;
-  const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
-  const std::string half_a_call("\0\1\0\1\4\0\0\0\1half", 13);
+  const std::string settings = Frame(kSettings, 0, 0, "");
+  const std::string half_a_call = FrameHead(256, kHeaders, kEndHeaders, 1) + "half";
   for (const bool tcp : {false, true}) {
     SCOPED_TRACE(tcp ? "TCP" : "Unix");
     std::vector<UniqueFd> clients;
@@ -129,13 +103,6 @@ TEST(ConnectionsTest, OneThatIsHalfOpenIsClosed) {
   }
 }
 
-// Of a call of `method`.
-std::string Headers(const std::string& method) {
-  return Field(":method", "POST") + Field(":scheme", "http") + Field(":path", method) +
-         Field(":authority", "localhost") + Field("content-type", "application/grpc") +
-         Field("te", "trailers");
-}
-
 void Send(const UniqueFd& client, const std::string& words) {
   for (size_t sent = 0; sent < words.size();) {
     const ssize_t size = send(client.get(), words.data() + sent, words.size() - sent, MSG_NOSIGNAL);
@@ -148,9 +115,11 @@ void Send(const UniqueFd& client, const std::string& words) {
 // which have its name: 200 of them are more than a socket holds, also where they are written in a
 // few pieces, as on a busy machine.
 void CallNobody(const UniqueFd& client, uint32_t before, uint32_t calls) {
-  const std::string call = Headers("/chorus.v1.Nobody/Has" + std::string(1500, 'x'));
-  std::string words = before == 0 ? kPreface + Frame(4, 0, 0, "") : "";
-  for (uint32_t i = before; i < before + calls; ++i) words += Frame(1, 5, 2 * i + 1, call);
+  const std::string call = HeadersOf("/chorus.v1.Nobody/Has" + std::string(1500, 'x'));
+  std::string words = before == 0 ? kPreface + Frame(kSettings, 0, 0, "") : "";
+  for (uint32_t i = before; i < before + calls; ++i) {
+    words += Frame(kHeaders, kEndHeaders | kEndStream, 2 * i + 1, call);
+  }
   Send(client, words);
 }
 
@@ -195,10 +164,12 @@ const std::string kEmptyMessage(5, '\0');
 
 // So many calls of `method` that their ends are more than a socket holds; their flow is no limit.
 std::string ManyCalls(const std::string& method) {
-  std::string words = kPreface + Frame(4, 0, 0, std::string("\0\4\x40\0\0\0", 6)) +
-                      Frame(8, 0, 0, std::string("\x40\0\0\0", 4));
+  std::string words =
+      kPreface + Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(1 << 30, 4)) +
+      Frame(kWindowUpdate, 0, 0, BigEndian(1 << 30, 4));
   for (uint32_t i = 0; i < 200; ++i) {
-    words += Frame(1, 4, 2 * i + 1, Headers(method)) + Frame(0, 1, 2 * i + 1, kEmptyMessage);
+    words += Frame(kHeaders, kEndHeaders, 2 * i + 1, HeadersOf(method)) +
+             Frame(kData, kEndStream, 2 * i + 1, kEmptyMessage);
   }
   return words;
 }

@@ -7,46 +7,24 @@
 
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
+#include "server/testing/http2_client.h"
 
 namespace chorus::server {
 namespace {
-
-constexpr unsigned char kData = 0;
-constexpr unsigned char kHeaders = 1;
-constexpr unsigned char kReset = 3;
-constexpr unsigned char kSettings = 4;
-constexpr unsigned char kPing = 6;
-constexpr unsigned char kWindowUpdate = 8;
-constexpr unsigned char kContinuation = 9;
-constexpr unsigned char kAck = 1;
-constexpr unsigned char kEndStream = 1;
-constexpr unsigned char kPadded = 8;
 
 constexpr Http2Frames::Limits kLimits = {4, 1000, 8, 50, 2};
 // In any pieces.
 constexpr Http2Frames::Limits kPatient = {4, 1000, 1 << 20, 50, 2};
 
-const char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-std::string Frame(unsigned char type, unsigned char flags, uint32_t stream,
-                  const std::string& content) {
-  std::string out;
-  for (const int shift : {16, 8, 0}) out.push_back(static_cast<char>(content.size() >> shift));
-  out.push_back(static_cast<char>(type));
-  out.push_back(static_cast<char>(flags));
-  for (const int shift : {24, 16, 8, 0}) out.push_back(static_cast<char>(stream >> shift));
-  return out + content;
-}
-std::string Frame(unsigned char type, unsigned char flags, uint32_t stream, size_t size) {
+using server::Frame;
+std::string Frame(FrameType type, uint8_t flags, uint32_t stream, size_t size) {
   // What looks like frames when it is taken for them.
   return Frame(type, flags, stream, std::string(size, '\1'));
 }
 
 // A message of gRPC's, which declares `declared` bytes and has `size`.
 std::string Message(uint32_t declared, size_t size) {
-  std::string out(1, '\0');
-  for (const int shift : {24, 16, 8, 0}) out.push_back(static_cast<char>(declared >> shift));
-  return out + std::string(size, '\xff');
+  return BigEndian(0, 1) + BigEndian(declared, 4) + std::string(size, '\xff');
 }
 std::string Message(uint32_t size) { return Message(size, size); }
 
@@ -67,14 +45,15 @@ Http2Frames::Counts Take(const std::string& bytes, size_t most,
 }
 
 TEST(Http2FramesTest, CountsWhatIsAskedHoweverItsBytesCome) {
-  const std::string bytes = kPreface + Frame(kSettings, 0, 0, 12) + Frame(kSettings, kAck, 0, 0) +
-                            Frame(kHeaders, 4, 1, 300) + Frame(kData, 1, 1, 70000) +
-                            Frame(kHeaders, 0, 3, 16384) + Frame(kContinuation, 4, 3, 20) +
-                            Frame(kPing, 0, 0, 8) + Frame(kPing, kAck, 0, 8) +
-                            Frame(kWindowUpdate, 0, 0, 4) + Frame(kReset, 0, 3, 4) +
-                            Frame(kHeaders, 5, 1, 10) +           // of a stream that is open
-                            Frame(kHeaders, 5, 0x80000005, 10) +  // with a bit that says nothing
-                            Frame(kHeaders, 5, 0x80000005, 0);
+  const std::string bytes =
+      kPreface + Frame(kSettings, 0, 0, 12) + Frame(kSettings, kAck, 0, 0) +
+      Frame(kHeaders, kEndHeaders, 1, 300) + Frame(kData, kEndStream, 1, 70000) +
+      Frame(kHeaders, 0, 3, 16384) + Frame(kContinuation, kEndHeaders, 3, 20) +
+      Frame(kPing, 0, 0, 8) + Frame(kPing, kAck, 0, 8) + Frame(kWindowUpdate, 0, 0, 4) +
+      Frame(kReset, 0, 3, 4) +
+      Frame(kHeaders, kEndHeaders | kEndStream, 1, 10) +           // of a stream that is open
+      Frame(kHeaders, kEndHeaders | kEndStream, 0x80000005, 10) +  // with a bit that says nothing
+      Frame(kHeaders, kEndHeaders | kEndStream, 0x80000005, 0);
   for (const size_t most : {size_t{1}, size_t{2}, size_t{10}, size_t{100}, bytes.size()}) {
     for (int round = 0; round < 20; ++round) {
       const Http2Frames::Counts counts = Take(bytes, most);
@@ -84,17 +63,44 @@ TEST(Http2FramesTest, CountsWhatIsAskedHoweverItsBytesCome) {
   }
 }
 
+// By hand, where the others go by what writes frames for tests.
+TEST(Http2FramesTest, ReadsWhatTheRfcSays) {
+  const std::string bytes(
+      "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+      "\x00\x00\x06\x04\x00\x00\x00\x00\x00"  // SETTINGS
+      "\x00\x03\x00\x00\x00\x64"
+      "\x00\x00\x03\x01\x04\x00\x00\x00\x01"  // HEADERS, which end here
+      "\x83\x86\x84"
+      "\x00\x00\x07\x00\x01\x00\x00\x00\x01"  // DATA, the last
+      "\x00\x00\x00\x00\x02\x08\x01"
+      "\x00\x00\x08\x06\x00\x00\x00\x00\x00"  // PING
+      "12345678",
+      24 + 9 + 6 + 9 + 3 + 9 + 7 + 9 + 8);
+  const Http2Frames::Counts counts = Take(bytes, 5);
+  EXPECT_EQ(counts.calls, 1);
+  EXPECT_EQ(counts.requests, 3);
+  EXPECT_EQ(counts.broken, "");
+  // A message of 1001 bytes in a stream that is open.
+  const std::string longer(
+      "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+      "\x00\x00\x00\x01\x04\x00\x00\x00\x01"
+      "\x00\x00\x05\x00\x00\x00\x00\x00\x01"
+      "\x00\x00\x00\x03\xe9",
+      24 + 9 + 9 + 5);
+  EXPECT_EQ(Take(longer, 5).broken, "it declares a message of 1001 bytes; expected at most 1000");
+}
+
 // A stream of an even number is none of a client's, and whatever comes behind it counts.
 TEST(Http2FramesTest, NumbersOfTheServersStreamsDoNotEndTheCount) {
-  const std::string bytes = kPreface + Frame(kHeaders, 4, 0x7ffffffe, 0) +
-                            Frame(kHeaders, 4, 1, 0) + Frame(kHeaders, 4, 2, 0) +
-                            Frame(kHeaders, 4, 3, 0);
+  const std::string bytes = kPreface + Frame(kHeaders, kEndHeaders, 0x7ffffffe, 0) +
+                            Frame(kHeaders, kEndHeaders, 1, 0) +
+                            Frame(kHeaders, kEndHeaders, 2, 0) + Frame(kHeaders, kEndHeaders, 3, 0);
   EXPECT_EQ(Take(bytes, 7).calls, 2);
   EXPECT_EQ(Take(bytes, 7).requests, 4);
 }
 
 TEST(Http2FramesTest, WhatIsNotWholeCountsForNothing) {
-  const std::string bytes = kPreface + Frame(kHeaders, 4, 1, 0);
+  const std::string bytes = kPreface + Frame(kHeaders, kEndHeaders, 1, 0);
   for (size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_EQ(Take(bytes.substr(0, size), 7).requests, 0) << size;
   }
@@ -114,7 +120,8 @@ std::string Broken(const std::string& frames) {
 }
 
 TEST(Http2FramesTest, AMessageMayBeAsLongAsTheLongest) {
-  const std::string open = Frame(kHeaders, 4, 1, 10) + Frame(kHeaders, 4, 3, 10);
+  const std::string open =
+      Frame(kHeaders, kEndHeaders, 1, 10) + Frame(kHeaders, kEndHeaders, 3, 10);
   const std::string messages = Message(1000) + Message(0) + Message(7) + Message(1000);
   EXPECT_EQ(Broken(open + Frame(kData, kEndStream, 1, messages) + Frame(kData, 0, 3, messages)),
             "");
@@ -129,7 +136,8 @@ TEST(Http2FramesTest, AMessageMayBeAsLongAsTheLongest) {
 }
 
 TEST(Http2FramesTest, AMessageThatIsDeclaredLongerBreaksTheConnection) {
-  const std::string open = Frame(kHeaders, 4, 1, 10) + Frame(kHeaders, 4, 3, 10);
+  const std::string open =
+      Frame(kHeaders, kEndHeaders, 1, 10) + Frame(kHeaders, kEndHeaders, 3, 10);
   const std::string said = "it declares a message of 1001 bytes; expected at most 1000";
   EXPECT_EQ(Broken(open + Frame(kData, 0, 1, Message(1001, 0))), said);
   EXPECT_EQ(Broken(open + Frame(kData, 0, 1, Message(1000) + Message(1001, 500))), said);
@@ -147,7 +155,7 @@ TEST(Http2FramesTest, AMessageThatIsDeclaredLongerBreaksTheConnection) {
 }
 
 TEST(Http2FramesTest, WhatFillsAFrameUpIsOfNoMessage) {
-  const std::string open = Frame(kHeaders, 4, 1, 10);
+  const std::string open = Frame(kHeaders, kEndHeaders, 1, 10);
   const auto padded = [](const std::string& data, size_t padding, unsigned char flags) {
     return Frame(kData, kPadded | flags, 1,
                  static_cast<char>(padding) + data + std::string(padding, '\1'));
@@ -165,7 +173,7 @@ TEST(Http2FramesTest, WhatFillsAFrameUpIsOfNoMessage) {
 }
 
 TEST(Http2FramesTest, DataOfAStreamThatIsNotOpenBreaksTheConnection) {
-  const std::string open = Frame(kHeaders, 4, 1, 10);
+  const std::string open = Frame(kHeaders, kEndHeaders, 1, 10);
   const std::string data = Frame(kData, 0, 1, Message(8));
   const std::string said = "it sends data in stream 1, which is not open";
   EXPECT_EQ(Broken(data), said);
@@ -175,7 +183,7 @@ TEST(Http2FramesTest, DataOfAStreamThatIsNotOpenBreaksTheConnection) {
   // What comes in one that has ended is as if it had just begun: gRPC passes it by.
   for (const std::string& ended :
        {data + Frame(kReset, 0, 1, 4), Frame(kData, kEndStream, 1, Message(8)),
-        Frame(kHeaders, 4 | kEndStream, 1, 10)}) {
+        Frame(kHeaders, kEndHeaders | kEndStream, 1, 10)}) {
     EXPECT_EQ(Broken(open + ended + data), "");
     EXPECT_NE(Broken(open + ended + Frame(kData, 0, 1, Message(2000, 0))), "");
   }
@@ -188,7 +196,7 @@ std::string BrokenAtOnce(const std::string& frames) {
 }
 
 TEST(Http2FramesTest, AMessageMayComeInSoManyPieces) {
-  const std::string open = Frame(kHeaders, 4, 1, 10);
+  const std::string open = Frame(kHeaders, kEndHeaders, 1, 10);
   const std::string message = Message(100);
   std::string frames = open;
   for (size_t at = 0; at < 8; ++at) {
@@ -235,14 +243,14 @@ TEST(Http2FramesTest, SmallMessagesMayComeInSoManyPieces) {
 
 TEST(Http2FramesTest, WhatIsReadInPiecesCountsAsThat) {
   const std::string bytes =
-      kPreface + Frame(kHeaders, 4, 1, 100) + Frame(kData, 0, 1, Message(100));
+      kPreface + Frame(kHeaders, kEndHeaders, 1, 100) + Frame(kData, 0, 1, Message(100));
   EXPECT_EQ(Take(bytes, bytes.size(), kLimits).broken, "");
   EXPECT_EQ(Take(bytes, 1, kLimits).broken,
             "it has sent 9 bytes of a message in 9 pieces; expected at most 8");
 }
 
 TEST(Http2FramesTest, EmptyFramesAreSoMany) {
-  const std::string open = Frame(kHeaders, 4, 1, 10);
+  const std::string open = Frame(kHeaders, kEndHeaders, 1, 10);
   std::string frames = open;
   for (int i = 0; i < 8; ++i) frames += Frame(kData, 0, 1, 0);
   EXPECT_EQ(BrokenAtOnce(frames), "");
@@ -256,9 +264,10 @@ TEST(Http2FramesTest, KnowsWhatItsClientHasNotEnded) {
     EXPECT_EQ(frames.Take(bytes).broken, "");
     return frames.open();
   };
-  EXPECT_EQ(open_after(kPreface + Frame(kHeaders, 4, 1, 10)), 1u);
-  EXPECT_EQ(open_after(Frame(kHeaders, 5, 3, 10)), 1u);
-  EXPECT_EQ(open_after(Frame(kHeaders, 4, 5, 10) + Frame(kHeaders, 4, 7, 10)), 3u);
+  EXPECT_EQ(open_after(kPreface + Frame(kHeaders, kEndHeaders, 1, 10)), 1u);
+  EXPECT_EQ(open_after(Frame(kHeaders, kEndHeaders | kEndStream, 3, 10)), 1u);
+  EXPECT_EQ(open_after(Frame(kHeaders, kEndHeaders, 5, 10) + Frame(kHeaders, kEndHeaders, 7, 10)),
+            3u);
   EXPECT_EQ(open_after(Frame(kData, 0, 7, Message(8))), 3u);
   EXPECT_EQ(open_after(Frame(kData, kEndStream, 7, Message(8))), 2u);
   EXPECT_EQ(open_after(Frame(kReset, 0, 5, 4) + Frame(kReset, 0, 3, 4)), 1u);
@@ -268,9 +277,9 @@ TEST(Http2FramesTest, KnowsWhatItsClientHasNotEnded) {
 // The daemon may have ended more of them than may be open: those that are used go on.
 TEST(Http2FramesTest, OfStreamsThatAreNotUsedOnlySoManyAreKept) {
   const std::string half = Frame(kData, 0, 1, Message(1000, 10));
-  std::string frames = Frame(kHeaders, 4, 1, 10) + half;
+  std::string frames = Frame(kHeaders, kEndHeaders, 1, 10) + half;
   for (uint32_t stream = 3; stream < 99; stream += 2) {
-    frames += Frame(kHeaders, 4, stream, 10) + Frame(kData, 0, stream, Message(9, 3));
+    frames += Frame(kHeaders, kEndHeaders, stream, 10) + Frame(kData, 0, stream, Message(9, 3));
     // What is still missing of that message is none that begins.
     frames += Frame(kData, 0, 1, std::string(20, '\xff'));
   }
@@ -284,9 +293,9 @@ TEST(Http2FramesTest, OfStreamsThatAreNotUsedOnlySoManyAreKept) {
 TEST(Http2FramesTest, AQuietStreamIsFollowedAgain) {
   for (const bool whole : {true, false}) {
     SCOPED_TRACE(whole);
-    std::string frames = Frame(kHeaders, 4, 1, 10) + Frame(kData, 0, 1, Message(8));
+    std::string frames = Frame(kHeaders, kEndHeaders, 1, 10) + Frame(kData, 0, 1, Message(8));
     for (uint32_t stream = 3; stream < 99; stream += 2) {
-      frames += Frame(kHeaders, 4, stream, 10) +
+      frames += Frame(kHeaders, kEndHeaders, stream, 10) +
                 Frame(kData, 0, stream, whole ? Message(9) : Message(9, 3));
     }
     EXPECT_EQ(Broken(frames), "");

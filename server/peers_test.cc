@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,6 +24,7 @@
 #include "gtest/gtest.h"
 #include "server/client_socket.h"
 #include "server/own_memory.h"
+#include "server/testing/http2_client.h"
 
 namespace chorus::server {
 namespace {
@@ -320,14 +322,12 @@ bool Reads(const Pair& pair, const std::string& bytes) {
   return Receives(pair, bytes.size());
 }
 
-constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+uint32_t StreamOf(int call) { return static_cast<uint32_t>(2 * call + 1); }
 // HEADERS of so many calls from this one on.
 std::string Headers(int first, int calls) {
   std::string bytes;
   for (int i = first; i < first + calls; ++i) {
-    const int stream = 2 * i + 1;
-    bytes += std::string("\0\0\0\1\4\0\0", 7);
-    bytes += {static_cast<char>(stream >> 8), static_cast<char>(stream & 0xff)};
+    bytes += Frame(kHeaders, kEndHeaders, StreamOf(i), "");
   }
   return bytes;
 }
@@ -339,8 +339,7 @@ bool Reads(const Pair& pair, int calls) {
 bool ReadsResets(const Pair& pair, int first, int calls) {
   std::string bytes;
   for (int i = first; i < first + calls; ++i) {
-    bytes += std::string("\0\0\4\3\0\0\0\0", 8) + static_cast<char>(2 * i + 1) +
-             std::string("\0\0\0\10", 4);
+    bytes += Frame(kReset, 0, StreamOf(i), BigEndian(8, 4));
   }
   return Reads(pair, bytes);
 }
@@ -402,10 +401,13 @@ TEST(PeerTableTest, AConnectionThatDeclaresMoreThanTheLongestMessageHasToEnd) {
   EXPECT_TRUE(Reads(one, 1));
   EXPECT_TRUE(Reads(two, 1));
   // One byte more than 260 KiB; and these.
-  EXPECT_FALSE(Reads(one, std::string("\0\0\5\0\0\0\0\0\1\0\0\4\x10\1", 14)));
+  const auto declares = [](uint64_t size) {
+    return Frame(kData, 0, 1, BigEndian(0, 1) + BigEndian(size, 4));
+  };
+  EXPECT_FALSE(Reads(one, declares(266241)));
   EXPECT_EQ(told, "uid:1000: it declares a message of 266241 bytes; expected at most 266240");
   EXPECT_TRUE(HungUp(one.client.get()));
-  EXPECT_TRUE(Reads(two, std::string("\0\0\5\0\0\0\0\0\1\0\0\4\x10\0", 14)));
+  EXPECT_TRUE(Reads(two, declares(266240)));
   EXPECT_FALSE(HungUp(two.client.get()));
 }
 

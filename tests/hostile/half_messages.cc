@@ -17,46 +17,40 @@
 #include "absl/time/time.h"
 #include "client/attach/daemon_socket.h"
 #include "core/base/error.h"
+#include "server/testing/http2_client.h"
 #include "tests/fault/raw_session.h"
 
 namespace chorus {
 namespace hostile {
 namespace {
 
-// RFC 9113, section 6.
-enum FrameType : uint8_t {
-  kData = 0,
-  kHeaders = 1,
-  kReset = 3,
-  kSettings = 4,
-  kPing = 6,
-  kGoAway = 7,
-  kWindowUpdate = 8,
-  kContinuation = 9,
-};
-constexpr uint8_t kEndHeaders = 4;
-constexpr uint8_t kEndStream = 1;
-constexpr uint8_t kAck = 1;
-constexpr uint32_t kInitialWindowSize = 4;
-constexpr size_t kFrameHeader = 9;
+using server::BigEndian;
+using server::Frame;
+using server::FrameHead;
+using server::FrameType;
+using server::HeaderField;
+using server::HeadersOf;
+using server::kAck;
+using server::kContinuation;
+using server::kData;
+using server::kEndHeaders;
+using server::kEndStream;
+using server::kFrameHead;
+using server::kGoAway;
+using server::kHeaders;
+using server::kInitialWindowSize;
+using server::kPing;
+using server::kPreface;
+using server::kReset;
+using server::kSettings;
+using server::kWindowUpdate;
+
 constexpr int64_t kInitialWindow = 65535;  // until the daemon's settings are acknowledged
 
-std::string BigEndian(uint64_t number, int bytes) {
-  std::string out;
-  for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) {
-    out.push_back(static_cast<char>(number >> shift));
-  }
-  return out;
-}
 uint32_t Number(absl::string_view bytes) {
   uint32_t number = 0;
   for (const char byte : bytes) number = number << 8 | static_cast<uint8_t>(byte);
   return number;
-}
-
-std::string Frame(FrameType type, uint8_t flags, uint32_t stream, absl::string_view content) {
-  return BigEndian(content.size(), 3) + BigEndian(type, 1) + BigEndian(flags, 1) +
-         BigEndian(stream, 4) + std::string(content);
 }
 
 // For poll().
@@ -108,8 +102,8 @@ class Connection {
     size_t taken = frames.size() - left.size();
     taken -= std::min(answers.size(), taken);
     // But for the last one they are all as long.
-    const size_t begun = taken % (kFrameHeader + frame);
-    *sent = taken / (kFrameHeader + frame) * frame + begun - std::min(kFrameHeader, begun);
+    const size_t begun = taken % (kFrameHead + frame);
+    *sent = taken / (kFrameHead + frame) * frame + begun - std::min(kFrameHead, begun);
     return open;
   }
   // Whether the daemon has ended a call, as far as what has come tells.
@@ -143,12 +137,12 @@ class Connection {
   }
 
   bool TakeFrame() {
-    if (received_.size() < kFrameHeader) return false;
-    const std::string head = received_.substr(0, kFrameHeader);
+    if (received_.size() < kFrameHead) return false;
+    const std::string head = received_.substr(0, kFrameHead);
     const size_t size = Number(absl::string_view(head).substr(0, 3));
-    if (received_.size() < kFrameHeader + size) return false;
-    const std::string content = received_.substr(kFrameHeader, size);
-    received_.erase(0, kFrameHeader + size);
+    if (received_.size() < kFrameHead + size) return false;
+    const std::string content = received_.substr(kFrameHead, size);
+    received_.erase(0, kFrameHead + size);
     const uint32_t stream = Number(absl::string_view(head).substr(5, 4));
     const bool is_answer = (head[4] & kAck) != 0;
     switch (static_cast<FrameType>(head[3])) {
@@ -187,24 +181,6 @@ class Connection {
   int64_t acks_ = 0;          // of settings
   bool closed_ = false;
 };
-
-// A field that no table has (RFC 7541, section 6.2.2); shorter than 127 bytes.
-std::string Field(absl::string_view name, absl::string_view value) {
-  std::string out(1, '\0');
-  for (const absl::string_view part : {name, value}) {
-    out += BigEndian(part.size(), 1);
-    out.append(part.data(), part.size());
-  }
-  return out;
-}
-
-std::string HeadersOf(absl::string_view method) {
-  return Field(":method", "POST") + Field(":scheme", "http") + Field(":path", method) +
-         Field(":authority", "localhost") + Field("content-type", "application/grpc") +
-         Field("te", "trailers");
-}
-
-constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 absl::StatusOr<UniqueFd> Connect(const std::string& path) {
   return ConnectToDaemon(path, SOCK_STREAM, {}, fault::RawSession::Deadline());
@@ -309,10 +285,9 @@ absl::StatusOr<Report> SendHalfHeaders(const std::string& path,
   constexpr size_t kConnections = 500;
   // The smallest fields, and a frame of which half is missing.
   std::string fields;
-  while (fields.size() < kMaxFrame / 2) fields += Field("a", "b");
-  const std::string frames =
-      absl::StrCat(kPreface, Frame(kSettings, 0, 0, ""), BigEndian(kMaxFrame, 3),
-                   BigEndian(kHeaders, 1), BigEndian(kEndHeaders, 1), BigEndian(1, 4), fields);
+  while (fields.size() < kMaxFrame / 2) fields += HeaderField("a", "b");
+  const std::string frames = kPreface + Frame(kSettings, 0, 0, "") +
+                             FrameHead(kMaxFrame, kHeaders, kEndHeaders, 1) + fields;
   Report report;
   for (size_t i = 0; i < kConnections; ++i) {
     CHORUS_ASSIGN_OR_RETURN(UniqueFd connection, Connect(path));
@@ -328,9 +303,9 @@ absl::StatusOr<Report> SendUnreadHalves(const std::string& path,
   constexpr size_t kAnswers = 60;  // of more than a thousand bytes
   constexpr size_t kHalves = 4;
   // Their flow is no limit.
-  std::string frames = absl::StrCat(
-      kPreface, Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(1 << 30, 4)),
-      Frame(kWindowUpdate, 0, 0, BigEndian(1 << 30, 4)));
+  std::string frames =
+      kPreface + Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(1 << 30, 4)) +
+      Frame(kWindowUpdate, 0, 0, BigEndian(1 << 30, 4));
   size_t call = 0;
   for (; call < kAnswers; ++call) {
     frames +=
@@ -356,7 +331,7 @@ absl::StatusOr<Report> SendFlood(const std::string& path, FloodKind kind,
   constexpr size_t kFrames = 60000;
   const std::string headers = HeadersOf(kind == FloodKind::kUnknownCalls ? "/chorus.v1.Nobody/HasIt"
                                                                          : "/chorus.v1.Log/Submit");
-  std::string frames = absl::StrCat(kPreface, Frame(kSettings, 0, 0, ""));
+  std::string frames = kPreface + Frame(kSettings, 0, 0, "");
   if (kind == FloodKind::kHeaders) frames += Frame(kHeaders, 0, StreamOf(0), headers);
   const std::string content = kind == FloodKind::kHeaders ? std::string(1000, '\x82') : "";
   for (size_t i = 0; i < kFrames; ++i) {
