@@ -32,6 +32,7 @@
 #include "core/ops/registry.h"
 #include "core/ops/testing/evaluator.h"
 #include "core/ops/testing/kernel_cases.h"
+#include "core/ops/testing/near.h"
 #include "core/ops/testing/value.h"
 #include "gtest/gtest.h"
 
@@ -895,10 +896,8 @@ void ExpectWithin(const Value& got, const Value& expected, double relative, doub
   const std::vector<double> x = testing::ToDoubles(got);
   const std::vector<double> y = testing::ToDoubles(expected);
   for (size_t i = 0; i < x.size(); ++i) {
-    if (std::isnan(y[i]) ? std::isnan(x[i]) : x[i] == y[i]) continue;
-    // Of an infinity every number is within any part.
-    ASSERT_TRUE(std::isfinite(y[i])) << what << " at " << i << ": " << x[i] << ", not " << y[i];
-    ASSERT_NEAR(x[i], y[i], relative * std::max(scale, std::abs(y[i]))) << what << " at " << i;
+    ASSERT_TRUE(testing::IsNear(x[i], y[i], relative * std::max(scale, std::abs(y[i]))))
+        << what << " at " << i;
   }
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/autograd/testing/gradient_check.h"
 #include "core/ops/registry.h"
+#include "core/ops/testing/near.h"
 #include "core/ops/testing/value.h"
 #include "gtest/gtest.h"
 
@@ -97,12 +98,7 @@ double Gradient(Reduction reduction, const Doubles& x, size_t r, double g) {
 void ExpectNear(const Doubles& got, const Doubles& expected) {
   ASSERT_EQ(got.size(), expected.size());
   for (size_t i = 0; i < got.size(); ++i) {
-    if (std::isnan(expected[i]) || std::isinf(expected[i])) {
-      EXPECT_TRUE(got[i] == expected[i] || (std::isnan(got[i]) && std::isnan(expected[i])))
-          << got[i] << " where it is " << expected[i] << ", at " << i;
-    } else {
-      EXPECT_NEAR(got[i], expected[i], 1e-12 * std::abs(expected[i])) << "at " << i;
-    }
+    EXPECT_TRUE(IsNear(got[i], expected[i], 1e-12 * std::abs(expected[i]))) << "at " << i;
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
+#include "core/ops/testing/near.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
@@ -455,10 +456,8 @@ void ExpectNear(const Value& got, const Value& expected, const std::string& what
     }
   }
   for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) continue;
-    // Of an infinity every number is within any part.
-    ASSERT_TRUE(std::isfinite(y[i])) << what << " at " << i << ": " << x[i] << ", not " << y[i];
-    ASSERT_NEAR(x[i], y[i], tolerance * std::max(least, std::abs(y[i]))) << what << " at " << i;
+    ASSERT_TRUE(IsNear(x[i], y[i], tolerance * std::max(least, std::abs(y[i]))))
+        << what << " at " << i;
   }
 }
 
