@@ -29,6 +29,7 @@
 #include "gtest/gtest.h"
 #include "server/acceptor.h"
 #include "server/peers.h"
+#include "server/testing/descriptor_passing.h"
 #include "server/testing/http2_client.h"
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"

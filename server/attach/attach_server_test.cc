@@ -42,6 +42,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tenant_log.h"
+#include "server/testing/descriptor_passing.h"
 #include "server/testing/rpc.h"
 #include "server/testing/test_daemon.h"
 #include "server/unix_listener.h"

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -95,30 +94,6 @@ class LingeringSocket {
   UniqueFd socket_;
   UniqueFd peer_;
 };
-
-// Whoever connects to `path` from now on, which this process listens on, may send descriptors: as
-// ever before Linux 6.16.
-inline void LetDescriptorsCome(const std::string& path) {
-  constexpr int kPassRights = 83;  // SO_PASSRIGHTS, which the headers of older systems have not
-  int listeners = 0;
-  for (int fd = 0; fd < 1024; ++fd) {
-    sockaddr_un address = {};
-    socklen_t size = sizeof(address);
-    int listens = 0;
-    socklen_t listens_size = sizeof(listens);
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
-        address.sun_family != AF_UNIX || path != address.sun_path ||
-        getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &listens_size) != 0 || listens == 0) {
-      continue;
-    }
-    ++listeners;
-    const int passes = 1;
-    if (setsockopt(fd, SOL_SOCKET, kPassRights, &passes, sizeof(passes)) != 0) {
-      EXPECT_EQ(errno, ENOPROTOOPT);
-    }
-  }
-  EXPECT_GT(listeners, 0) << path;
-}
 
 // Whether `what` is done though `sockets` linger. They are let go then, done or not.
 inline bool IsDoneThough(absl::Span<LingeringSocket> sockets, const std::function<void()>& what) {
