@@ -5,6 +5,7 @@
 // descriptor's number and hands the descriptor over; in a handler gRPC then names the peer
 // "fd:NUMBER". Of each connection it keeps a duplicate, by which it sees the end, and can bring it
 // about.
+//
 // A number is given out again only after thousands of others: a call of a closed connection that is
 // still on its way must not meet the credentials of a newer one.
 //
@@ -89,18 +90,19 @@ class PeerTable {
   // The connection asks for `counts`. False: it may not, and has to be ended: its user has too many
   // calls that have not ended, or messages that nobody has taken (kMaxLaterMessages), or it asks
   // and asks and does not read what it is sent, or what it sends is broken (a message of more than
-  // kMaxMessageBytes). Too many calls are ShareOf MaxCalls::all(); where all users have that many,
-  // the rest: nobody's connection is ended for what others do. So it is with messages.
+  // kMaxMessageBytes). Of MaxCalls::all() a user may have its share (ShareOf); where all users
+  // together would have more than all of them, what the share leaves, for nobody's connection is
+  // ended for what others do. So it is with messages.
   bool MayAsk(int connection_id, const Http2Frames::Counts& counts);
-  // A call of the connection is under way, until it has ended. RESOURCE_EXHAUSTED kQuota: it is not
-  // counted, and has to end at once, for there are too many that are not admitted. That bound is
-  // not Admit's: calls that are refused keep nobody out.
+  // A call of the connection is under way, until CallEnded. RESOURCE_EXHAUSTED kQuota: it is not
+  // counted, and has to end at once, for too many are under way that Admit has not let go on. That
+  // bound is not Admit's: calls that are refused keep nobody out.
   absl::Status CallBegan(int connection_id);
   // `was_counted`: CallBegan has counted it.
   void CallEnded(int connection_id, bool was_counted);
 
-  // A call's slot among those that are admitted, until it ends; until this object goes it counts
-  // as one that ends. The table outlives it.
+  // A call's slot among those that are admitted, until it ends; until this object goes it counts as
+  // one that ends. The table outlives it.
   class Slot {
    public:
     Slot() = default;
@@ -124,8 +126,8 @@ class PeerTable {
       if (table_ != nullptr && !std::exchange(ends_, true)) table_->Ends(connection_id_, spare_);
     }
     // Once: the call can be spared, for what it waits for goes on without it. A call of its user's
-    // that would find no slot takes the slot of the one that has been so for longest; then the
-    // slot has ended, and `on_taken` has to end the call. It is called by Admit, without its lock.
+    // that would find no slot takes the slot of the one that has been so for longest; then the slot
+    // has ended, and `on_taken` has to end the call. It is called by Admit, without its lock.
     void Spare(std::function<void()> on_taken) {
       if (table_ == nullptr || ends_) return;
       spare_ = table_->AddSpare(connection_id_, std::move(on_taken));

@@ -70,8 +70,8 @@ class DataLoader {
     absl::Duration timeout = absl::Minutes(10);
     std::function<absl::StatusOr<HostTensors>(const std::vector<HostTensors>& samples)> collate =
         Stack;
-    // Where the thread that makes a batch uploads it. Without one, batches stay on the host, for
-    // instance for parallel::Scatter.
+    // To which a batch is uploaded, by the thread that makes it. Without a device batches stay on
+    // the host, for instance for parallel::Scatter.
     absl::optional<DeviceRef> device;
   };
   static absl::StatusOr<std::unique_ptr<DataLoader>> Create(std::shared_ptr<const Dataset> dataset,

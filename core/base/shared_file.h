@@ -22,9 +22,10 @@ UniqueFd OpenAgain(int fd, int flags);
 bool IsHeldByOthers(int fd);
 
 // Of a memfd that the caller has mapped for writing: from now on nobody can map it so, write to it
-// by a descriptor or take pages out of it (a thread that touches or unmaps one meanwhile waits
-// until all are out), nor add seals. False: errno says why not. Waits for any process that does
-// something long with the file.
+// by a descriptor, take pages out of it or add seals. (While pages are taken out, a thread that
+// touches or unmaps one of them waits until all are out.) False: errno says why not. Waits while
+// any process is in a call of the system that changes the file, which may be long: the kernel lets
+// in one at a time.
 bool SealMapped(int fd);
 // Whether that has been done. Waits for nobody.
 bool IsSealedMapped(int fd);

@@ -1,9 +1,9 @@
 // The kinds of collective, and what is true of each: one row a kind, from which ops, plans,
 // agreement, backends, decoders and announcements derive what they ask.
 //
-// A new kind is a row here, its op's folder, its work in core/backend/collective_work.cc where it
-// moves pieces, and its number in proto/chorus/v1/types.proto
-// (docs/architecture.md has the whole recipe).
+// A new kind is a row here, its op's folder, its number in proto/chorus/v1/types.proto and, if it
+// moves pieces, its work in core/backend/collective_work.cc (docs/architecture.md has the whole
+// recipe).
 //
 // Threads: constants and pure functions. Ownership: none. Errors: none; a number of no kind has the
 // facts of kUnspecified.

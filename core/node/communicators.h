@@ -1,9 +1,9 @@
 // Communicators, and whose they are.
 //
-// What fails in a communicator ends every call that waits in it, so nobody shares one: a world, and
-// a session for copies between its own devices, leases one for each ordered set of devices that it
-// needs, keeps it, and gives it back at its end. The pool keeps some of those open for what comes
-// next, for a backend may take long to open one.
+// What fails in a communicator ends every call that waits in it, so no two owners share one. An
+// owner is a world, or a session, for copies between its own devices. It leases a communicator for
+// each ordered set of devices that it needs, keeps it, and gives it back at its end. The pool keeps
+// some of those open for what comes next, for a backend may take long to open one.
 //
 // Threads: the node thread. Ownership: leases may outlive their pool. Errors: said at each
 // function.

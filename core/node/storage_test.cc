@@ -259,7 +259,7 @@ TEST_F(StorageTest, WhatAClientMayTakePagesOutOfIsNotTouched) {
   ASSERT_TRUE(SealMapped(fd));
   ASSERT_TRUE(arena->ConfirmMapped().ok());
   EXPECT_THAT(refused(), ::testing::Each(Reason::kUnspecified));
-  // Nor is it written by a call, which would wait for any process that does something long with it.
+  // What a client has no call writes, sealed or not: the client writes its own mapping.
   EXPECT_EQ(ErrorOf(storage_->WriteStaging(*session_, staging->arena, 0, "x")).reason,
             Reason::kWrongState);
   munmap(mapped, 4096);

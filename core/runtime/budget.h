@@ -6,9 +6,10 @@
 // of everything that is smaller than the whole, so that another always gets in.
 //
 // What has been given up may take a while to be gone: pages are unmapped beside the node thread.
-// Until then its charge leaves (Charge::Leave): it is held no more, but what would take its place
-// at once, other arenas, does not fit. That is refused for now (IsForNow), and a caller that can
-// wait does. Everything else is made more slowly than pages are unmapped.
+// Until then its charge leaves (Charge::Leave): it counts as held no more, but other arenas, which
+// would take its place at once, do not fit yet. They are refused for now (IsForNow): a caller that
+// can wait asks again later. All else may take the place, for it is made more slowly than pages are
+// unmapped.
 //
 // Threads: the node thread. Ownership: counted; a charge keeps its budget, a budget its parent.
 // Errors: RESOURCE_EXHAUSTED where a charge does not fit; nothing is charged then.

@@ -31,8 +31,9 @@ class HeldFiles {
 
   // `file` is the only descriptor here of an opener (core/base/shared_file.h). If others hold it,
   // it stays charged until they let go: then the charges are taken; else nothing is. `mapping`,
-  // unless null, stays as long: of a file from which they can take pages out, by that descriptor.
-  // Unmapping it waits for them, and meanwhile nobody in this process can map anything.
+  // unless null, stays as long: it was made by `file`, out of which the others can take pages.
+  // Whoever unmaps it while they do that waits until they are done, and meanwhile nobody in this
+  // process can map anything.
   void Add(const std::shared_ptr<const UniqueFd>& file, std::shared_ptr<const void> mapping,
            Charge* bytes, Charge* descriptors);
   // Looks whether at most so many of them are held, in turns, and lets go of those that are not.

@@ -143,8 +143,9 @@ class SessionMemory {
   uint32_t tensor_slots() const { return options_.tensor_slots; }
   size_t total_bytes() const { return total_bytes_; }
 
-  // The descriptor by which the memory is mapped, an opener that counts (core/base/shared_file.h);
-  // the daemon may take it with TakeFd(). A client has none: its mapping keeps the memory.
+  // The daemon's descriptor of the file, of OpenAgain (core/base/shared_file.h), by which it has
+  // mapped the memory. -1 behind TakeFd(), and of a client, which has none: its mapping keeps the
+  // memory.
   int fd() const { return fd_.get(); }
   UniqueFd TakeFd() { return std::move(fd_); }
 

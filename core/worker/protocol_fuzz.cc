@@ -1,5 +1,5 @@
-// Bytes that a worker and its daemon send each other. None may crash their reader; what decodes
-// must encode to what decodes to the same.
+// Any bytes in place of the messages that a worker and its daemon send each other. None may crash a
+// decoder; a message that comes of them is encoded to bytes of which the same message comes again.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -25,7 +25,7 @@ void Try(absl::string_view bytes, Decode decode) {
 
 }  // namespace
 
-// The first byte says which of the two reads it.
+// The first byte says whose decoder gets the others: the worker's or the daemon's.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const absl::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);

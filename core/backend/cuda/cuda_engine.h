@@ -195,9 +195,11 @@ class CudaEngine : public StreamEngine {
   absl::Status FailureOf(const Slab& fault, const std::vector<Reporting>& reporting)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Which the device's streams share.
   static constexpr int kQueuesPerDevice = 4;
-  // Calls of a stream, and beyond them those of the item that is the last: from about a thousand on
-  // the driver makes a launching thread wait, with the mutex held.
+  // With so many calls in flight in a queue no item is begun there; the one before may have brought
+  // it beyond that. From about a thousand on the driver makes a thread that launches wait, and that
+  // thread holds the mutex.
   static constexpr int64_t kMostInFlight = 512;
   static constexpr int64_t kMarkEvery = 64;
   static constexpr size_t kKeptMarks = 16;

@@ -48,8 +48,9 @@ class SimMemory : public AddressSpace {
     std::unique_ptr<char, Deleter> memory;
   };
 
-  // Domains of several devices have the same addresses, as those of GPUs may, so that a caller that
-  // mixes them up finds other bytes. Those of single devices differ: such a caller is told.
+  // Where domains have several devices each has the same addresses, as GPUs may: whoever uses one
+  // in the wrong domain finds what stands there. Where they have one device no two addresses are
+  // the same, and Resolve refuses one of another domain.
   int SpaceOf(int device) const { return devices_per_domain_ > 1 ? domain(device) : 0; }
 
   using AddressInSpace = std::pair<int, DeviceAddress>;  // a space, and an address in it

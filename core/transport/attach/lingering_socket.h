@@ -1,4 +1,5 @@
-// A descriptor whose close takes long, for tests of the process that it is sent to.
+// A socket that whoever closes it last waits for, for tests of a process that gets it from a client
+// and must not be made to wait.
 //
 // Threads: one at a time, but for LetGo. Ownership: it has the peer; the socket itself goes with
 // the packet. Errors: fail the test.
@@ -50,15 +51,16 @@ class LingeringSocket {
     EXPECT_EQ(setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &hour, sizeof(hour)), 0);
   }
 
-  // Sends it over the Unix socket `way`, behind `bytes`, and has it no more. What sendmsg said: 0,
-  // or its error. Nobody reads there, so that the packet has the last one.
+  // Sends it over the Unix socket `way`, with `bytes`, and closes its own descriptor. Nobody reads
+  // there meanwhile: the packet has the last one, and whoever drops the packet waits. Returns 0, or
+  // the error of sendmsg.
   int SendOver(int way, const std::string& bytes = "x", int flags = 0) {
     const int error = Send(way, bytes, flags);
     socket_.Reset();
     return error;
   }
-  // The same where somebody does, and may drop it before it is closed here: the last to close it
-  // waits.
+  // The same where somebody reads there meanwhile, and may close what has come before this has
+  // closed its own. Then it is here that one waits, on a thread of its own.
   int SendToReader(int way) {
     const int error = Send(way, "x", 0);
     closing_ =
