@@ -41,6 +41,13 @@ absl::optional<int64_t> StatusNumber(const std::string& path, absl::string_view 
   return absl::nullopt;
 }
 
+// A row of kilobytes in what the system says of a process.
+absl::StatusOr<int64_t> MemoryOf(pid_t pid, absl::string_view name) {
+  const auto kilobytes = StatusNumber(absl::StrCat("/proc/", pid, "/status"), name);
+  if (kilobytes.has_value()) return *kilobytes * 1024;
+  return absl::NotFoundError(absl::StrCat("no memory of process ", pid));
+}
+
 int64_t ClockNanos(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
@@ -208,11 +215,9 @@ absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid) {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-absl::StatusOr<int64_t> AnonymousBytesOf(pid_t pid) {
-  const auto kilobytes = StatusNumber(absl::StrCat("/proc/", pid, "/status"), "RssAnon:");
-  if (kilobytes.has_value()) return *kilobytes * 1024;
-  return absl::NotFoundError(absl::StrCat("no memory of process ", pid));
-}
+absl::StatusOr<int64_t> PeakResidentBytesOf(pid_t pid) { return MemoryOf(pid, "VmHWM:"); }
+
+absl::StatusOr<int64_t> AnonymousBytesOf(pid_t pid) { return MemoryOf(pid, "RssAnon:"); }
 
 std::vector<pid_t> ChildrenOf(pid_t pid) {
   std::vector<pid_t> children;

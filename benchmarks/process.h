@@ -70,6 +70,8 @@ inline constexpr bool kSanitized = false;
 #endif
 // Memory that a process has in use now, what it shares with others included.
 absl::StatusOr<int64_t> ResidentBytesOf(pid_t pid);
+// The most that it ever had.
+absl::StatusOr<int64_t> PeakResidentBytesOf(pid_t pid);
 // Of these its heap and stacks: nothing that is shared or a file's.
 absl::StatusOr<int64_t> AnonymousBytesOf(pid_t pid);
 // Processes that `pid` has started, and that have not ended.

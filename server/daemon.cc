@@ -328,7 +328,8 @@ void Daemon::Impl::Drain(absl::Time deadline) {
       node.StartDraining();
       return true;
     });
-    // Who sees that asks for what comes behind the drain.
+    // Whoever sees that, and asks for something then, comes behind the drain; but for one whose
+    // tenant has nothing under way here, which is drained later.
     server->GetHealthCheckService()->SetServingStatus(false);
     const absl::Time patience = std::max(deadline, SteadyNow() + options.drain_patience);
     AwaitLook(std::move(draining), patience);

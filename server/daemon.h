@@ -70,8 +70,9 @@ class Daemon {
   int64_t incarnation() const;
 
   // Refuses what is new, waits for what is under way until `deadline`, then ends the rest with
-  // UNAVAILABLE (DRAINING) and, `farewell_patience` later, every connection. Nothing is served when
-  // it returns. It waits for no client; the destructor waits for work that the devices have.
+  // UNAVAILABLE (DRAINING) and, after `farewell_patience` for its calls and as long again for what
+  // gRPC says, every connection. Nothing is served when it returns. It waits for no client; the
+  // destructor waits for work that the devices have.
   void Drain(absl::Time deadline);
 
  private:

@@ -1057,11 +1057,8 @@ TEST(TensorsTest, OneAfterTheOtherIsOneAtATime) {
   for (int i = 0; i < 300; ++i) ASSERT_OK(two.client.Download(6).status());
 }
 
-TEST(TensorsTest, WhoDoesNotReadIsToldSoAndHoldsNothingMore) {
-  TestDaemon daemon([](DaemonOptions* options) {
-    options->node.max_session_downloads = 1;
-    options->download_timeout = absl::Milliseconds(100);
-  });
+// A reader that has begun, and reads nothing, is told so by the daemon, and holds nothing more.
+void ExpectALateReaderIsTold(TestDaemon& daemon) {
   TwoTensors two(daemon);
   grpc::ClientContext context;
   const auto reader = two.Begin(&context);
@@ -1073,6 +1070,24 @@ TEST(TensorsTest, WhoDoesNotReadIsToldSoAndHoldsNothingMore) {
   const absl::Status told = FromGrpc(reader->Finish());
   ExpectError(told, absl::StatusCode::kDeadlineExceeded, Reason::kTransportTimeout);
   EXPECT_THAT(std::string(told.message()), HasSubstr("has not taken"));
+}
+
+TEST(TensorsTest, WhoDoesNotReadAPartIsToldSo) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    options->node.max_session_downloads = 1;
+    options->download_timeout = absl::Milliseconds(100);
+  });
+  ExpectALateReaderIsTold(daemon);
+}
+
+// Whatever time each part may take.
+TEST(TensorsTest, WhoDoesNotComeToTheEndInTimeIsToldSo) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    options->node.max_session_downloads = 1;
+    options->download_timeout = absl::Hours(1);
+    options->max_wait = absl::Seconds(3);
+  });
+  ExpectALateReaderIsTold(daemon);
 }
 
 using Stream = grpc::ClientReaderWriter<v1::CommandsRequest, v1::CommandsResponse>;

@@ -61,8 +61,7 @@ TimerQueue::Id CommandLog::WhenTaken(absl::Time deadline,
   const TimerQueue::Id timer = shared_.timers->Add(deadline, [this, waiter, then](absl::Time) {
     when_taken_.Remove(*waiter);
     then(MakeError(Reason::kTransportTimeout,
-                   absl::StrCat("the commands before it, from ", next_,
-                                " on, have not been taken yet; ask again")));
+                   "the commands before it have not all been taken yet; ask again"));
   });
   *waiter = when_taken_.Add([this, timer, then](const absl::Status& status) {
     shared_.timers->Cancel(timer);

@@ -550,10 +550,8 @@ void Gangs::Watch(int32_t index, absl::Time due) {
   });
 }
 
-// Of those that have had their time. Returns when to look again: when the next of the others will
-// have had it, or one that has been killed, and begun anew, has not ended what was meant for it
-// (a worker that is only about to start is not killed). Launches begin one behind the other: where
-// the device has just ended one in front of this, it works.
+// Of those that have had their time. Returns when the next of the others will have had it. Launches
+// begin one behind the other: where the device has just ended one in front of this, it works.
 absl::Time Gangs::KillDevicesOf(const RunState& run, absl::Time now) {
   const absl::Duration patience = options_->sequencer.exec_timeout + options_->kill_timeout;
   absl::Time next = absl::InfiniteFuture();
@@ -569,7 +567,6 @@ absl::Time Gangs::KillDevicesOf(const RunState& run, absl::Time now) {
     launcher_->executor(launched.device)
         ->Kill(absl::StrCat("aborted work has not ended within ", absl::FormatDuration(patience),
                             " of its turn"));
-    next = std::min(next, now + patience);
   }
   return next;
 }

@@ -485,10 +485,8 @@ TEST_F(GangsTest, AClientsTimeoutTellsItsRanksAndKillsNoDevice) {
   }
   At(absl::Seconds(310));
   EXPECT_THAT(told_.killed, ElementsAre(0)) << "by the node's own it hangs";
-  At(absl::Seconds(620) - kMoment);
-  EXPECT_THAT(told_.killed, ElementsAre(0)) << "it has the same time again";
-  At(absl::Seconds(620));
-  EXPECT_THAT(told_.killed, ElementsAre(0, 0)) << "what has begun in its place hangs too";
+  At(absl::Seconds(1000));
+  EXPECT_THAT(told_.killed, ElementsAre(0)) << "once";
 }
 
 TEST_F(GangsTest, ALongerTimeoutOfTheWorldCountsForTheDevice) {

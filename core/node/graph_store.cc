@@ -121,6 +121,7 @@ absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& gr
   }
   loaded->kernel_bytes = KernelBytesOf(graph);
   loaded->locations.resize(static_cast<size_t>(graph.num_device_slots));
+  loaded->num_loading.resize(loaded->locations.size());
   return loaded;
 }
 

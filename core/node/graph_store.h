@@ -48,7 +48,8 @@ struct LoadedPlan {
   // they stand with others.
   int64_t looked_at = 0;
   std::vector<std::vector<std::pair<DeviceIndex, PlanId>>> locations;  // by device slot
-  Waits<std::vector<DeviceIndex>> loading;                             // by device slot
+  std::vector<int32_t> num_loading;             // by device slot: parts that are on their way there
+  Waits<std::vector<DeviceIndex>> loading;      // by device slot
   std::vector<std::shared_ptr<void>> unloaded;  // what is left of those, once nobody uses them
 };
 

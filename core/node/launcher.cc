@@ -44,7 +44,7 @@ PlanId Launcher::FindOn(const LoadedPlan& plan, size_t slot, DeviceIndex device)
 // from now on.
 absl::StatusOr<Charge> Launcher::ChargePart(const LoadedPlan& plan, size_t slot,
                                             const BudgetRef& budget) {
-  bool is_first = true;
+  bool is_first = plan.num_loading[slot] == 0;
   for (const auto& location : plan.locations[slot]) {
     if (IsLost(location.first, location.second)) {
       loaded_.erase(location.second);
@@ -106,6 +106,7 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<GraphRecord>& reco
       parts.emplace_back(++last_plan_,
                          LoadingPart{loading, slot, devices[slot], std::move(charge)});
     }
+    for (const size_t slot : missing) ++plan->num_loading[slot];
     // What is being loaded keeps the plan, on this thread alone.
     auto load = [this, bytes = &plan->plan.device_plans, missing, key = loading->key,
                  id = parts.front().first]() mutable {
@@ -152,6 +153,7 @@ void Launcher::Take(const LoadedMessage& loaded) {
   LoadingPart& part = node.mapped();
   Loading& loading = *part.loading;
   loading.status.Update(loaded.status);
+  --loading.plan->num_loading[part.slot];
   if (loaded.status.ok()) {
     loaded_.emplace(loaded.plan, std::move(part.charge));
     // Others may have asked for it, together with other devices. Or it was for devices that were

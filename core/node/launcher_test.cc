@@ -8,6 +8,7 @@
 #include "core/backend/host/host_backend.h"
 #include "core/base/counting_heap.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
 #include "core/graph/encoding.h"
@@ -24,10 +25,10 @@ namespace {
 
 using testing::RankBuilder;
 
-// Of a backend in this process, whose loss the test says.
-class LosableDevices : public Devices {
+// Of a backend in this process. The test says when they are lost, and when what they say is heard.
+class ScriptedDevices : public Devices {
  public:
-  explicit LosableDevices(Backend* backend)
+  explicit ScriptedDevices(Backend* backend)
       : devices_(DevicesOf(backend)), on_event_(static_cast<size_t>(info().count())) {}
   const DevicesInfo& info() const override { return devices_->info(); }
   absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
@@ -41,17 +42,42 @@ class LosableDevices : public Devices {
   std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
                                          DeviceExecutorOptions options) override {
     on_event_[static_cast<size_t>(device)] = on_event;
-    return devices_->OpenExecutor(device, std::move(on_event), std::move(options));
+    return devices_->OpenExecutor(
+        device, [this, device](absl::string_view event) { Hear(device, event); },
+        std::move(options));
   }
   void Lose(int device) {
     ByteWriter bytes;
     EncodeEvent(LostMessage{MakeError(Reason::kDeviceLost, "it is gone")}, &bytes);
-    on_event_[static_cast<size_t>(device)](bytes.bytes());
+    Hear(device, bytes.bytes());
+  }
+  // Nothing is heard until Release().
+  void Hold() {
+    MutexLock lock(&mutex_);
+    holds_ = true;
+  }
+  void Release() {
+    MutexLock lock(&mutex_);
+    holds_ = false;
+    for (const auto& [device, event] : held_) on_event_[static_cast<size_t>(device)](event);
+    held_.clear();
   }
 
  private:
+  void Hear(int device, absl::string_view event) {
+    MutexLock lock(&mutex_);
+    if (holds_) {
+      held_.emplace_back(device, event);
+    } else {
+      on_event_[static_cast<size_t>(device)](event);
+    }
+  }
+
   const std::unique_ptr<Devices> devices_;
   std::vector<Executor::OnEvent> on_event_;
+  Mutex mutex_;
+  bool holds_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::pair<int, std::string>> held_ ABSL_GUARDED_BY(mutex_);
 };
 
 class LauncherTest : public ::testing::Test {
@@ -63,7 +89,7 @@ class LauncherTest : public ::testing::Test {
     host.inline_bytes = 0;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
-    devices_ = std::make_unique<LosableDevices>(backend_.get());
+    devices_ = std::make_unique<ScriptedDevices>(backend_.get());
     launcher_ = std::make_unique<Launcher>(devices_.get(), nullptr, [] {});
   }
 
@@ -82,12 +108,15 @@ class LauncherTest : public ::testing::Test {
 
   absl::Status Load(const std::shared_ptr<GraphRecord>& record, int device,
                     const BudgetRef& budget) {
+    return Load(record, device, budget, []() -> absl::StatusOr<GraphStore::OnMade> {
+      return absl::InternalError("a small plan is there at once");
+    });
+  }
+  absl::Status Load(const std::shared_ptr<GraphRecord>& record, int device, const BudgetRef& budget,
+                    absl::FunctionRef<absl::StatusOr<GraphStore::OnMade>()> wait) {
     const DeviceIndex devices[] = {DeviceIndex(device)};
     const std::string tenant = "uid:1";
     const absl::Status ok;
-    const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
-      return absl::InternalError("a small plan is there at once");
-    };
     return launcher_->LoadPlan(record, /*variant=*/nullptr, devices, {tenant, budget}, {ok, wait})
         .status();
   }
@@ -147,7 +176,7 @@ class LauncherTest : public ::testing::Test {
   const BudgetRef budget_ = Budget::OfNode(int64_t{1} << 30);
   ThreadPool pool_{1};
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<LosableDevices> devices_;
+  std::unique_ptr<ScriptedDevices> devices_;
   std::unique_ptr<Launcher> launcher_;
   GraphStore graphs_{{}, nullptr, [](DeviceIndex, PlanId) { return UnloadedPart(); }};
 };
@@ -222,6 +251,27 @@ TEST_F(LauncherTest, APartThatWasLostIsToldFromOneThatWasNeverLoaded) {
   EXPECT_EQ(WhyNotOn(*record, 1), Reason::kDeviceLost) << "and is told from it all the same";
   ASSERT_TRUE(Load(record, 1, budget_).ok());
   EXPECT_GT(PlanOn(*record, 1), first);
+  EXPECT_EQ(budget_->used(), used + 2 * part);
+}
+
+TEST_F(LauncherTest, OfPartsThatAreLoadedAtTheSameTimeOneIsNotCharged) {
+  devices_->Hold();
+  const auto record = Register(
+      [](RankBuilder* b) { return b->Op("neg", {b->Input(TensorType(DType::kF32, {3}))}); });
+  const int64_t used = budget_->used();
+  const int64_t part = MemoryOfLoadedPart(record->main, 0);
+  int loaded = 0;
+  for (const int device : {0, 1, 2}) {
+    const absl::Status begun = Load(record, device, budget_, [&loaded] {
+      return GraphStore::OnMade([&loaded](const absl::Status& status) { loaded += status.ok(); });
+    });
+    EXPECT_TRUE(begun.ok()) << begun;
+  }
+  EXPECT_EQ(budget_->used(), used + 2 * part);
+  devices_->Release();
+  EXPECT_TRUE(launcher_->Drain([](const CompletionMessage&) {}));
+  EXPECT_EQ(loaded, 3);
+  EXPECT_EQ(launcher_->loaded_plans(), 3);
   EXPECT_EQ(budget_->used(), used + 2 * part);
 }
 

@@ -98,7 +98,8 @@ class LocalNode {
   absl::StatusOr<int> ResultArenaFd(SessionId session, ArenaId arena);
 
   // --- Worlds ---------------------------------------------------------------------------------
-  // Ends when every rank has joined, or at join_timeout naming the missing ranks. A duplicate rank,
+  // Ends when every rank has joined, or at the first join_timeout of those that have, naming the
+  // missing ranks; or with kCancelled when its session joins as this rank again. A duplicate rank,
   // another size, other check_call_sites or a device that another rank of that world uses is
   // refused at once. Where `wait`, unless null, is withdrawn before, the rank has not joined, and
   // nobody is told.
@@ -108,8 +109,9 @@ class LocalNode {
   absl::Status LeaveWorld(SessionId session, WorldId world, Rank rank, absl::Time now);
   // Ends the epoch, if it is the open one, with ABORTED kAborted naming rank and message.
   absl::Status AbortWorld(SessionId session, const AbortWorldRequest& request, absl::Time now);
-  // Ends when every survivor has asked, or at its timeout naming the ranks that have not. Who does
-  // not wait any more, for that or because `wait`, unless null, was withdrawn, has not asked.
+  // Ends when every survivor has asked, or when the first timeout of those that have is over,
+  // naming the others. Who does not wait any more, for that or because `wait`, unless null, was
+  // withdrawn, has not asked. A rank that asks again ends what it has asked with kCancelled.
   void ReformWorld(SessionId session, const ReformWorldRequest& request, absl::Time now,
                    OnReformed done, const WaitRef& wait = nullptr);
 

@@ -100,7 +100,8 @@ void Storage::CreateStaging(const std::shared_ptr<Session>& session, int64_t byt
                             Patience patience, OnStaging done) {
   if (session->dead()) return done(SessionLost(""));
   absl::StatusOr<StagingArena> staging = MakeStaging(session.get(), bytes);
-  if (Waits(&patience, staging.status())) {
+  absl::Status answer = staging.status();
+  if (Waits(&patience, &answer)) {
     auto charge = ChargeWait(session->budget);
     if (charge.ok()) {
       return AwaitMemory(
@@ -110,7 +111,8 @@ void Storage::CreateStaging(const std::shared_ptr<Session>& session, int64_t byt
           });
     }
   }
-  done(std::move(staging));
+  if (answer.ok()) return done(std::move(staging));
+  done(std::move(answer));
 }
 
 absl::StatusOr<StagingArena> Storage::MakeStaging(Session* session, int64_t bytes) {
@@ -225,13 +227,20 @@ absl::StatusOr<BufferRef> Storage::Reserve(Session* session, DeviceIndex device,
   return buffer;
 }
 
+bool Storage::Waits(Patience* patience, absl::Status* answer) const {
+  if (!stopped_) return patience->Waits(*answer, clock_->now);
+  if (IsForNow(*answer)) *answer = DrainingError();
+  return false;
+}
+
 void Storage::AwaitMemory(const Tenant& tenant, absl::Time until, std::function<void()> then) {
   AwaitMemory(memory_thread_.WhetherGone(*tenant.budget), until, std::move(then));
 }
 
 bool Storage::AwaitMemory(Session* session, const absl::Status& answer, AskAgain ask_again) {
   Patience& patience = session->patience;
-  if (!Waits(&patience, answer)) return false;
+  absl::Status last_answer = answer;
+  if (!Waits(&patience, &last_answer)) return false;
   auto on_memory = ask_again();
   if (!on_memory.ok()) {
     patience = Patience();
@@ -450,13 +459,14 @@ void Storage::MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& t
     return;
   }
   absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->bytes);
-  if (Waits(&patience, mirror.status())) {
+  absl::Status answer = mirror.status();
+  if (Waits(&patience, &answer)) {
     return AwaitMemory(*tenant, patience.until(),
                        [this, cell, tenant, patience, done = std::move(done)] {
                          MakeReadable(cell, tenant, patience, done);
                        });
   }
-  if (!mirror.ok()) return done(cell, mirror.status());
+  if (!answer.ok()) return done(cell, answer);
   downloads_[key].push_back({cell, std::move(done)});
   char* const to = (*mirror)->host();
   launcher_->Download(cell->device, to, cell->address(), cell->bytes,

@@ -88,7 +88,7 @@ class Storage {
   // called then, with OK. False: that was the answer, or how it is asked again cannot be kept.
   using AskAgain = absl::FunctionRef<absl::StatusOr<std::function<void(const absl::Status&)>>()>;
   bool AwaitMemory(Session* session, const absl::Status& answer, AskAgain ask_again);
-  // The node ends: who waits for memory asks once more, and has that answer.
+  // The node ends: who waits for memory, or would, is told so (DrainingError) in a turn that comes.
   void StopWaiting() { stopped_ = true; }
   // Where the launch brings the bytes along: a buffer for them, which is not the host's.
   // INVALID_ARGUMENT: there are more or fewer than `type` has.
@@ -151,9 +151,8 @@ class Storage {
  private:
   void LookAtHeldLater(absl::Time now);
   void AwaitMemory(std::function<bool()> is_there, absl::Time until, std::function<void()> then);
-  bool Waits(Patience* patience, const absl::Status& answer) const {
-    return !stopped_ && patience->Waits(answer, clock_->now);
-  }
+  // As Patience::Waits; at the node's end nobody waits, and that is the answer.
+  bool Waits(Patience* patience, absl::Status* answer) const;
   void CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes, Patience patience,
                      OnStaging done);
   absl::StatusOr<StagingArena> MakeStaging(Session* session, int64_t bytes);

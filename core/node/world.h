@@ -38,9 +38,9 @@ struct World : std::enable_shared_from_this<World> {
     DeviceIndex device;
     int32_t pid = -1;
     enum class State { kMissing, kJoined, kLeft, kDead } state = State::kMissing;
-    OnJoined on_joined;      // while others are missing
-    OnReformed on_reformed;  // while others have not asked
-    TimerQueue::Id reform_timer;
+    OnJoined on_joined;       // while others are missing
+    OnReformed on_reformed;   // while others have not asked
+    TimerQueue::Id patience;  // of the one that waits
   };
 
   // What it holds is charged to `budget`.
@@ -56,7 +56,6 @@ struct World : std::enable_shared_from_this<World> {
   SequencerOptions options;
   std::unique_ptr<Agreement> agreement;  // null until all have joined
   absl::Time first_joined;
-  TimerQueue::Id join_timer;
   // One copy of an equal result for each domain of its members: reserved by the first voter there,
   // taken by the others, let go at launch.
   struct SharedResult {

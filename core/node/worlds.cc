@@ -27,6 +27,12 @@ absl::Status MembersMissing(Reason reason, absl::string_view what, const std::ve
   return ToStatus(error);
 }
 
+// To a call that waits where its session asks once more.
+absl::Status AsksAgain(Rank rank) {
+  return MakeError(Reason::kCancelled,
+                   absl::StrCat("rank ", rank.value(), " has asked again, by another call"));
+}
+
 }  // namespace
 
 absl::StatusOr<Worlds::MemberRef> Worlds::FindMember(const Session& session, WorldId world,
@@ -79,21 +85,20 @@ absl::StatusOr<std::shared_ptr<World>> Worlds::FindOrMake(const Session& session
   }
   world->options.check_call_sites = request.check_call_sites;
   world->first_joined = now;
-  LimitJoin(
-      world,
-      request.join_timeout > absl::ZeroDuration() ? request.join_timeout : options_->join_timeout,
-      now);
   worlds_[world->id] = world;
   by_name_[std::make_pair(world->tenant, world->name)] = world;
   return world;
 }
 
-void Worlds::LimitJoin(const std::shared_ptr<World>& joining, absl::Duration patience,
-                       absl::Time now) {
+// The first whose time is over ends it for all that wait: later it would be missing itself, and
+// named beside those that are to blame.
+void Worlds::LimitJoin(const std::shared_ptr<World>& joining, Rank joined_rank,
+                       absl::Duration patience, absl::Time now) {
   const std::weak_ptr<World> weak = joining;
-  joining->join_timer = timers_->Add(now + patience, [this, weak, patience](absl::Time then) {
+  TimerQueue::Id& timer = joining->members[static_cast<size_t>(joined_rank.value())].patience;
+  timer = timers_->Add(now + patience, [this, weak, patience](absl::Time then) {
     const std::shared_ptr<World> world = weak.lock();
-    if (world == nullptr || world->formed()) return;
+    if (world == nullptr) return;
     std::vector<int> missing;
     std::vector<Rank> joined_ranks;
     for (int rank = 0; rank < world->size(); ++rank) {
@@ -109,7 +114,7 @@ void Worlds::LimitJoin(const std::shared_ptr<World>& joining, absl::Duration pat
                                     " was not complete after ", absl::FormatDuration(patience)),
                        missing);
     for (Rank rank : joined_ranks) {
-      OnJoined done = std::move(world->members[static_cast<size_t>(rank.value())].on_joined);
+      OnJoined done = TakeJoiner(&world->members[static_cast<size_t>(rank.value())]);
       RemoveMember(world, rank, /*died=*/"", then);
       if (done != nullptr) done(timeout_error);
     }
@@ -128,6 +133,10 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
   }
   if (const std::shared_ptr<World> existing_world = FindByName(*session, request.name)) {
     RemoveEnded(existing_world, now);
+  }
+  // Its client has seen the end of a call that has not been withdrawn here yet.
+  if (OnJoined before = EndJoin(*session, request.name, request.rank, now)) {
+    before(AsksAgain(request.rank));
   }
   absl::StatusOr<std::shared_ptr<World>> world_or = FindOrMake(*session, request, now);
   if (!world_or.ok()) return done(world_or.status());
@@ -185,6 +194,10 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
   member.pid = session->request.pid;
   member.state = World::Member::State::kJoined;
   member.on_joined = std::move(done);
+  LimitJoin(
+      world, request.rank,
+      request.join_timeout > absl::ZeroDuration() ? request.join_timeout : options_->join_timeout,
+      now);
   session->memberships.push_back({world, request.rank, Epoch(1)});
   const bool complete =
       std::all_of(world->members.begin(), world->members.end(),
@@ -192,14 +205,20 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
   if (complete) Form(world, now);
 }
 
-void Worlds::WithdrawJoin(const Session& session, const std::string& name, Rank rank,
-                          absl::Time now) {
+OnJoined Worlds::EndJoin(const Session& session, const std::string& name, Rank rank,
+                         absl::Time now) {
   const std::shared_ptr<World> world = FindByName(session, name);
-  if (world == nullptr || world->formed()) return;
+  if (world == nullptr || world->formed() || rank.value() >= world->size()) return nullptr;
   World::Member& member = world->members[static_cast<size_t>(rank.value())];
-  if (member.session.get() != &session) return;
-  member.on_joined = nullptr;
+  if (member.session.get() != &session) return nullptr;
+  OnJoined done = TakeJoiner(&member);
   RemoveMember(world, rank, /*died=*/"", now);
+  return done;
+}
+
+OnJoined Worlds::TakeJoiner(World::Member* member) {
+  timers_->Cancel(member->patience);
+  return std::exchange(member->on_joined, nullptr);
 }
 
 void Worlds::RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const Session& session,
@@ -216,14 +235,13 @@ void Worlds::RefuseJoined(const std::shared_ptr<World>& world, Rank rank, const 
       session.request.pid >= 0 ? absl::StrCat(" (pid ", session.request.pid, ")") : "";
   error.message = absl::StrCat("rank ", rank.value(), pid, " was not let in: ", error.message);
   for (int other = 0; other < world->size(); ++other) {
-    OnJoined done = std::exchange(world->members[static_cast<size_t>(other)].on_joined, nullptr);
+    OnJoined done = TakeJoiner(&world->members[static_cast<size_t>(other)]);
     RemoveMember(world, Rank(other), /*died=*/"", now);
     if (done != nullptr) done(ToStatus(error));
   }
 }
 
 void Worlds::Form(const std::shared_ptr<World>& world, absl::Time now) {
-  timers_->Cancel(world->join_timer);
   world->agreement =
       std::make_unique<Agreement>(world.get(), world->options, queue_, timers_, background_);
   failures_->Note(FlightKind::kWorldFormed, now, nullptr, world.get());
@@ -231,8 +249,7 @@ void Worlds::Form(const std::shared_ptr<World>& world, absl::Time now) {
   const WorldInfo info = Describe(*world, now, &room);
   CountWork(kMaxListed - room);
   for (World::Member& member : world->members) {
-    OnJoined done = std::move(member.on_joined);
-    member.on_joined = nullptr;
+    OnJoined done = TakeJoiner(&member);
     if (done == nullptr) continue;
     CountWork(world->size());  // each is told of all
     done(info);
@@ -256,7 +273,7 @@ absl::StatusOr<GroupId> Worlds::CreateGroup(const Session& session,
 
 absl::Status Worlds::Leave(const Session& session, WorldId world, Rank rank, absl::Time now) {
   CHORUS_ASSIGN_OR_RETURN(const MemberRef member, FindMember(session, world, rank));
-  OnJoined done = std::move(member.member->on_joined);
+  OnJoined done = TakeJoiner(member.member);
   RemoveMember(member.world, rank, /*died=*/"", now);
   if (done != nullptr) {
     done(MakeError(Reason::kCancelled,
@@ -284,7 +301,7 @@ void Worlds::RemoveMember(const std::shared_ptr<World>& world, Rank rank, const 
       Reason::kSessionLost, absl::StrCat("rank ", rank.value(), " of world \"", world->name,
                                          "\" has left, or its session has ended"));
   if (OnReformed done = TakeReformer(&member)) done(status);
-  if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(status);
+  if (OnJoined done = TakeJoiner(&member)) done(status);
   if (!world->formed()) {
     member.state = World::Member::State::kMissing;
     DropIfEmpty(world);
@@ -304,7 +321,6 @@ void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
   for (const World::Member& member : world->members) {
     if (member.session != nullptr) return;
   }
-  timers_->Cancel(world->join_timer);
   world->shared.clear();
   world->count_charge = Charge();
   worlds_.erase(world->id);
@@ -383,10 +399,7 @@ void Worlds::Reform(const Session& session, const ReformWorldRequest& request, a
   if (!world->formed()) {
     return done(NotFormed(*world));
   }
-  if (caller->member->on_reformed != nullptr) {
-    return done(MakeError(Reason::kDuplicateRank,
-                          absl::StrCat("rank ", request.rank.value(), " has asked already")));
-  }
+  if (OnReformed before = TakeReformer(caller->member)) before(AsksAgain(request.rank));
   caller->member->on_reformed = std::move(done);
   LimitReform(world, request.rank,
               request.timeout > absl::ZeroDuration() ? request.timeout
@@ -401,16 +414,14 @@ void Worlds::WithdrawReform(const Session& session, WorldId world, Rank rank) {
 }
 
 OnReformed Worlds::TakeReformer(World::Member* member) {
-  timers_->Cancel(member->reform_timer);
+  timers_->Cancel(member->patience);
   return std::exchange(member->on_reformed, nullptr);
 }
 
-// The first whose time is over ends it for all that wait: later it would be missing itself, and
-// named beside those that are to blame.
 void Worlds::LimitReform(const std::shared_ptr<World>& reforming, Rank rank,
                          absl::Duration patience, absl::Time now) {
   const std::weak_ptr<World> weak = reforming;
-  TimerQueue::Id& timer = reforming->members[static_cast<size_t>(rank.value())].reform_timer;
+  TimerQueue::Id& timer = reforming->members[static_cast<size_t>(rank.value())].patience;
   timer = timers_->Add(now + patience, [this, weak, patience](absl::Time) {
     const std::shared_ptr<World> world = weak.lock();
     if (world == nullptr) return;
@@ -588,7 +599,7 @@ void Worlds::Stop(const Error& why, absl::Time now) {
   for (const std::shared_ptr<World>& world : worlds) {
     for (World::Member& member : world->members) {
       if (OnReformed done = TakeReformer(&member)) done(ToStatus(why));
-      if (OnJoined done = std::exchange(member.on_joined, nullptr)) done(ToStatus(why));
+      if (OnJoined done = TakeJoiner(&member)) done(ToStatus(why));
     }
     if (world->formed()) world->agreement->Abort(why, now);
   }

@@ -57,7 +57,9 @@ class Worlds {
   void Join(const std::shared_ptr<Session>& session, const JoinRequest& request, absl::Time now,
             OnJoined done);
   // The caller waits no more for the others: it has not joined.
-  void WithdrawJoin(const Session& session, const std::string& name, Rank rank, absl::Time now);
+  void WithdrawJoin(const Session& session, const std::string& name, Rank rank, absl::Time now) {
+    EndJoin(session, name, rank, now);
+  }
   absl::StatusOr<GroupId> CreateGroup(const Session& session, const CreateGroupRequest& request);
   absl::Status Leave(const Session& session, WorldId world, Rank rank, absl::Time now);
   absl::Status Abort(const Session& session, const AbortWorldRequest& request, absl::Time now);
@@ -103,7 +105,11 @@ class Worlds {
   absl::StatusOr<std::shared_ptr<World>> FindOrMake(const Session& session,
                                                     const JoinRequest& request, absl::Time now);
   absl::Status CheckJoin(const Session& session, const JoinRequest& request) const;
-  void LimitJoin(const std::shared_ptr<World>& world, absl::Duration patience, absl::Time now);
+  void LimitJoin(const std::shared_ptr<World>& world, Rank rank, absl::Duration patience,
+                 absl::Time now);
+  // The call of a rank that waits for the others, which has not joined from then on. Null: the
+  // session has no such rank, or it waits no more.
+  OnJoined EndJoin(const Session& session, const std::string& name, Rank rank, absl::Time now);
   // Tells the ranks that have joined `world` and wait for `rank` that it was refused. Nothing where
   // nobody waits for it: `rank` may be any number, of a request that was not understood too. The
   // world is one of the session's tenant, so no other user's request reaches it.
@@ -117,7 +123,8 @@ class Worlds {
   void DropIfEmpty(const std::shared_ptr<World>& world);
   void LimitReform(const std::shared_ptr<World>& world, Rank rank, absl::Duration patience,
                    absl::Time now);
-  // Who is told how asking for a reform has ended, once. Null: the rank does not wait for one.
+  // The call that waits there, with its time; null: none does.
+  OnJoined TakeJoiner(World::Member* member);
   OnReformed TakeReformer(World::Member* member);
   void TryReform(const std::shared_ptr<World>& world, absl::Time now);
 

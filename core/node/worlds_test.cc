@@ -155,43 +155,91 @@ TEST_F(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreHasNotAsked) {
   ask_for_both(reform);
 }
 
-// Each by its own; and all at once, so that no rank that gives up is missing for the others.
-TEST_F(WorldsTest, TheFirstWhoseTimeIsOverEndsAReformForAll) {
-  Start(4);
-  const WorldId world = JoinAll(4);
-  Error told[4];
-  int calls = 0;
-  const auto reform = [&](int rank, absl::Duration timeout, const WaitRef& wait) {
-    ReformWorldRequest request;
-    request.world = world;
-    request.rank = Rank(rank);
-    request.timeout = timeout;
-    const auto reformed = [&told, &calls, rank](const absl::StatusOr<ReformResult>& result) {
-      told[rank] = ErrorOf(result.status());
-      ++calls;
+// How calls of ranks that wait for each other end, with the time that each is given.
+class WaitingTest : public WorldsTest {
+ protected:
+  using Ask = std::function<void(int rank, absl::Duration timeout, const WaitRef& wait)>;
+  // A world of four that has not been joined.
+  Ask Join() {
+    Start(4);
+    return [this](int rank, absl::Duration timeout, const WaitRef& wait) {
+      JoinRequest request;
+      request.name = "job";
+      request.size = 4;
+      request.rank = Rank(rank);
+      request.join_timeout = timeout;
+      node_->JoinWorld(session(rank), request, now_, Note<WorldInfo>(rank), wait);
     };
-    node_->ReformWorld(session(rank), request, now_, reformed, wait);
-  };
-  reform(0, absl::Seconds(9), nullptr);
-  reform(1, absl::Seconds(4), nullptr);
-  const auto withdrawn = std::make_shared<Wait>();
-  reform(2, absl::Seconds(1), withdrawn);
-  node_->Withdraw(withdrawn, now_);
-  const auto poll = [&](absl::Time now) {
+  }
+  // One that is complete.
+  Ask Reform() {
+    Start(4);
+    const WorldId world = JoinAll(4);
+    return [this, world](int rank, absl::Duration timeout, const WaitRef& wait) {
+      ReformWorldRequest request;
+      request.world = world;
+      request.rank = Rank(rank);
+      request.timeout = timeout;
+      node_->ReformWorld(session(rank), request, now_, Note<ReformResult>(rank), wait);
+    };
+  }
+  template <typename Result>
+  std::function<void(absl::StatusOr<Result>)> Note(int rank) {
+    return [this, rank](const absl::StatusOr<Result>& result) {
+      told_.emplace_back(rank, ErrorOf(result.status()));
+    };
+  }
+  void Poll(absl::Time now) {
     while (node_->Poll(now)) {
     }
-  };
-  poll(now_ + absl::Seconds(4) - absl::Milliseconds(1));
-  EXPECT_EQ(calls, 0) << "of who has given up the deadline counts no more";
-  poll(now_ + absl::Seconds(4));
-  EXPECT_EQ(calls, 2);
-  for (const int rank : {0, 1}) {
-    EXPECT_EQ(told[rank].reason, Reason::kAgreeTimeout);
-    EXPECT_EQ(told[rank].culprit.rank, 2) << told[rank].message;
   }
-  poll(now_ + absl::Seconds(9));
-  EXPECT_EQ(calls, 2) << "once each";
+  // Where it is over for one it is for all, so that none that gives up is missing for the others.
+  void TheFirstWhoseTimeIsOverEndsIt(const Ask& ask, Reason reason) {
+    ask(0, absl::Seconds(9), nullptr);
+    ask(1, absl::Seconds(4), nullptr);
+    const auto withdrawn = std::make_shared<Wait>();
+    ask(2, absl::Seconds(1), withdrawn);
+    node_->Withdraw(withdrawn, now_);
+    Poll(now_ + absl::Seconds(4) - absl::Milliseconds(1));
+    EXPECT_TRUE(told_.empty()) << "of who has given up the deadline counts no more";
+    Poll(now_ + absl::Seconds(4));
+    ASSERT_EQ(told_.size(), 2u);
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(told_[static_cast<size_t>(rank)].first, rank);
+      const Error& error = told_[static_cast<size_t>(rank)].second;
+      EXPECT_EQ(error.reason, reason);
+      EXPECT_EQ(error.culprit.rank, 2) << error.message;
+    }
+    Poll(now_ + absl::Seconds(9));
+    EXPECT_EQ(told_.size(), 2u) << "once each";
+  }
+  // A client sees the end of its call before the daemon does, and asks again.
+  void AskingAgainEndsTheCallBefore(const Ask& ask) {
+    const auto before = std::make_shared<Wait>();
+    ask(0, absl::Seconds(1), before);
+    ask(0, absl::Seconds(9), nullptr);
+    ASSERT_EQ(told_.size(), 1u);
+    EXPECT_EQ(told_[0].second.reason, Reason::kCancelled);
+    node_->Withdraw(before, now_);
+    Poll(now_ + absl::Seconds(1));
+    for (const int rank : {1, 2, 3}) ask(rank, absl::Seconds(9), nullptr);
+    ASSERT_EQ(told_.size(), 5u);
+    for (size_t i = 1; i < told_.size(); ++i) {
+      EXPECT_EQ(told_[i].second.code, absl::StatusCode::kOk) << told_[i].second.message;
+    }
+  }
+
+  std::vector<std::pair<int, Error>> told_;  // each with its rank
+};
+
+TEST_F(WaitingTest, TheFirstWhoseTimeIsOverEndsAJoin) {
+  TheFirstWhoseTimeIsOverEndsIt(Join(), Reason::kJoinTimeout);
 }
+TEST_F(WaitingTest, TheFirstWhoseTimeIsOverEndsAReform) {
+  TheFirstWhoseTimeIsOverEndsIt(Reform(), Reason::kAgreeTimeout);
+}
+TEST_F(WaitingTest, JoiningAgainEndsTheCallBefore) { AskingAgainEndsTheCallBefore(Join()); }
+TEST_F(WaitingTest, ReformingAgainEndsTheCallBefore) { AskingAgainEndsTheCallBefore(Reform()); }
 
 // Of an earlier one, whose ranks are gone, nothing is left that would end it.
 TEST_F(WorldsTest, AReformHasItsWholeTime) {

@@ -21,9 +21,10 @@ void ForSessionOf(const ServiceContext& context, const Caller& caller, int64_t n
 }
 
 absl::Status CallTimedOut() {
-  return MakeError(Reason::kTransportTimeout,
-                   "the call's deadline has passed; what it asked for goes on (Log.Wait tells "
-                   "the outcome of a command)");
+  return MakeError(
+      Reason::kTransportTimeout,
+      "the call's deadline has passed; a command goes on (Log.Wait tells its outcome), "
+      "and a rank that waited in Join or Reform has not asked");
 }
 
 }  // namespace chorus::server

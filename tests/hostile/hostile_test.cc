@@ -57,13 +57,19 @@ struct Case {
   const char* code;   // with which it is refused at last
   int64_t done_from;  // how often it is not refused
   int64_t done_to;
-  bool by_another_uid = false;  // which has a tenant's share for itself
-  bool of_a_worker = false;     // a daemon whose devices another process has
-  int64_t amount_from = 0;      // what it has brought (report.h)
+  bool by_another_uid = false;      // which has a tenant's share for itself
+  bool of_a_worker = false;         // a daemon whose devices another process has
+  int64_t amount_from = 0;          // what it has brought (report.h)
+  bool is_small_all_along = false;  // what the daemon has for it; else it is at the end
 
   constexpr Case Brings(int64_t bytes) const {
     Case c = *this;
     c.amount_from = bytes;
+    return c;
+  }
+  constexpr Case IsSmallAllAlong() const {
+    Case c = *this;
+    c.is_small_all_along = true;
     return c;
   }
   // Of requests that never come whole.
@@ -118,7 +124,7 @@ constexpr Case kCases[] = {
     {"streams", "RESOURCE_EXHAUSTED", 40, 56},
     // Several times what comes before the daemon reads some.
     {"unread", "INVALID_ARGUMENT", 15000, 52800},
-    {"compressed", "UNIMPLEMENTED", 0, 0},
+    Case{"compressed", "UNIMPLEMENTED", 0, 0}.IsSmallAllAlong(),
     {"downloads", "RESOURCE_EXHAUSTED", 16, 64},
     {"lists", "INVALID_ARGUMENT", 0, 0},
     // By another tenant.
@@ -376,6 +382,8 @@ TEST_P(HostileTest, AsksForTooMuch) {
   const absl::StatusOr<Resident> resident_before = ResidentBytes();
   ASSERT_TRUE(resident_before.ok()) << resident_before.status();
   EXPECT_GT(resident_before->daemon, 0);
+  const absl::StatusOr<int64_t> peak_before = bench::PeakResidentBytesOf(daemon_->pid());
+  ASSERT_TRUE(peak_before.ok()) << peak_before.status();
   EXPECT_EQ(resident_before->worker > 0, GetParam().of_a_worker);
   const std::string log = scratch_.path() + "/attack.log";
   bench::Process::Options options;
@@ -414,6 +422,11 @@ TEST_P(HostileTest, AsksForTooMuch) {
   std::cout << GetParam().attack << ": " << memory << std::endl;
   EXPECT_TRUE(is_small.ok()) << is_small << ", " << memory;
   EXPECT_EQ(WhyNot(GetParam(), report), "") << report;
+  if (GetParam().is_small_all_along) {
+    const absl::StatusOr<int64_t> peak = bench::PeakResidentBytesOf(daemon_->pid());
+    ASSERT_TRUE(peak.ok()) << peak.status();
+    EXPECT_LE(*peak - *peak_before, kMaxBesideBytes);
+  }
 
   attacker->Signal(SIGKILL);
   ExpectNothingLeft(*before);

@@ -186,7 +186,9 @@ absl::StatusOr<Report> Unread(const fault::RawSession& session, Kept* kept) {
   absl::Time last = absl::InfinitePast();
   for (int idle = 0; idle < 100 || absl::Now() - last < kWhile; ++idle) {
     report.refused = Submit(session, log.get(), other);
-    if (std::exchange(before, written->load()) == before) continue;
+    const int now = written->load();
+    if (now == before) continue;
+    before = now;
     idle = 0;
     last = absl::Now();
   }
@@ -194,11 +196,11 @@ absl::StatusOr<Report> Unread(const fault::RawSession& session, Kept* kept) {
   return report;
 }
 
-// Few bytes that would be many.
+// Few bytes that would be many: the first some 200 KiB that would be 192 MiB.
 absl::StatusOr<Report> Compressed(const fault::RawSession& session, Kept*) {
   Report report;
   const auto log = v1::Log::NewStub(session.channel);
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 20; ++i) {
     grpc::ClientContext context;
     fault::RawSession::SetDeadline(&context);
     context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
@@ -207,7 +209,7 @@ absl::StatusOr<Report> Compressed(const fault::RawSession& session, Kept*) {
     request.set_sequence(1);
     google::protobuf::UnknownFieldSet* const fields =
         request.GetReflection()->MutableUnknownFields(&request);
-    fields->AddLengthDelimited(kUnknown, std::string(3 << 20, '\0'));
+    fields->AddLengthDelimited(kUnknown, std::string(i == 0 ? 192 << 20 : 3 << 20, '\0'));
     v1::WaitResponse response;
     report.refused = FromGrpc(log->Wait(&context, request, &response));
     if (report.refused.ok()) ++report.done;
