@@ -372,8 +372,8 @@ TEST_F(StorageTest, AtTheEndWhoWaitsForMemoryIsAnsweredAtOnce) {
   EXPECT_THAT(made, ::testing::ElementsAre(Reason::kDraining));
   storage_->CreateStaging(session_, 16 << 20, note);
   EXPECT_THAT(made, ::testing::ElementsAre(Reason::kDraining, Reason::kDraining));
-  storage_->CreateStaging(session_, 65 << 20, note);
-  EXPECT_EQ(made.back(), Reason::kOutOfMemory) << "that would never be there";
+  storage_->CreateStaging(session_, 19 << 20, note);
+  EXPECT_EQ(made.back(), Reason::kQuota) << "that would never be there";
   EXPECT_EQ(session_->budget->held(Resource::kWaits), 0);
   gate.Open();
 }
