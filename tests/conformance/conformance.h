@@ -13,9 +13,11 @@
 #ifndef CHORUS_TESTS_CONFORMANCE_CONFORMANCE_H_
 #define CHORUS_TESTS_CONFORMANCE_CONFORMANCE_H_
 
+#include <cstddef>
 #include <cstdlib>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/conformance/cluster.h"
@@ -32,6 +34,10 @@ struct ConformanceParam {
   Cover cover = std::getenv("CHORUS_LONG") != nullptr ? kEverything : kEveryPair;
   // So many devices, in their order, do once and keep once what their ranks have in common.
   int sharing = 1;
+  // Where there are some, each test takes one of these instead, in turn; the first the one of this
+  // number.
+  std::vector<ConformanceParam> in_turn;
+  size_t first = 0;
 };
 
 inline void PrintTo(const ConformanceParam& param, std::ostream* out) { *out << param.name; }
@@ -40,7 +46,14 @@ inline std::string ConformanceName(const ::testing::TestParamInfo<ConformancePar
   return info.param.name;
 }
 
-class Conformance : public ::testing::TestWithParam<ConformanceParam> {};
+class Conformance : public ::testing::TestWithParam<ConformanceParam> {
+ public:
+  // This test's: one of those that take turns.
+  static const ConformanceParam& GetParam();
+
+ protected:
+  void SetUp() override;
+};
 
 // What only shows where the test is inside the daemon's process without a transport between:
 // deaths of sessions, memory in use. Instantiated there alone.

@@ -3,6 +3,8 @@
 #define CHORUS_TESTS_CONFORMANCE_EVERY_BACKEND_H_
 
 #include <cctype>
+#include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -33,6 +35,18 @@ inline std::vector<ConformanceParam> OnEveryBackend(const OpenBackendsCluster& o
   std::vector<ConformanceParam> params;
   for (const TestBackend& test : TestBackends()) params.push_back(OnBackend(test, open));
   return params;
+}
+
+// With --long the same; else each test on one of them, in turn, the first on that with number
+// `first`. So this transport meets every test and every backend, but not all of them together.
+inline std::vector<ConformanceParam> OnBackendsInTurn(size_t first,
+                                                      const OpenBackendsCluster& open) {
+  if (std::getenv("CHORUS_LONG") != nullptr) return OnEveryBackend(open);
+  ConformanceParam param;
+  param.name = "InTurn";
+  param.in_turn = OnEveryBackend(open);
+  param.first = first;
+  return {param};
 }
 
 }  // namespace conformance

@@ -10,9 +10,12 @@ namespace conformance {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Stream, Conformance,
-                         ::testing::ValuesIn(OnEveryBackend([](const std::string& backend) {
-                           return DaemonCluster(backend, Transport::kStream, Wire::kUnix);
-                         })),
+                         ::testing::ValuesIn(OnBackendsInTurn(0,
+                                                              [](const std::string& backend) {
+                                                                return DaemonCluster(
+                                                                    backend, Transport::kStream,
+                                                                    Wire::kUnix);
+                                                              })),
                          ConformanceName);
 
 }  // namespace

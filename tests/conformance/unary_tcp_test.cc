@@ -11,9 +11,12 @@ namespace conformance {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(UnaryOverTcp, Conformance,
-                         ::testing::ValuesIn(OnEveryBackend([](const std::string& backend) {
-                           return DaemonCluster(backend, Transport::kUnary, Wire::kTcp);
-                         })),
+                         ::testing::ValuesIn(OnBackendsInTurn(1,
+                                                              [](const std::string& backend) {
+                                                                return DaemonCluster(
+                                                                    backend, Transport::kUnary,
+                                                                    Wire::kTcp);
+                                                              })),
                          ConformanceName);
 
 }  // namespace
