@@ -110,8 +110,8 @@ class LocalNode {
   // Ends the epoch, if it is the open one, with ABORTED kAborted naming rank and message.
   absl::Status AbortWorld(SessionId session, const AbortWorldRequest& request, absl::Time now);
   // Ends when every survivor has asked, or when the first timeout of those that have is over,
-  // naming the others. Who does not wait any more, for that or because `wait`, unless null, was
-  // withdrawn, has not asked. A rank that asks again ends what it has asked with kCancelled.
+  // naming the others. A rank that does not wait any more, for that or because `wait`, unless null,
+  // was withdrawn, has not asked. A rank that asks again ends what it has asked with kCancelled.
   void ReformWorld(SessionId session, const ReformWorldRequest& request, absl::Time now,
                    OnReformed done, const WaitRef& wait = nullptr);
 

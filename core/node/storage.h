@@ -88,7 +88,8 @@ class Storage {
   // called then, with OK. False: that was the answer, or how it is asked again cannot be kept.
   using AskAgain = absl::FunctionRef<absl::StatusOr<std::function<void(const absl::Status&)>>()>;
   bool AwaitMemory(Session* session, const absl::Status& answer, AskAgain ask_again);
-  // The node ends: who waits for memory, or would, is told so (DrainingError) in a turn that comes.
+  // The node ends: a caller that waits for memory, or would, is told so (DrainingError), in a turn
+  // that comes.
   void StopWaiting() { stopped_ = true; }
   // Where the launch brings the bytes along: a buffer for them, which is not the host's.
   // INVALID_ARGUMENT: there are more or fewer than `type` has.
