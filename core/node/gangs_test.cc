@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <iostream>
 #include <memory>
 #include <set>
 #include <string>
@@ -191,6 +192,22 @@ class GangsTest : public ::testing::Test {
     command.encoded = EncodeGraph(graph);
     Submit(client, std::move(command));
   }
+  // One that a frame has no room for.
+  void RegisterLarge(Client* client, int32_t slot, const Graph& graph) {
+    const std::string encoded = EncodeGraph(graph);
+    RegisterGraph command;
+    command.graph = {slot, 1};
+    command.staged_bytes = static_cast<int64_t>(encoded.size());
+    node_.CreateStaging(client->session, command.staged_bytes,
+                        [&](const absl::StatusOr<StagingArena>& arena) {
+                          ASSERT_TRUE(arena.ok()) << arena.status();
+                          command.staged.arena = arena->arena;
+                        });
+    ASSERT_TRUE(node_.WriteStaging(client->session, command.staged.arena, 0, encoded).ok());
+    const size_t told = client->told.size();
+    Submit(client, std::move(command));
+    while (client->told.size() == told) Poll();
+  }
   // Calls of its world from `call` on.
   static chorus::Run InWorld(const Client& client, int64_t call, chorus::Run run) {
     RunGroup group;
@@ -295,6 +312,29 @@ TEST_F(GangsTest, WhatOthersWantIsNotAbandonedUntilTheyHaveIt) {
   End(2);
   EXPECT_EQ(peer->told.back(), Reason::kUnspecified);
   EXPECT_THAT(told_.abandoned, ElementsAre(before, behind));
+}
+
+// Named, voted for, decided, launched and completed: what one piece of this may be is bounded by
+// how many collectives a graph may have.
+TEST_F(GangsTest, NoPieceOfARunOfTheMostCollectivesIsLongerThanASlice) {
+  const int calls = NodeOptions().max_graph_collectives;
+  Client* const ranks[] = {Open("uid:1", absl::Hours(1), 0, 2),
+                           Open("uid:1", absl::Hours(1), 1, 2)};
+  for (int rank = 0; rank < 2; ++rank) RegisterLarge(ranks[rank], 2, AllReduces(rank, calls));
+  ForgetLargestSlice();
+  for (Client* const rank : ranks) {
+    Submit(rank, InWorld(*rank, 0, DirectRank::LocalRun(2, {DirectRank::Inline({1})}, {})));
+  }
+  ASSERT_EQ(told_.launches.size(), 2u);
+  End(0);
+  End(1);
+  for (Client* const rank : ranks) {
+    EXPECT_EQ(rank->sequence, static_cast<int64_t>(rank->told.size()));
+    EXPECT_THAT(rank->told, Each(Reason::kUnspecified));
+  }
+  std::cout << LargestSliceWork() << " pieces at once" << std::endl;
+  EXPECT_GT(LargestSliceWork(), calls);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
 // Of thousands of launches each is abandoned once, and no slice looks at all of them for each.
