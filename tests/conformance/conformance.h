@@ -36,7 +36,7 @@ struct ConformanceParam {
   int sharing = 1;
   // Where there are some, each test takes one of these instead, in turn; the first the one of this
   // number.
-  std::vector<ConformanceParam> in_turn;
+  std::vector<ConformanceParam> in_turn = {};
   size_t first = 0;
 };
 
