@@ -1149,13 +1149,12 @@ TEST(SessionTest, AForkedChildCannotTouchItsParentsSession) {
   EXPECT_THAT(Values<float>(*y), ElementsAre(2));
 }
 
-TEST(SessionTest, AForkedChildHasNoneOfItsParentsSessions) {
-  FakeDaemon daemon;
-  const Session session = daemon.Open();
-  EXPECT_THAT(LivingSessions(), ElementsAre(SessionOf(session)));
+// Forks a child, which has none of its parent's sessions, and its own.
+void ExpectAChildHasItsOwnSessions() {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
+    ::alarm(60);  // it may hang
     int wrong = LivingSessions().empty() ? 0 : 1;
     FakeDaemon daemon_of_child;
     {
@@ -1168,8 +1167,15 @@ TEST(SessionTest, AForkedChildHasNoneOfItsParentsSessions) {
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_TRUE(WIFEXITED(status)) << "it has hung: signal " << WTERMSIG(status);
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(SessionTest, AForkedChildHasNoneOfItsParentsSessions) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  EXPECT_THAT(LivingSessions(), ElementsAre(SessionOf(session)));
+  ExpectAChildHasItsOwnSessions();
   EXPECT_THAT(LivingSessions(), ElementsAre(SessionOf(session)));
 }
 
@@ -1194,25 +1200,8 @@ TEST(SessionTest, AForkedChildListsItsSessionsWhateverItsParentsThreadsDo) {
       const int before = of_thread;
       while (of_thread == before) std::this_thread::yield();
     }
-    const pid_t child = ::fork();
-    EXPECT_GE(child, 0);
-    if (child < 0) break;
-    if (child == 0) {
-      ::alarm(60);  // it may hang
-      int wrong = LivingSessions().empty() ? 0 : 1;
-      FakeDaemon daemon_of_child;
-      {
-        const Session own = daemon_of_child.Open();
-        const auto living = LivingSessions();
-        wrong += living.size() == 1 && living[0] == SessionOf(own) ? 0 : 2;
-      }
-      wrong += LivingSessions().empty() ? 0 : 4;
-      ::_exit(wrong);
-    }
-    int status = 0;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFEXITED(status)) << "fork " << fork << " has hung: signal " << WTERMSIG(status);
-    EXPECT_EQ(WEXITSTATUS(status), 0) << "fork " << fork;
+    SCOPED_TRACE(fork);
+    ExpectAChildHasItsOwnSessions();
   }
   stop = true;
   for (std::thread& thread : threads) thread.join();
