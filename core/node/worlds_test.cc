@@ -41,20 +41,28 @@ class WorldsTest : public ::testing::Test {
       sessions_.push_back(node_->OpenSession(open, now_)->id);
     }
   }
+  static JoinRequest RequestOf(int rank, int size) {
+    JoinRequest request;
+    request.name = "job";
+    request.size = size;
+    request.rank = Rank(rank);
+    return request;
+  }
   // One world, whose ranks are the first so many sessions.
   WorldId JoinAll(int size) {
     WorldId world;
     for (int rank = 0; rank < size; ++rank) {
-      JoinRequest request;
-      request.name = "job";
-      request.size = size;
-      request.rank = Rank(rank);
-      node_->JoinWorld(session(rank), request, now_, [&](const absl::StatusOr<WorldInfo>& info) {
-        ASSERT_TRUE(info.ok()) << info.status();
-        world = info->id;
-      });
+      node_->JoinWorld(session(rank), RequestOf(rank, size), now_,
+                       [&](const absl::StatusOr<WorldInfo>& info) {
+                         ASSERT_TRUE(info.ok()) << info.status();
+                         world = info->id;
+                       });
     }
     return world;
+  }
+  void Poll(absl::Time now) {
+    while (node_->Poll(now)) {
+    }
   }
   SessionId session(int rank) const { return sessions_[static_cast<size_t>(rank)]; }
 
@@ -84,10 +92,7 @@ TEST_F(WorldsTest, ALargeWorldIsFormedAndReformedInASlice) {
     EXPECT_EQ(told, kMaxDevices);
   };
   expect_all_are_told([&](int rank) {
-    JoinRequest join;
-    join.name = "job";
-    join.size = kMaxDevices;
-    join.rank = Rank(rank);
+    const JoinRequest join = RequestOf(rank, kMaxDevices);
     node_->JoinWorld(session(rank), join, now_, [&](const absl::StatusOr<WorldInfo>& info) {
       ASSERT_TRUE(info.ok()) << info.status();
       world = info->id;
@@ -112,10 +117,7 @@ TEST_F(WorldsTest, WhoDoesNotWaitForAWorldAnyMoreHasNotAsked) {
   WorldId world;
   int told = 0;
   const auto join = [&](int rank, const std::shared_ptr<int>& call, const WaitRef& wait) {
-    JoinRequest request;
-    request.name = "job";
-    request.size = 2;
-    request.rank = Rank(rank);
+    const JoinRequest request = RequestOf(rank, 2);
     const auto joined = [&world, &told, call](const absl::StatusOr<WorldInfo>& info) {
       ASSERT_TRUE(info.ok()) << info.status();
       world = info->id;
@@ -163,10 +165,7 @@ class WaitingTest : public WorldsTest {
   Ask Join() {
     Start(4);
     return [this](int rank, absl::Duration timeout, const WaitRef& wait) {
-      JoinRequest request;
-      request.name = "job";
-      request.size = 4;
-      request.rank = Rank(rank);
+      JoinRequest request = RequestOf(rank, 4);
       request.join_timeout = timeout;
       node_->JoinWorld(session(rank), request, now_, Note<WorldInfo>(rank), wait);
     };
@@ -188,10 +187,6 @@ class WaitingTest : public WorldsTest {
     return [this, rank](const absl::StatusOr<Result>& result) {
       told_.emplace_back(rank, ErrorOf(result.status()));
     };
-  }
-  void Poll(absl::Time now) {
-    while (node_->Poll(now)) {
-    }
   }
   // Where it is over for one it is for all, so that none that gives up is missing for the others.
   void TheFirstWhoseTimeIsOverEndsIt(const Ask& ask, Reason reason) {
@@ -261,14 +256,10 @@ TEST_F(WorldsTest, AReformHasItsWholeTime) {
   ASSERT_TRUE(node_->CloseSession(session(0), later).ok());
   EXPECT_FALSE(told[0].ok());
   reform(1, later);
-  const auto poll = [&](absl::Time now) {
-    while (node_->Poll(now)) {
-    }
-  };
-  poll(now_ + absl::Seconds(4));
-  poll(later + absl::Seconds(4) - absl::Milliseconds(1));
+  Poll(now_ + absl::Seconds(4));
+  Poll(later + absl::Seconds(4) - absl::Milliseconds(1));
   EXPECT_TRUE(told[1].ok()) << told[1];
-  poll(later + absl::Seconds(4));
+  Poll(later + absl::Seconds(4));
   EXPECT_EQ(ErrorOf(told[1]).reason, Reason::kAgreeTimeout) << told[1];
 }
 

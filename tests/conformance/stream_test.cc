@@ -9,13 +9,11 @@ namespace chorus {
 namespace conformance {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Stream, Conformance,
-                         ::testing::ValuesIn(OnBackendsInTurn(0,
-                                                              [](const std::string& backend) {
-                                                                return DaemonCluster(
-                                                                    backend, Transport::kStream,
-                                                                    Wire::kUnix);
-                                                              })),
+OpenCluster Open(const std::string& backend) {
+  return DaemonCluster(backend, Transport::kStream, Wire::kUnix);
+}
+
+INSTANTIATE_TEST_SUITE_P(Stream, Conformance, ::testing::ValuesIn(OnBackendsInTurn(0, Open)),
                          ConformanceName);
 
 }  // namespace

@@ -10,13 +10,11 @@ namespace chorus {
 namespace conformance {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(UnaryOverTcp, Conformance,
-                         ::testing::ValuesIn(OnBackendsInTurn(1,
-                                                              [](const std::string& backend) {
-                                                                return DaemonCluster(
-                                                                    backend, Transport::kUnary,
-                                                                    Wire::kTcp);
-                                                              })),
+OpenCluster Open(const std::string& backend) {
+  return DaemonCluster(backend, Transport::kUnary, Wire::kTcp);
+}
+
+INSTANTIATE_TEST_SUITE_P(UnaryOverTcp, Conformance, ::testing::ValuesIn(OnBackendsInTurn(1, Open)),
                          ConformanceName);
 
 }  // namespace
