@@ -684,7 +684,7 @@ absl::StatusOr<Report> Unloads(Attacker* attacker) {
   Report report;
   Attacker::Impl& impl = attacker->impl();
   CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&impl, 1));
-  while (report.refused.ok() && report.done < 16) {
+  while (report.refused.ok() && report.done < 6) {
     const Graph graph = Products(20001 + static_cast<int>(report.done), 2);
     CHORUS_RETURN_IF_ERROR(RegisterAndRelease(&impl, graph, &report));
   }
@@ -782,7 +782,7 @@ absl::StatusOr<Report> Listing(Attacker* attacker) {
   Attacker::Impl& impl = attacker->impl();
   CHORUS_RETURN_IF_ERROR(Names(attacker).status());
   const auto diagnostics = v1::Diagnostics::NewStub(impl.channel);
-  for (; report.done < 100; ++report.done) {
+  for (; report.done < 30; ++report.done) {
     grpc::ClientContext context;
     fault::RawSession::SetDeadline(&context);
     v1::ListFlightEventsRequest request;

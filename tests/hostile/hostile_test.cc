@@ -102,11 +102,11 @@ constexpr Case kCases[] = {
     // Hours of it, if nothing ended them with the session.
     {"compute", "OK", 4, 4},
     {"queues", "RESOURCE_EXHAUSTED", 2, 400},
-    {"unloads", "OK", 16, 16},
+    {"unloads", "OK", 6, 6},
     {"strides", "OK", 8, 8},
     {"copies", "OK", 24, 24},
     {"flood", "OK", 20000, 20000},
-    {"listing", "OK", 100, 100},
+    {"listing", "OK", 30, 30},
     // Some of these calls, which are read a few at a time, may have had their --read_timeout.
     Case{"halves", "OK", 480, 600}.Brings(480 * server::kUnreadBytes),
     Case{"halves_in_pieces", "OK", 480, 600}.Brings(480 * server::kUnreadBytes),
@@ -445,7 +445,7 @@ INSTANTIATE_TEST_SUITE_P(Attacks, HostileTest, ::testing::ValuesIn(kCases),
 // CHORUS_HOSTILE_SECONDS: for how long; an hour before an issue is resolved that is about them.
 TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
   const char* const given = std::getenv("CHORUS_HOSTILE_SECONDS");
-  int64_t seconds = std::getenv("CHORUS_LONG") != nullptr ? 300 : 3;
+  int64_t seconds = std::getenv("CHORUS_LONG") != nullptr ? 300 : 2;
   if (given != nullptr) seconds = std::atoll(given);
   const char* const seed_given = std::getenv("CHORUS_TEST_SEED");
   const uint64_t seed =

@@ -200,7 +200,7 @@ absl::StatusOr<Report> Unread(const fault::RawSession& session, Kept* kept) {
 absl::StatusOr<Report> Compressed(const fault::RawSession& session, Kept*) {
   Report report;
   const auto log = v1::Log::NewStub(session.channel);
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < 8; ++i) {
     grpc::ClientContext context;
     fault::RawSession::SetDeadline(&context);
     context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
@@ -296,7 +296,7 @@ absl::StatusOr<Report> Lists(const fault::RawSession& session, Kept*) {
   for (int i = 0; i < 60000; ++i) {
     release.mutable_command()->mutable_release()->add_tensors()->set_generation(1);
   }
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 25; ++i) {
     grpc::ClientContext first;
     grpc::ClientContext second;
     fault::RawSession::SetDeadline(&first);
