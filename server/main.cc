@@ -7,30 +7,21 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/flags/flag.h"
-#include "absl/flags/marshalling.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "core/backend/backends.h"
 #include "core/backend/fault/fault_backend.h"
 #include "core/base/clock.h"
@@ -39,267 +30,16 @@
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
-#include "core/transport/attach/protocol.h"
 #include "core/worker/worker_devices.h"
 #include "glog/logging.h"
 #include "server/daemon.h"
+#include "server/flags.h"
 #include "server/heap.h"
 #include "server/listen_address.h"
 #include "server/log_writer.h"
-#include "server/memory_limit.h"
-#include "server/own_memory.h"
 #include "server/peers.h"
 #include "server/service/context.h"
 #include "server/watchdog.h"
-
-namespace chorus::server {
-
-// --listen, given once for each address. Without it: DefaultSocketPath().
-struct ListenFlag {
-  std::vector<std::string> addresses;
-};
-
-// absl::Flags calls this for each occurrence, with a fresh value.
-std::vector<std::string>& ListenOccurrences() {
-  static auto* const occurrences = new std::vector<std::string>;
-  return *occurrences;
-}
-
-bool AbslParseFlag(absl::string_view text, ListenFlag* flag, std::string* error) {
-  for (absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
-    const absl::StatusOr<ListenAddress> address = ParseListenAddress(part);
-    if (!address.ok()) {
-      *error = std::string(address.status().message());
-      return false;
-    }
-    ListenOccurrences().push_back(std::string(part));
-  }
-  flag->addresses = ListenOccurrences();
-  return true;
-}
-
-std::string AbslUnparseFlag(const ListenFlag& flag) { return absl::StrJoin(flag.addresses, ","); }
-
-// A file mode: octal digits.
-struct ModeFlag {
-  mode_t mode = 0;
-};
-
-bool AbslParseFlag(absl::string_view text, ModeFlag* flag, std::string* error) {
-  uint32_t mode = 0;
-  for (char digit : text) {
-    if (digit < '0' || digit > '7' || mode > 0777) {
-      mode = 01000;
-      break;
-    }
-    mode = mode * 8 + static_cast<uint32_t>(digit - '0');
-  }
-  if (text.empty() || mode > 0777) {
-    *error = absl::StrCat("expected octal digits of 0 to 0777, got \"", text, "\"");
-    return false;
-  }
-  flag->mode = mode;
-  return true;
-}
-
-std::string AbslUnparseFlag(const ModeFlag& flag) {
-  return absl::StrCat("0", absl::Hex(flag.mode >> 6 & 7), absl::Hex(flag.mode >> 3 & 7),
-                      absl::Hex(flag.mode & 7));
-}
-
-// A positive duration.
-struct DurationFlag {
-  absl::Duration value;
-};
-
-bool AbslParseFlag(absl::string_view text, DurationFlag* flag, std::string* error) {
-  if (absl::ParseDuration(text, &flag->value) && flag->value > absl::ZeroDuration()) return true;
-  *error =
-      absl::StrCat("expected a positive duration such as 500ms, 10s or 1h30m, got \"", text, "\"");
-  return false;
-}
-
-std::string AbslUnparseFlag(const DurationFlag& flag) { return absl::FormatDuration(flag.value); }
-
-// A positive number of bytes, perhaps with a unit of powers of 1,024.
-struct BytesFlag {
-  int64_t value = 0;
-};
-
-bool AbslParseFlag(absl::string_view text, BytesFlag* flag, std::string* error) {
-  absl::string_view digits = text;
-  int64_t unit = 1;
-  for (const auto& [suffix, bytes] : {std::pair<const char*, int64_t>{"KiB", int64_t{1} << 10},
-                                      {"MiB", int64_t{1} << 20},
-                                      {"GiB", int64_t{1} << 30},
-                                      {"TiB", int64_t{1} << 40}}) {
-    if (absl::ConsumeSuffix(&digits, suffix)) unit = bytes;
-  }
-  int64_t count = 0;
-  if (!absl::SimpleAtoi(digits, &count) || count <= 0 ||
-      count > std::numeric_limits<int64_t>::max() / unit) {
-    *error = absl::StrCat(
-        "expected a positive number of bytes such as 8589934592, 512MiB or 8GiB, "
-        "got \"",
-        text, "\"");
-    return false;
-  }
-  flag->value = count * unit;
-  return true;
-}
-
-std::string AbslUnparseFlag(const BytesFlag& flag) { return absl::StrCat(flag.value); }
-
-// The same, or "auto".
-struct MemoryFlag {
-  absl::optional<BytesFlag> bytes;
-};
-
-bool AbslParseFlag(absl::string_view text, MemoryFlag* flag, std::string* error) {
-  flag->bytes.reset();
-  if (text == "auto") return true;
-  flag->bytes.emplace();
-  return AbslParseFlag(text, &*flag->bytes, error);
-}
-
-std::string AbslUnparseFlag(const MemoryFlag& flag) {
-  return flag.bytes.has_value() ? AbslUnparseFlag(*flag.bytes) : "auto";
-}
-
-// Flags that say nothing else leave what they are for as it is.
-const DaemonOptions& Defaults() {
-  static const auto* const options = new DaemonOptions;
-  return *options;
-}
-
-}  // namespace chorus::server
-
-ABSL_FLAG(chorus::server::ListenFlag, listen, {},
-          "Where to listen: unix:/PATH or HOST:PORT; give it once for each address. Default: "
-          "unix:/run/chorus/chorusd.sock for root, else unix:/run/user/UID/chorus/chorusd.sock, or "
-          "unix:/tmp/chorus-UID/chorusd.sock where there is no /run/user/UID. The attach socket "
-          "and the lock file lie beside it (PATH.attach, PATH.lock). TCP only on loopback, with "
-          "--insecure_loopback.");
-ABSL_FLAG(bool, insecure_loopback, chorus::server::Defaults().insecure_loopback,
-          "Serve TCP on loopback addresses to every user of this machine, without TLS or "
-          "credentials.");
-ABSL_FLAG(chorus::server::ModeFlag, socket_mode, {chorus::server::Defaults().access.mode},
-          "Mode of the Unix sockets (octal).");
-ABSL_FLAG(std::string, socket_group, chorus::server::Defaults().access.group,
-          "Group of the Unix sockets: name or number.");
-ABSL_FLAG(std::string, backend, "host",
-          "host: virtual devices on the CPU. sim: devices that run in an adversarial order in an "
-          "address space of their own, for tests. cuda: logical devices of an NVIDIA GPU.");
-ABSL_FLAG(int32_t, host_devices, 4,
-          "Number of devices of host and sim; they may outnumber the cores.");
-ABSL_FLAG(int32_t, gpu, 0, "With --backend=cuda: which one, as the driver counts them.");
-ABSL_FLAG(int32_t, logical_devices_per_gpu, 4, "Number of devices of cuda; they share the GPU.");
-ABSL_FLAG(bool, worker_processes, false,
-          "A process of its own has the devices, so that what fails or hangs there does not take "
-          "the daemon with it. Always so with --backend=cuda; not to be had with host, whose "
-          "devices have the daemon's own memory.");
-ABSL_FLAG(std::string, worker, "",
-          "Program of the process that has the devices. Default: chorus-worker beside this one.");
-ABSL_FLAG(chorus::server::DurationFlag, kill_timeout,
-          {chorus::server::Defaults().node.kill_timeout},
-          "For the process that has the devices to answer, and, beyond --exec_timeout, for what "
-          "they do to end once it is aborted: then it is killed, and started again.");
-ABSL_FLAG(uint64_t, sim_seed, 0, "Seed of --backend=sim; 0: another one at each start (printed).");
-ABSL_FLAG(std::string, fault_script, "",
-          "For tests: faults of the devices, as core/backend/fault/fault_script.h has them: "
-          "\"collective lost device=1 skip=20\".");
-ABSL_FLAG(bool, share_equal_work, chorus::server::Defaults().node.share_equal_work,
-          "Do work that is the same on several ranks, such as an optimiser's update, once and keep "
-          "its results once. Results are the same bits either way.");
-ABSL_FLAG(chorus::server::MemoryFlag, memory_limit_bytes, {},
-          "Of all tensors and arenas together; also 512MiB, 8GiB. auto: three quarters of the "
-          "machine's memory or, where that is less, of what the daemon's cgroup may have; where "
-          "that would leave the daemon itself less than its own may be, what this leaves, but at "
-          "least a quarter. (Its own: 256 MiB and 64 KiB a session; more with more of --max_calls, "
-          "--max_connections, --max_sessions or --max_streams.)");
-ABSL_FLAG(int32_t, max_sessions, chorus::server::Defaults().node.max_sessions,
-          "Sessions at a time.");
-ABSL_FLAG(int32_t, max_worlds, chorus::server::Defaults().node.max_worlds, "Worlds at a time.");
-ABSL_FLAG(int64_t, max_waits, chorus::server::Defaults().node.max_waits,
-          "Calls at a time that wait for something.");
-ABSL_FLAG(int64_t, max_downloads, chorus::server::Defaults().node.max_downloads,
-          "Tensors at a time that clients read by gRPC; each takes up to 512 KiB.");
-ABSL_FLAG(int64_t, max_session_downloads, chorus::server::Defaults().node.max_session_downloads,
-          "Tensors at a time that one session's clients read by gRPC.");
-ABSL_FLAG(chorus::server::DurationFlag, download_timeout,
-          {chorus::server::Defaults().download_timeout},
-          "For a client to take a part (256 KiB) of a tensor that it reads by gRPC; also, from a "
-          "call's deadline on, to take any other answer.");
-ABSL_FLAG(int32_t, max_groups_per_world, chorus::server::Defaults().node.sequencer.max_groups,
-          "Groups of one world, in its life.");
-ABSL_FLAG(int32_t, max_tensors, chorus::server::Defaults().node.max_tensors,
-          "Tensors of one session.");
-ABSL_FLAG(int32_t, max_graphs, chorus::server::Defaults().node.max_graphs,
-          "Registered graphs of one session.");
-ABSL_FLAG(int64_t, max_node_graphs, chorus::server::Defaults().node.max_node_graphs,
-          "Registered graphs of all sessions together.");
-ABSL_FLAG(int32_t, max_graph_nodes, chorus::server::Defaults().node.max_graph_nodes,
-          "Nodes of one graph.");
-ABSL_FLAG(int64_t, max_gang_size, chorus::server::Defaults().node.sequencer.max_gang_size,
-          "Collectives and results, of all ranks, of runs that can only be launched together.");
-ABSL_FLAG(int32_t, max_graph_collectives, chorus::server::Defaults().node.max_graph_collectives,
-          "Collectives of one graph.");
-ABSL_FLAG(int32_t, max_graph_outputs, chorus::server::Defaults().node.max_graph_outputs,
-          "Outputs of one graph, and so results of one run.");
-ABSL_FLAG(chorus::server::BytesFlag, max_graph_bytes,
-          {chorus::server::Defaults().node.max_graph_bytes},
-          "Of one graph in the daemon's memory, and on its way there.");
-ABSL_FLAG(chorus::server::BytesFlag, max_plan_bytes,
-          {chorus::server::Defaults().node.plan.max_bytes},
-          "Of memory that planning one graph may take.");
-ABSL_FLAG(int64_t, max_plan_dependences, chorus::server::Defaults().node.plan.max_dependences,
-          "Of one graph: pairs of collectives of which one needs the other's result.");
-ABSL_FLAG(int64_t, max_plan_steps, chorus::server::Defaults().node.plan.max_dependence_steps,
-          "Of one graph: steps to find the pairs of --max_plan_dependences.");
-ABSL_FLAG(int32_t, max_pending_runs, chorus::server::Defaults().node.max_pending_runs,
-          "Runs of one session that have not ended.");
-ABSL_FLAG(int32_t, max_staging_arenas, chorus::server::Defaults().node.max_staging_arenas,
-          "Staging arenas of one session.");
-ABSL_FLAG(chorus::server::BytesFlag, max_staging_bytes,
-          {chorus::server::Defaults().node.max_staging_bytes},
-          "Bytes of one session's staging arenas together.");
-ABSL_FLAG(chorus::server::DurationFlag, lease, {chorus::server::Defaults().node.lease},
-          "How long a session that is not attached lives without a call.");
-ABSL_FLAG(chorus::server::DurationFlag, max_lease, {chorus::server::Defaults().node.max_lease},
-          "The longest lease that a session may ask for.");
-ABSL_FLAG(chorus::server::DurationFlag, detach_grace,
-          {chorus::server::Defaults().node.detach_grace},
-          "How long the votes of a session stand that has lost its channel.");
-ABSL_FLAG(chorus::server::DurationFlag, join_timeout,
-          {chorus::server::Defaults().node.join_timeout}, "For all ranks to join a world.");
-ABSL_FLAG(chorus::server::DurationFlag, agree_timeout,
-          {chorus::server::Defaults().node.sequencer.agree_timeout},
-          "For all ranks to ask for an instance, from the first one.");
-ABSL_FLAG(chorus::server::DurationFlag, exec_timeout,
-          {chorus::server::Defaults().node.sequencer.exec_timeout},
-          "For a launched gang to finish, unless its world says otherwise.");
-ABSL_FLAG(chorus::server::DurationFlag, gap_timeout, {chorus::server::Defaults().node.gap_timeout},
-          "For a command whose predecessor is missing.");
-ABSL_FLAG(chorus::server::DurationFlag, max_wait, {chorus::server::Defaults().max_wait},
-          "Of one call, whatever deadline its client has set.");
-ABSL_FLAG(chorus::server::DurationFlag, read_timeout, {chorus::server::Defaults().read_timeout},
-          "For the request of a call of gRPC to come whole, once the daemon reads it.");
-ABSL_FLAG(chorus::server::DurationFlag, drain_timeout, {absl::Seconds(10)},
-          "For what is under way when SIGTERM or SIGINT comes; the rest is aborted.");
-ABSL_FLAG(chorus::server::DurationFlag, exit_timeout, {absl::Seconds(10)},
-          "How long after that the daemon has to end: what hangs then is cut off, status 3.");
-ABSL_FLAG(int32_t, max_connections, chorus::server::Defaults().max_connections,
-          "Connections of each kind (attach, gRPC) at a time, 7/8 of them for one uid, or by TCP. "
-          "Fewer where there are not eight descriptors for each.");
-ABSL_FLAG(int32_t, max_streams, chorus::server::Defaults().max_streams,
-          "Streams of commands by gRPC at a time, 7/8 of them of one uid, or by TCP; each takes up "
-          "to 328 KiB.");
-ABSL_FLAG(int32_t, max_calls, chorus::server::Defaults().max_calls,
-          "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP; each takes up to "
-          "120 KiB.");
-ABSL_FLAG(chorus::server::DurationFlag, idle_timeout, {chorus::server::Defaults().idle_timeout},
-          "Of a connection of gRPC without a call, if its process is not attached; never shorter "
-          "than --lease.");
 
 namespace chorus::server {
 namespace {
@@ -319,97 +59,22 @@ void RaiseDescriptorLimit() {
   }
 }
 
-template <typename Int>
-Int Positive(const char* flag, Int value) {
-  if (value > 0) return value;
-  std::cerr << "chorusd: --" << flag << ": expected a positive number, got " << value << "\n";
-  exit(2);
-}
-// Those that are parsed here are.
-absl::Duration Positive(const char*, DurationFlag flag) { return flag.value; }
-int64_t Positive(const char*, BytesFlag flag) { return flag.value; }
-
-DaemonOptions OptionsFromFlags() {
-  DaemonOptions options;
-  for (const std::string& text : absl::GetFlag(FLAGS_listen).addresses) {
-    options.listen.push_back(*ParseListenAddress(text));  // checked when the flag was parsed
-  }
-  if (options.listen.empty()) {
-    ListenAddress address;
-    address.path = DefaultSocketPath();
-    options.listen.push_back(address);
-  }
-  options.insecure_loopback = absl::GetFlag(FLAGS_insecure_loopback);
-  options.access.mode = absl::GetFlag(FLAGS_socket_mode).mode;
-  options.access.group = absl::GetFlag(FLAGS_socket_group);
-  options.max_wait = absl::GetFlag(FLAGS_max_wait).value;
-  options.read_timeout = absl::GetFlag(FLAGS_read_timeout).value;
-  options.download_timeout = absl::GetFlag(FLAGS_download_timeout).value;
-  options.max_connections = Positive("max_connections", absl::GetFlag(FLAGS_max_connections));
-  options.max_calls = Positive("max_calls", absl::GetFlag(FLAGS_max_calls));
-  options.max_streams = Positive("max_streams", absl::GetFlag(FLAGS_max_streams));
-  options.idle_timeout = absl::GetFlag(FLAGS_idle_timeout).value;
-  node::NodeOptions& node = options.node;
-#define CHORUS_NODE_FLAG(flag, field) node.field = Positive(#flag, absl::GetFlag(FLAGS_##flag))
-  CHORUS_NODE_FLAG(max_sessions, max_sessions);
-  CHORUS_NODE_FLAG(max_worlds, max_worlds);
-  CHORUS_NODE_FLAG(max_waits, max_waits);
-  CHORUS_NODE_FLAG(max_downloads, max_downloads);
-  CHORUS_NODE_FLAG(max_session_downloads, max_session_downloads);
-  CHORUS_NODE_FLAG(max_groups_per_world, sequencer.max_groups);
-  CHORUS_NODE_FLAG(max_tensors, max_tensors);
-  CHORUS_NODE_FLAG(max_graphs, max_graphs);
-  CHORUS_NODE_FLAG(max_graph_nodes, max_graph_nodes);
-  CHORUS_NODE_FLAG(max_graph_collectives, max_graph_collectives);
-  CHORUS_NODE_FLAG(max_graph_outputs, max_graph_outputs);
-  CHORUS_NODE_FLAG(max_gang_size, sequencer.max_gang_size);
-  CHORUS_NODE_FLAG(max_node_graphs, max_node_graphs);
-  CHORUS_NODE_FLAG(max_graph_bytes, max_graph_bytes);
-  CHORUS_NODE_FLAG(max_plan_bytes, plan.max_bytes);
-  CHORUS_NODE_FLAG(max_plan_dependences, plan.max_dependences);
-  CHORUS_NODE_FLAG(max_plan_steps, plan.max_dependence_steps);
-  CHORUS_NODE_FLAG(max_pending_runs, max_pending_runs);
-  CHORUS_NODE_FLAG(max_staging_arenas, max_staging_arenas);
-  CHORUS_NODE_FLAG(max_staging_bytes, max_staging_bytes);
-  CHORUS_NODE_FLAG(lease, lease);
-  node.max_lease = std::max(Positive("max_lease", absl::GetFlag(FLAGS_max_lease)), node.lease);
-  CHORUS_NODE_FLAG(detach_grace, detach_grace);
-  CHORUS_NODE_FLAG(join_timeout, join_timeout);
-  CHORUS_NODE_FLAG(gap_timeout, gap_timeout);
-  CHORUS_NODE_FLAG(agree_timeout, sequencer.agree_timeout);
-  CHORUS_NODE_FLAG(exec_timeout, sequencer.exec_timeout);
-  CHORUS_NODE_FLAG(kill_timeout, kill_timeout);
-#undef CHORUS_NODE_FLAG
-  node.share_equal_work = absl::GetFlag(FLAGS_share_equal_work);
-  return options;
-}
-
-MemoryLimit MemoryLimitFromFlags() {
-  const absl::optional<BytesFlag> bytes = absl::GetFlag(FLAGS_memory_limit_bytes).bytes;
-  if (bytes.has_value()) return MemoryLimit{bytes->value, "--memory_limit_bytes", ""};
-  return DefaultMemoryLimit(
-      OwnBytes(absl::GetFlag(FLAGS_max_connections), absl::GetFlag(FLAGS_max_calls),
-               absl::GetFlag(FLAGS_max_streams), absl::GetFlag(FLAGS_max_sessions)));
-}
-
-std::unique_ptr<Backend> MakeSoundBackend(ThreadPool* pool) {
+std::unique_ptr<Backend> MakeSoundBackend(const Flags& flags, ThreadPool* pool) {
   BackendOptions options;
-  options.devices = absl::GetFlag(FLAGS_host_devices);
+  options.devices = flags.host_devices;
   options.pool = pool;
   options.make_kernel = MakeHostKernel;
-  options.seed = absl::GetFlag(FLAGS_sim_seed);
-  absl::StatusOr<std::unique_ptr<Backend>> backend =
-      OpenBackend(absl::GetFlag(FLAGS_backend), options);
+  options.seed = flags.sim_seed;
+  absl::StatusOr<std::unique_ptr<Backend>> backend = OpenBackend(flags.backend, options);
   if (backend.ok()) return *std::move(backend);
-  std::cerr << "chorusd: --backend=" << absl::GetFlag(FLAGS_backend)
-            << " --host_devices=" << options.devices << ": " << ErrorOf(backend.status()).message
-            << "\n";
+  std::cerr << "chorusd: --backend=" << flags.backend << " --host_devices=" << options.devices
+            << ": " << ErrorOf(backend.status()).message << "\n";
   exit(2);
 }
 
-std::unique_ptr<Backend> MakeBackend(ThreadPool* pool) {
+std::unique_ptr<Backend> MakeBackend(const Flags& flags, ThreadPool* pool) {
   absl::StatusOr<std::unique_ptr<Backend>> backend =
-      WithFaults(MakeSoundBackend(pool), absl::GetFlag(FLAGS_fault_script),
+      WithFaults(MakeSoundBackend(flags, pool), flags.fault_script,
                  [](const std::string& fault) { LOG(WARNING) << fault; });
   if (!backend.ok()) {
     std::cerr << "chorusd: --fault_script: " << backend.status().message() << "\n";
@@ -418,12 +83,9 @@ std::unique_ptr<Backend> MakeBackend(ThreadPool* pool) {
   return *std::move(backend);
 }
 
-bool HasWorker() {
-  return absl::GetFlag(FLAGS_worker_processes) || absl::GetFlag(FLAGS_backend) == kCuda;
-}
+bool HasWorker(const Flags& flags) { return flags.worker_processes || flags.backend == kCuda; }
 
-void CheckBackend() {
-  const std::string name = absl::GetFlag(FLAGS_backend);
+void CheckBackend(const std::string& name) {
   const absl::Span<const absl::string_view> names = BackendNames();
   if (name == kCuda || std::find(names.begin(), names.end(), name) != names.end()) return;
   std::cerr << "chorusd: --backend: expected " << absl::StrJoin(names, ", ") << " or " << kCuda
@@ -431,9 +93,8 @@ void CheckBackend() {
   exit(2);
 }
 
-std::string WorkerProgram() {
-  const std::string program = absl::GetFlag(FLAGS_worker);
-  if (!program.empty()) return program;
+std::string WorkerProgram(const std::string& given) {
+  if (!given.empty()) return given;
   std::error_code ignored;
   return std::filesystem::read_symlink("/proc/self/exe", ignored)
       .replace_filename("chorus-worker")
@@ -441,25 +102,23 @@ std::string WorkerProgram() {
 }
 
 // Ends the process, with a line, where there are no devices.
-std::unique_ptr<Devices> StartWorker() {
-  const std::string backend = absl::GetFlag(FLAGS_backend);
+std::unique_ptr<Devices> StartWorker(const Flags& flags) {
   worker::WorkerOptions options;
-  options.command = {WorkerProgram(), absl::StrCat("--backend=", backend),
-                     absl::StrCat("--seed=", absl::GetFlag(FLAGS_sim_seed)),
-                     absl::StrCat("--fault_script=", absl::GetFlag(FLAGS_fault_script))};
-  if (backend == kCuda) {
-    options.command.push_back(absl::StrCat("--gpu=", absl::GetFlag(FLAGS_gpu)));
-    options.command.push_back(
-        absl::StrCat("--devices=", absl::GetFlag(FLAGS_logical_devices_per_gpu)));
+  options.command = {WorkerProgram(flags.worker), absl::StrCat("--backend=", flags.backend),
+                     absl::StrCat("--seed=", flags.sim_seed),
+                     absl::StrCat("--fault_script=", flags.fault_script)};
+  if (flags.backend == kCuda) {
+    options.command.push_back(absl::StrCat("--gpu=", flags.gpu));
+    options.command.push_back(absl::StrCat("--devices=", flags.logical_devices_per_gpu));
   } else {
-    options.command.push_back(absl::StrCat("--devices=", absl::GetFlag(FLAGS_host_devices)));
+    options.command.push_back(absl::StrCat("--devices=", flags.host_devices));
   }
-  options.kill_timeout = absl::GetFlag(FLAGS_kill_timeout).value;
+  options.kill_timeout = flags.daemon.node.kill_timeout;
   options.log = [](const std::string& line) { LOG(ERROR) << line; };
   absl::StatusOr<std::unique_ptr<Devices>> devices =
       worker::WorkerDevices::Start(std::move(options));
   if (devices.ok()) return *std::move(devices);
-  std::cerr << "chorusd: --backend=" << backend << ": " << ErrorOf(devices.status()).message
+  std::cerr << "chorusd: --backend=" << flags.backend << ": " << ErrorOf(devices.status()).message
             << "\n";
   exit(2);
 }
@@ -494,14 +153,12 @@ int Main() {
   signal(SIGPIPE, SIG_IGN);
   InstallWatchdog();
 
-  DaemonOptions options = OptionsFromFlags();
+  Flags flags = ReadFlags();
   LogWriter log(STDERR_FILENO);
-  options.write_line = [&log](google::LogSeverity severity, absl::string_view tenant,
-                              absl::string_view line) { log.Say(severity, tenant, line); };
-  const MemoryLimit memory = MemoryLimitFromFlags();
-  options.node.memory_limit_bytes = memory.bytes;
-  LOG(INFO) << "memory limit: " << memory.bytes << " bytes: " << memory.source;
-  if (!memory.warning.empty()) LOG(WARNING) << memory.warning;
+  flags.daemon.write_line = [&log](google::LogSeverity severity, absl::string_view tenant,
+                                   absl::string_view line) { log.Say(severity, tenant, line); };
+  LOG(INFO) << "memory limit: " << flags.memory.bytes << " bytes: " << flags.memory.source;
+  if (!flags.memory.warning.empty()) LOG(WARNING) << flags.memory.warning;
   RaiseDescriptorLimit();
   if (!KernelGivesLeases()) {
     LOG(WARNING)
@@ -510,17 +167,17 @@ int Main() {
            "for good, for nobody can tell whether they hold it";
   }
   auto pool = std::make_unique<ThreadPool>(UsableCpus());
-  CheckBackend();
+  CheckBackend(flags.backend);
   std::unique_ptr<Backend> backend;  // none: a worker has it
   std::unique_ptr<Devices> devices;
-  if (HasWorker()) {
-    devices = StartWorker();
+  if (HasWorker(flags)) {
+    devices = StartWorker(flags);
   } else {
-    backend = MakeBackend(pool.get());
+    backend = MakeBackend(flags, pool.get());
     devices = DevicesOf(backend.get());
   }
   const DevicesInfo info = devices->info();
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, std::move(devices));
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(flags.daemon, std::move(devices));
   if (!daemon.ok()) {
     // Not to standard error, which may be a full pipe: the log's end waits for that a second only.
     LOG(ERROR) << daemon.status().message();
@@ -541,8 +198,8 @@ int Main() {
     // again: neither ends the jobs of this node.
     LOG(INFO) << strsignal(signal_number) << ": ignored; SIGTERM ends this daemon";
   }
-  const absl::Duration patience = absl::GetFlag(FLAGS_drain_timeout).value;
-  EndProcessWithin(patience + absl::GetFlag(FLAGS_exit_timeout).value);
+  const absl::Duration patience = flags.drain_timeout;
+  EndProcessWithin(patience + flags.exit_timeout);
   NowAt("ending the calls of clients");
   LOG(INFO) << strsignal(signal_number) << ": draining for at most "
             << absl::FormatDuration(patience);
@@ -567,11 +224,9 @@ int main(int argc, char** argv) {
       "The Chorus daemon: owns this node's devices and runs collective graphs for its clients.\n"
       "It logs to standard error and stops on SIGTERM.");
   absl::FlagsUsageConfig config;
-  // --help shows this file's flags.
-  const auto ours = [](absl::string_view file) { return absl::EndsWith(file, "server/main.cc"); };
-  config.contains_helpshort_flags = ours;
-  config.contains_help_flags = ours;
-  config.contains_helppackage_flags = ours;
+  config.contains_helpshort_flags = chorus::server::IsFileOfFlags;
+  config.contains_help_flags = chorus::server::IsFileOfFlags;
+  config.contains_helppackage_flags = chorus::server::IsFileOfFlags;
   config.version_string = [] { return absl::StrCat(chorus::server::kDaemonVersion, "\n"); };
   absl::SetFlagsUsageConfig(config);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);

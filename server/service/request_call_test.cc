@@ -170,6 +170,19 @@ TEST_F(RequestCallTest, WhatItAsksOfTheNodeHasATurnOfItsTenants) {
   EXPECT_LE(waited_for.get_future().get(), 1);
 }
 
+// The node's thread, which knows the answer, does not make it.
+TEST_F(RequestCallTest, AnswersAreMadeByTheWorker) {
+  std::promise<void> go;
+  worker_.Post("", [&go] { go.get_future().wait(); });
+  std::atomic<bool> answered{false};
+  call_->WhenAnswered([&answered] { answered = true; });
+  EXPECT_FALSE(answered);
+  go.set_value();
+  AwaitWorker();
+  EXPECT_TRUE(answered);
+  call_->OnDone();
+}
+
 // Of a connection only so many answers are under way until gRPC has done with their calls.
 TEST_F(RequestCallTest, AnswersWaitForThoseBefore) {
   std::vector<std::shared_ptr<Call>> calls;
