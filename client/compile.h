@@ -27,14 +27,15 @@ struct CompileOptions {
   // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
   // by index. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
   // another run that is not over), the function runs on one device and does not return the input
-  // itself, and no collective needs the output; else the step gets memory of its own, and the input
-  // stays. Where it is honoured the tensor, and every copy of its handle, is gone: its use is
-  // FAILED_PRECONDITION `DONATED`. The result of a call that is under way may be given to the next.
-  // Steps are whole: one that fails (a mismatch, a late rank, no memory, a kernel or a device of
-  // any rank) leaves what went into it, and its handle, as they were, and the calls behind it that
-  // use its results fail with its error: keep the handles of the last steps, and go on from the
-  // last one that can be waited for. Only a device that fails while it writes the outputs
-  // themselves loses what was donated; what was not donated never is.
+  // itself, and no collective needs the output, nor an op that fails for what it reads (an index
+  // out of range); else the step gets memory of its own, and the input stays. Where it is honoured
+  // the tensor, and every copy of its handle, is gone: its use is FAILED_PRECONDITION `DONATED`.
+  // The result of a call that is under way may be given to the next. Steps are whole: one that
+  // fails (a mismatch, a late rank, no memory, a kernel or a device of any rank) leaves what went
+  // into it, and its handle, as they were, and the calls behind it that use its results fail with
+  // its error: keep the handles of the last steps, and go on from the last one that can be waited
+  // for. Only a device that fails while it writes the outputs themselves loses what was donated;
+  // what was not donated never is.
   std::vector<int> donate;
   // A dimension of an input that may change from call to call, like the rows of a last short batch.
   struct Varying {

@@ -51,20 +51,23 @@ Graph SoundStepGraph() {
   return builder.Build();
 }
 
-// With a division of whole numbers, which may fail: else a step without collectives holds nothing
-// back.
-Graph LocalStepGraph() {
-  GraphBuilder builder(1, {});
+// A whole number of `x`, divided by 1: that may fail. Where nothing may, a run without collectives
+// holds nothing back.
+ValueIndex Divided(GraphBuilder* builder, ValueIndex x) {
   NodeSpec cast;
   cast.op = "cast";
   cast.attributes = {{"dtype", "i64"}};
-  cast.inputs = {BeginStep(&builder)};
-  const ValueIndex whole = (*builder.Emit(cast))[0];
+  cast.inputs = {x};
+  const ValueIndex whole = (*builder->Emit(cast))[0];
   NodeSpec one;
   one.op = "fill";
   one.attributes = TypeAttributes(TensorType(DType::kI64, {}));
   one.attributes.push_back({"value", int64_t{1}});
-  AddOutput(&builder, AddOp(&builder, "div", {whole, (*builder.Emit(one))[0]}));
+  return AddOp(builder, "div", {whole, (*builder->Emit(one))[0]});
+}
+Graph LocalStepGraph() {
+  GraphBuilder builder(1, {});
+  AddOutput(&builder, Divided(&builder, BeginStep(&builder)));
   return builder.Build();
 }
 
@@ -483,6 +486,47 @@ TEST_F(DonationTest, StepsBehindAFailedOneWriteNothing) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(ErrorOf(rank.Read({10 + i, 1}).status()).id, last.id);
   ExpectAll(0, given_, 1);
   EXPECT_EQ(rank.Stats().paths.donated_bytes, 0);
+}
+
+// What fails is not what the step reads, but what that was made of: by its own device, or together
+// with others, of which one alone knows.
+TEST_F(DonationTest, WhatFailsTwoRunsBeforeAStepLeavesItIntact) {
+  for (const bool collective : {false, true}) {
+    SCOPED_TRACE(collective);
+    ranks_.clear();
+    loop_.reset();
+    Begin("launch error device=1 skip=2");  // the first make what is given, and what is read
+    const TensorType type(DType::kF32, {kLarge});
+    for (int r = 0; r < 2; ++r) {
+      GraphBuilder first(1, {});
+      const ValueIndex x = AddInput(&first, type);
+      AddOutput(&first, AddOp(&first, "neg", {x}));
+      AddOutput(&first, Divided(&first, x));
+      ranks_[r]->Register(7, first.Build());
+      ranks_[r]->Register(
+          5, collective ? AllReduceGraph(r, 2, type, "sum.cc:1") : NegateGraph(kLarge));
+      GraphBuilder step(1, {});
+      const ValueIndex state = AddInput(&step, type, /*donatable=*/true);
+      const ValueIndex sum = AddOp(&step, "add", {state, AddInput(&step, type)});
+      AddOutput(&step, sum, /*may_alias=*/0);
+      ranks_[r]->Register(6, step.Build());
+      chorus::Run next = DirectRank::LocalRun(6, {given_, TensorId{12, 1}}, {{13, 1}});
+      next.donate = {true, false};
+      ranks_[r]->RunLocal(0, {}, {10, 1});
+      std::vector<CommandBody> bodies = {
+          DirectRank::LocalRun(7, {TensorId{10, 1}}, {{11, 1}, {14, 1}})};
+      bodies.push_back(collective ? ranks_[r]->WorldRun(5, {TensorId{11, 1}}, {{12, 1}})
+                                  : DirectRank::LocalRun(5, {TensorId{11, 1}}, {{12, 1}}));
+      bodies.push_back(std::move(next));
+      ranks_[r]->SubmitTogether(std::move(bodies));
+    }
+    for (int r = collective ? 0 : 1; r < 2; ++r) {
+      EXPECT_THAT(std::string(ranks_[r]->LastOutcome().message()),
+                  testing::HasSubstr("launch failed on device 1"));
+      ExpectAll(r, given_, 1);
+    }
+    EXPECT_EQ(ranks_[0]->Stats().paths.donated_bytes, collective ? 0 : kBytes);
+  }
 }
 
 // A result of a run under way that others have, or may come to have, is not given on.

@@ -364,7 +364,29 @@ void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& 
   }
 }
 
+bool Runs::AwaitsGangs(RunState* run) {
+  if (run->donations.empty()) return false;
+  CountWork(static_cast<int64_t>(run->inputs.size()));
+  for (const CellRef& cell : run->inputs) {
+    if (cell == nullptr || cell->settled()) continue;
+    const RunState* const producer = table_->Find(cell->producer);
+    if (producer == nullptr || producer->gang < 0 || producer->donated ||
+        gangs_->at(producer->gang).runs.size() < 2) {
+      continue;
+    }
+    ++run->blockers;
+    const auto on_settled = [this, handle = run->handle](const CellRef& tensor) {
+      const bool failed = tensor->state == Cell::State::kFailed;
+      Arrived(handle, Storage::Arrival::kLater,
+              failed ? ToStatus(*tensor->error) : absl::OkStatus());
+    };
+    run->awaited.emplace_back(cell, cell->on_settled.Add(on_settled));
+  }
+  return run->blockers > 0;
+}
+
 void Runs::LaunchLocal(RunState* run, absl::Time now) {
+  if (AwaitsGangs(run)) return;
   CountWork(WorkOf(*run));
   const int32_t index = gangs_->LaunchLocal(run, now);
   failures_->Note(FlightKind::kLaunched, now, run->session.get(), nullptr, run->sequence);

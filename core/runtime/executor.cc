@@ -329,13 +329,17 @@ class DeviceExecutor final : public Executor {
     launch.uses[kCompute] |= !message_.inlines.empty();
     const Position needed = NeededBy(message_.after);
     // Collectives fail where peers do.
+    launch.reads_what_may_fail = needed.may_fail || !message_.uploads.empty();
     launch.may_fail = plan->kernels_may_fail || plan->uses[kCommunication] || launch.commits ||
-                      needed.may_fail || !message_.uploads.empty();
+                      launch.reads_what_may_fail;
     if (plan->steps.empty() && !launch.commits && message_.inlines.empty()) {
       // Its results are its inputs: complete when they are.
       if (AllDone()) {
+        const absl::Status result = FailureOf(launch_failures_.Await(message_.after),
+                                              upload_failures_.Await(message_.uploads));
+        if (!result.ok()) launch_failures_.Note(message_.launch);
         Note(launch.may_fail);
-        Complete(message_.launch, absl::OkStatus());
+        Complete(message_.launch, result);
         return;
       }
       launch.uses[kCompute] = true;
@@ -437,6 +441,7 @@ class DeviceExecutor final : public Executor {
     size_t next = 0;  // step
     bool commits = false;
     bool may_fail = false;  // else it has nothing to hold back for
+    bool reads_what_may_fail = false;
     bool uses[kPlanStreams] = {};
     Failure failure;  // of what could not be enqueued
     std::shared_ptr<Guard> guard;
@@ -448,6 +453,10 @@ class DeviceExecutor final : public Executor {
     std::atomic<bool> unwanted{false};
     std::atomic<int> left{0};
     std::shared_ptr<const Inlines> inlines;
+    // What it reads and may have failed: then so has it, for those that read its results. Nothing
+    // where its guard asks for that.
+    FailureLog<LaunchId>::Ids after;
+    FailureLog<TransferId>::Ids uploads;
     Mutex mutex;
     Failure failure ABSL_GUARDED_BY(mutex);
   };
@@ -757,7 +766,7 @@ class DeviceExecutor final : public Executor {
   void Begin() { in_flight_.fetch_add(1, std::memory_order_relaxed); }
   void End() { in_flight_.fetch_sub(1, std::memory_order_release); }
 
-  // Asked by the guard of a launch that reads these.
+  // Asked once for each launch that reads these, behind them: by its guard, or else by its end.
   absl::Status FailureOf(absl::Span<const LaunchId> launches,
                          absl::Span<const TransferId> uploads) {
     absl::Status status;
@@ -800,7 +809,8 @@ class DeviceExecutor final : public Executor {
     const LaunchId launch = message_.launch;
     const bool(&uses)[kPlanStreams] = done->uses;
     if (uses[kCompute] != uses[kCommunication] && done->failure.status.ok() &&
-        done->guard == nullptr && done->ending == nullptr && done->inlines == nullptr) {
+        done->guard == nullptr && done->ending == nullptr && done->inlines == nullptr &&
+        !done->reads_what_may_fail) {
       // Two words, so that std::function needs no memory for them.
       const uint64_t tagged = launch.value() << 1 | static_cast<uint64_t>(uses[kCompute]);
       streams_[uses[kCompute] ? kCompute : kCommunication]->Callback(
@@ -817,6 +827,10 @@ class DeviceExecutor final : public Executor {
     if (ending == nullptr) ending = std::make_shared<Ending>();
     ending->left = uses[kCompute] + uses[kCommunication];
     ending->inlines = std::move(done->inlines);
+    if (guard == nullptr && done->reads_what_may_fail) {
+      ending->after = launch_failures_.Await(message_.after);
+      ending->uploads = upload_failures_.Await(message_.uploads);
+    }
     {
       MutexLock lock(&ending->mutex);
       ending->failure.Add(done->failure.status, done->failure.is_origin);
@@ -838,6 +852,7 @@ class DeviceExecutor final : public Executor {
           }
           all = ending->failure;
         }
+        all.Add(FailureOf(ending->after, ending->uploads), /*is_own=*/false);
         const Failure before = guard == nullptr ? Failure() : guard->Result();
         const bool held_back = !before.status.ok();
         const Failure& failure = held_back ? before : all;

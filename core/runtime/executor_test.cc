@@ -803,11 +803,11 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
   const Value twos = FromDoubles(type, std::vector<double>(300, 2));
   // p' = p + op(x, x), where p' may stand where p does; then what became of it.
   const auto launch = [&](const std::string& op, size_t operands, const GangRig::Source& x,
-                          CompletionMessage* completion) {
+                          CompletionMessage* completion, bool overwrites = true) {
     RankBuilder b(0, 1);
     const ValueIndex p = AddState(&b, type);
     const std::vector<ValueIndex> all(operands, b.Input(type));
-    AddOutput(&b, b.Op("add", {p, b.Op(op, all)}), /*may_alias=*/0);
+    AddOutput(&b, b.Op("add", {p, b.Op(op, all)}), /*may_alias=*/overwrites ? 0 : -1);
     Session session;
     session.graph = b.graph().Build();
     session.devices = {0};
@@ -815,7 +815,7 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
     session.inputs = {twos, x};
     std::unique_ptr<GangRig::Result> result = rig.Launch({session});
     EXPECT_TRUE(result->status.ok()) << result->status;
-    EXPECT_EQ(result->sessions[0].plan.outputs[0].donor, 0);
+    EXPECT_EQ(result->sessions[0].plan.outputs[0].donor, overwrites ? 0 : -1);
     *completion = rig.CompletionOf(result->sessions[0].launches[0]);
     return result;
   };
@@ -831,6 +831,11 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
   EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kExecFailed) << completion.status;
   EXPECT_TRUE(completion.held_back);
   launch("mul", 2, {behind.get(), 0, 0}, &completion);
+  EXPECT_TRUE(completion.held_back);
+  // What has nothing to hold back fails with what it reads, too, for those that read its results.
+  const auto between = launch("mul", 2, {failed.get(), 0, 0}, &completion, /*overwrites=*/false);
+  EXPECT_EQ(ErrorOf(completion.status).reason, Reason::kExecFailed) << completion.status;
+  launch("mul", 2, {between.get(), 0, 0}, &completion);
   EXPECT_TRUE(completion.held_back);
   const auto sound = launch("mul", 2, twos, &completion);
   EXPECT_TRUE(completion.status.ok()) << completion.status;

@@ -4,13 +4,42 @@
 #include <numeric>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+#include "core/ops/node_spec.h"
+#include "core/ops/op.h"
+
 namespace chorus::planning {
 namespace {
 
-// Whether an output may be written where the input stands that it may alias. `position_of`: by
-// node, in the order.
-bool MayTakeOver(const PlanState& state, const IndexedVector<NodeIndex, int32_t>& position_of,
-                 const GraphOutput& output) {
+// Whether the node may fail for what it reads.
+bool MayFail(const PlanState& state, NodeIndex n) {
+  const Node& node = state.node(n);
+  absl::InlinedVector<const TensorType*, 4> types;
+  for (const ValueIndex v : node.inputs) types.push_back(&state.table.type(v));
+  return chorus::MayFail(*state.nodes[n].def, ViewOf(node, types));
+}
+
+// Where nodes stand in the order.
+struct Positions {
+  IndexedVector<NodeIndex, int32_t> of;
+  // The last that may fail of those that are put off behind all others; -1: none. What is written
+  // before it is written when it fails.
+  int32_t last_that_may_fail = -1;
+};
+Positions PositionsOf(const PlanState& state) {
+  Positions positions;
+  positions.of = IndexedVector<NodeIndex, int32_t>(state.nodes.size());
+  int32_t position = 0;
+  for (const NodeIndex n : state.order) {
+    const NodeState& node = state.nodes[n];
+    if (node.put_off && node.live && MayFail(state, n)) positions.last_that_may_fail = position;
+    positions.of[n] = position++;
+  }
+  return positions;
+}
+
+// Whether an output may be written where the input stands that it may alias.
+bool MayTakeOver(const PlanState& state, const Positions& positions, const GraphOutput& output) {
   if (output.may_alias < 0 || state.graph.num_device_slots != 1) return false;
   const ValueState& value = state.values[output.value];
   const ValueState& input = state.values[output.may_alias];
@@ -23,8 +52,10 @@ bool MayTakeOver(const PlanState& state, const IndexedVector<NodeIndex, int32_t>
     return false;
   }
   if (!state.nodes[producer].put_off) return false;
-  // Local ops run in their order: other readers of the input must come before.
-  const int32_t writes = position_of[producer];
+  // Local ops run in their order: other readers of the input must come before, and what may fail,
+  // but for the writer itself.
+  const int32_t writes = positions.of[producer];
+  if (writes < positions.last_that_may_fail) return false;
   if (input.last_use < writes) return true;
   if (input.last_use > writes || !state.nodes[producer].def->elementwise) return false;
   for (const ValueIndex v : state.node(producer).inputs) {
@@ -80,12 +111,10 @@ void FindSole(Plan* plan) {
 }  // namespace
 
 void ChooseDonors(PlanState* state) {
-  IndexedVector<NodeIndex, int32_t> position_of(state->nodes.size());
-  int32_t position = 0;
-  for (const NodeIndex n : state->order) position_of[n] = position++;
+  const Positions positions = PositionsOf(*state);
   for (const GraphOutput& output : state->graph.outputs) {
     state->plan.outputs.emplace_back();
-    if (!MayTakeOver(*state, position_of, output)) continue;
+    if (!MayTakeOver(*state, positions, output)) continue;
     state->plan.outputs.back().donor = output.may_alias;
     state->values[output.value].takes_over = true;
   }

@@ -8,8 +8,8 @@
 
 namespace chorus::planning {
 
-// Reads `order`, `put_off`, forms, roots, counted and last_use. Makes Plan::outputs, with their
-// donors, and writes `takes_over` of values.
+// Reads `order`, `put_off`, `live`, forms, roots, counted and last_use. Makes Plan::outputs, with
+// their donors, and writes `takes_over` of values.
 void ChooseDonors(PlanState* state);
 
 // Reads Plan::buffers and Plan::operands, which must be complete, and what says where values

@@ -73,6 +73,31 @@ TEST(OutputsTest, OutputsTakeOverAnInputOnlyWhereNobodyReadsItLater) {
                 2),
             -1)
       << "other ranks read it where it stands, and may keep it";
+  const auto whole = [](B* b, ValueIndex v) {
+    return b->Op("cast", {v}, Attributes{{"dtype", "i64"}});
+  };
+  EXPECT_EQ(DonorOf([&whole](B* b, ValueIndex x) {
+              const ValueIndex y = b->Op("neg", {x});
+              const ValueIndex z = whole(b, y);
+              AddOutput(b, b->Op("div", {z, z}));
+              return y;
+            }),
+            -1)
+      << "what reads it may fail when it is written";
+  EXPECT_EQ(DonorOf([&whole](B* b, ValueIndex x) {
+              const ValueIndex y = b->Op("neg", {x});
+              AddOutput(b, whole(b, y));
+              return y;
+            }),
+            0)
+      << "what reads it cannot fail";
+  EXPECT_EQ(DonorOf([&whole](B* b, ValueIndex x) {
+              const ValueIndex z = whole(b, b->Op("matmul", {x, x}));
+              AddOutput(b, b->Op("div", {z, z}));
+              return b->Op("neg", {x});
+            }),
+            0)
+      << "what may fail comes before";
 }
 
 TEST(OutputsTest, OnlyAnOutputThatNobodyElseReadsHasItsMemoryAlone) {
