@@ -1,12 +1,13 @@
 // What every backend is opened with. A backend's own header has what else it can be told.
 //
-// Threads: plain data. Ownership: refers to the pool, which must outlive the backend. Errors: none;
-// OpenBackend (backends.h) says what it refuses.
+// Threads: plain data. Ownership: refers to the pool, which must outlive the backend. Errors: said
+// at CheckDeviceCount(); OpenBackend (backends.h) says what else is refused.
 #ifndef CHORUS_CORE_BACKEND_BACKEND_OPTIONS_H_
 #define CHORUS_CORE_BACKEND_BACKEND_OPTIONS_H_
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "core/base/thread_pool.h"
 #include "core/ops/host_kernel.h"
 
@@ -26,6 +27,9 @@ struct BackendOptions {
   int64_t chunk_bytes = 0;
 };
 inline constexpr int kMaxDevices = 64;
+
+// INVALID_ARGUMENT kMalformed: not 1 to kMaxDevices.
+absl::Status CheckDeviceCount(int devices);
 
 }  // namespace chorus
 

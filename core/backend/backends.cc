@@ -24,10 +24,7 @@ absl::Span<const absl::string_view> BackendNames() { return kNames; }
 
 absl::StatusOr<std::unique_ptr<Backend>> OpenBackend(absl::string_view name,
                                                      const BackendOptions& options) {
-  if (options.devices < 1 || options.devices > kMaxDevices) {
-    return Malformed(
-        absl::StrCat("devices: expected 1 to ", kMaxDevices, ", got ", options.devices));
-  }
+  CHORUS_RETURN_IF_ERROR(CheckDeviceCount(options.devices));
   for (size_t i = 0; i < BackendNames().size(); ++i) {
     if (kNames[i] == name) return kOpeners[i](options);
   }

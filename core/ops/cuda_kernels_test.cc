@@ -820,6 +820,15 @@ TEST_P(CudaLibrariesTest, LargeConvolutionsWhereverEachOperandLies) {
       {DType::kF32,
        ConvolutionsOf({3, 1024, 2, 2}, {2100, 1024, 2, 2}, {1, 1}, {0, 0}, {1, 1}, 1),
        {1, 1, 3}},
+      // Of padding alone: none of them.
+      {DType::kF32,
+       ConvolutionsOf({1, 64, 0, 64}, {64, 64, 3, 3}, {1, 1}, {2, 2}, {1, 1}, 1),
+       {0, 0, 0},
+       /*unfolds=*/false},
+      {DType::kF32,
+       ConvolutionsOf({1, 64, 64, 0}, {64, 64, 3, 3}, {1, 1}, {2, 2}, {1, 1}, 1),
+       {0, 0, 0},
+       /*unfolds=*/false},
   };
   for (const Case& large : cases) {
     const Convolutions& c = large.c;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/backend/backend_options.h"
 #include "core/backend/cuda/cuda_engine.h"
 #include "core/backend/cuda/gpu_memory.h"
 #include "core/base/error.h"
@@ -39,6 +40,7 @@ class CudaDevice : public Device {
 class CudaBackend : public Backend {
  public:
   static absl::StatusOr<std::unique_ptr<Backend>> Create(const CudaBackendOptions& options) {
+    CHORUS_RETURN_IF_ERROR(CheckDeviceCount(options.devices));
     auto backend = std::unique_ptr<CudaBackend>(new CudaBackend(options.make_kernel));
     CHORUS_ASSIGN_OR_RETURN(
         backend->gpu_, CudaGpu::Open(options.api, options.gpu, options.images, options.libraries));

@@ -30,8 +30,8 @@ struct CudaBackendOptions {
   int64_t chunk_bytes = int64_t{256} << 20;
 };
 
-// FAILED_PRECONDITION kWrongState, in one line: no such GPU, or no kernels in this build. The
-// driver's error.
+// FAILED_PRECONDITION kWrongState, in one line: no such GPU, or no kernels in this build.
+// CheckDeviceCount's, and the driver's.
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaBackendOptions& options);
 
 }  // namespace chorus

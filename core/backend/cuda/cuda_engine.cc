@@ -316,9 +316,9 @@ absl::Status CudaEngine::Release(const std::vector<CudaStream*>& streams) {
   bool has_others = false;
   for (size_t i = 1; i < streams.size(); ++i) {
     streams[i]->last_callback = std::max(streams[i]->last_callback, first->last_callback);
-    if (QueueOf(streams[i]) == queue) continue;
-    streams[i]->awaited_queue = queue;
-    has_others = true;
+    // What has been gathered on its own queue is behind it.
+    streams[i]->awaited_queue = QueueOf(streams[i]) == queue ? nullptr : queue;
+    has_others |= streams[i]->awaited_queue != nullptr;
   }
   if (!has_others) return absl::OkStatus();
   return Require(

@@ -328,6 +328,8 @@ absl::StatusOr<std::unique_ptr<CudaKernel>> ByProducts<T>::MakeOrNull(
   // What all of it makes may be larger than any number of these.
   const double unfolded = static_cast<double>(rows) * static_cast<double>(places);
   const double products = unfolded * static_cast<double>(s.out) * static_cast<double>(s.batch);
+  // Where x has no elements there is nothing to unfold, however much padding is multiplied.
+  if (s.x[0] * s.x[1] == 0) return nullptr;
   if (s.groups != 1 || std::min(s.in, s.out) < 2 || products < kLeastProducts ||
       (plan.unfolds && unfolded * sizeof(T) > kMostSampleBytes)) {
     return nullptr;
