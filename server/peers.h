@@ -68,7 +68,7 @@ class PeerTable {
     int ending = 0;    // beyond these, which are told that, and those whose answer is on its way
     // In which gRPC tells of a call that is one.
     absl::Duration telling = absl::Seconds(10);
-    int all() const { return admitted + others + ending; }
+    int64_t all() const { return int64_t{admitted} + others + ending; }
   };
   // Says why a connection of `tenant`'s has to end; on a thread that may hold locks of gRPC's.
   using OnRefused = std::function<void(absl::string_view tenant, absl::string_view why)>;

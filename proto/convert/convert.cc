@@ -11,9 +11,13 @@
 #include "absl/types/variant.h"
 #include "core/base/source_line.h"
 #include "core/base/utf8.h"
+#include "core/transport/frame_format.h"
 
 namespace chorus {
 namespace {
+
+// A node is encoded in 9 bytes at least (docs/graph_encoding.md).
+constexpr int kMaxNodesOfFrame = static_cast<int>(kMaxFrameBytes / 9);
 
 // Puts `field` before the text of a failure. Called on failure only: the path costs nothing else.
 absl::Status Within(absl::string_view field, const absl::Status& status) {
@@ -332,7 +336,7 @@ void NodeTo(const Node& node, v1::Node* message) {
   message->set_device_slot(node.device_slot);
   message->set_effect(static_cast<v1::Effect>(static_cast<int>(node.effect) + 1));
   if (node.collective.has_value()) CollectiveTo(*node.collective, message->mutable_collective());
-  message->set_source(node.source);
+  message->set_source(Utf8(node.source));
 }
 
 absl::StatusOr<GraphInput> GraphInputFrom(const v1::GraphInput& message) {
@@ -477,6 +481,10 @@ absl::Status NamesFrom(const Messages& messages, absl::string_view field, std::v
 
 absl::StatusOr<CommandBody> DropTapeFrom(const v1::DropTape& message) {
   DropTape drop;
+  if (static_cast<size_t>(message.entries_size()) > DropTape::kMaxEntries) {
+    return Malformed(absl::StrCat("entries: expected at most ", DropTape::kMaxEntries, ", got ",
+                                  message.entries_size()));
+  }
   for (int i = 0; i < message.entries_size(); ++i) {
     const v1::DropTape::Entry& from = message.entries(i);
     const auto entry_from = [&from]() -> absl::StatusOr<DropTape::Entry> {
@@ -648,7 +656,7 @@ struct BodyTo {
     ToProto(create.type, to->mutable_type());
     to->set_device(create.device.value());
     absl::visit(BindingTo{to->mutable_source()}, create.source);
-    to->set_call_site(create.call_site);
+    to->set_call_site(Utf8(create.call_site));
     return absl::OkStatus();
   }
   absl::Status operator()(const MakeReadable& command) const {
@@ -982,6 +990,13 @@ absl::StatusOr<CommandBody> FromProto(const v1::RegisterGraph& message) {
   CHORUS_ASSIGN_FIELD("id", command.graph, FromProto(message.id()));
   switch (message.source_case()) {
     case v1::RegisterGraph::kGraph: {
+      // Two bytes of a message are a node, which takes hundreds: of more than a frame has room for
+      // none is made.
+      if (message.graph().nodes_size() > kMaxNodesOfFrame) {
+        return Malformed(absl::StrCat("graph.nodes: expected at most ", kMaxNodesOfFrame, ", got ",
+                                      message.graph().nodes_size(),
+                                      "; a large graph goes through a staging arena (staged)"));
+      }
       DecodeLimits limits;
       limits.max_bytes = kMaxClientGraphBytes;
       CHORUS_ASSIGN_FIELD("graph", const Graph graph, FromProto(message.graph(), limits));

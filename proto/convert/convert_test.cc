@@ -244,14 +244,22 @@ TEST(ConvertTest, GraphsAreConvertedWithinLimitsOrNotAtAll) {
 TEST(ConvertTest, AMessageOfEmptyNodesIsRefusedBeforeTheyAreMade) {
   v1::Command command = SoundRegister();
   v1::Graph* graph = GraphOf(&command);
-  for (int64_t n = 0; n <= kMaxClientGraphBytes / static_cast<int64_t>(sizeof(Node)); ++n) {
-    graph->add_nodes();
-  }
+  while (graph->nodes_size() <= static_cast<int>(kMaxFrameBytes / 9)) graph->add_nodes();
   const HeapUse heap;
   const Error error = ErrorOf(FromProto(command).status());
   EXPECT_LT(heap.most_bytes(), 4096);
-  EXPECT_EQ(error.reason, Reason::kQuota);
-  EXPECT_THAT(error.message, HasSubstr("graph: expected one that takes at most 67108864 bytes"));
+  EXPECT_EQ(error.reason, Reason::kMalformed);
+  EXPECT_THAT(error.message, HasSubstr("graph.nodes: expected at most 7281, got 7282"));
+}
+
+TEST(ConvertTest, AMessageOfEmptyTapesIsRefusedBeforeTheyAreMade) {
+  v1::Command command;
+  command.set_sequence(1);
+  for (int i = 0; i <= static_cast<int>(DropTape::kMaxEntries); ++i) {
+    command.mutable_drop_tape()->add_entries();
+  }
+  const Error error = ErrorOf(FromProto(command).status());
+  EXPECT_THAT(error.message, HasSubstr("entries: expected at most 512, got 513"));
 }
 
 TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
@@ -434,6 +442,26 @@ TEST(ConvertTest, TextsOfARefusalAreUtf8) {
   EXPECT_EQ(text("\xed\xa0\x80"), "???");       // half of a surrogate pair
   EXPECT_EQ(text("\xf4\x90\x80\x80"), "????");  // beyond Unicode
   EXPECT_EQ(text("\xc3\xa4\xff"), "???");
+}
+
+// Paths of source files may be any bytes, too.
+TEST(ConvertTest, LinesOfSourceAreUtf8) {
+  Graph graph;
+  graph.nodes.emplace_back().source = "m\xfcller.cc:1";
+  RegisterGraph registers;
+  registers.encoded = EncodeGraph(graph);
+  CreateTensor create;
+  create.call_site = "m\xfcller.cc:2";
+  create.source = InlineData();
+  v1::Command parsed;
+  v1::Command converted;
+  ASSERT_TRUE(ToProto(Command{Sequence(1), registers}, &converted).ok());
+  EXPECT_TRUE(parsed.ParseFromString(converted.SerializeAsString()));
+  EXPECT_EQ(parsed.register_graph().graph().nodes(0).source(), "m?ller.cc:1");
+  converted.Clear();
+  ASSERT_TRUE(ToProto(Command{Sequence(1), create}, &converted).ok());
+  EXPECT_TRUE(parsed.ParseFromString(converted.SerializeAsString()));
+  EXPECT_EQ(parsed.create_tensor().call_site(), "m?ller.cc:2");
 }
 
 TEST(ConvertTest, AMembershipCountsFromTheFirstEpochUnlessSaid) {

@@ -154,6 +154,20 @@ Reason ReasonOfTransport(absl::StatusCode code) {
   }
 }
 
+// `text`, which is ASCII, or its beginning, such that it takes at most kMaxTrailerBytes as gRPC
+// encodes it: three bytes for each that is not printable, and for '%'.
+std::string InTrailers(absl::string_view text) {
+  constexpr absl::string_view kCut = "...";
+  size_t encoded = 0;
+  size_t fits = 0;  // with kCut behind it
+  for (size_t i = 0; i < text.size(); ++i) {
+    encoded += text[i] >= ' ' && text[i] <= '~' && text[i] != '%' ? 1 : 3;
+    if (encoded > kMaxTrailerBytes) return absl::StrCat(text.substr(0, fits), kCut);
+    if (encoded + kCut.size() <= kMaxTrailerBytes) fits = i + 1;
+  }
+  return std::string(text);
+}
+
 }  // namespace
 
 v1::RpcStatus ToRpcStatus(const absl::Status& status) {
@@ -192,7 +206,7 @@ absl::Status FromRpcStatus(const v1::RpcStatus& message) {
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const v1::RpcStatus message = ToRpcStatus(status);
-  return grpc::Status(static_cast<grpc::StatusCode>(message.code()), message.message(),
+  return grpc::Status(static_cast<grpc::StatusCode>(message.code()), InTrailers(message.message()),
                       message.SerializeAsString());
 }
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -70,7 +71,7 @@ TEST(ErrorsConvertTest, EveryCodeAndReasonCrossesTheWire) {
 }
 
 TEST(ErrorsConvertTest, StaysBelowFourKibibytesWhateverTheTexts) {
-  for (const char filler : {'x', '\xff', '\n', '\0'}) {
+  for (const char filler : {'x', '\xff', '\n', '\0', '%'}) {
     Error error = FullError();
     const std::string text(100000, filler);
     error.message = error.culprit.node = error.instance = error.op = error.source = text;
@@ -81,7 +82,12 @@ TEST(ErrorsConvertTest, StaysBelowFourKibibytesWhateverTheTexts) {
     // As a status carries it, and as a handler makes it from texts of its own.
     const v1::RpcStatus packed = ToRpcStatus(ToStatus(error));
     EXPECT_LE(packed.ByteSizeLong(), 4096u);
-    EXPECT_LE(ToGrpc(ToStatus(error)).error_details().size(), 4096u);
+    const grpc::Status status = ToGrpc(ToStatus(error));
+    EXPECT_LE(status.error_details().size(), 4096u);
+    // As gRPC encodes it, which drops all where this and the details are more than 8 KiB.
+    size_t encoded = 0;
+    for (const char c : status.error_message()) encoded += c >= ' ' && c <= '~' && c != '%' ? 1 : 3;
+    EXPECT_LE(encoded, kMaxTrailerBytes) << filler;
     const Error back = ErrorOf(FromRpcStatus(packed));
     EXPECT_EQ(back.code, error.code);
     EXPECT_EQ(back.reason, error.reason);
@@ -92,6 +98,16 @@ TEST(ErrorsConvertTest, StaysBelowFourKibibytesWhateverTheTexts) {
     EXPECT_FALSE(back.message.empty());
     EXPECT_THAT(packed.message(), testing::HasSubstr(RemedyText(error)));
   }
+}
+
+TEST(ErrorsConvertTest, ALongMessageIsCutBesideTheDetails) {
+  Error error(Reason::kAborted);
+  const auto message = [&error] { return ToGrpc(ToStatus(error)).error_message(); };
+  error.message = std::string(1000, '\n');
+  EXPECT_EQ(message(), error.message + RemedyText(error));
+  error.message = std::string(1500, '%');
+  EXPECT_TRUE(message() == std::string(1023, '%') + "...") << message();
+  EXPECT_TRUE(ErrorOf(FromGrpc(ToGrpc(ToStatus(error)))).message == error.message);
 }
 
 TEST(ErrorsConvertTest, UsesGooglesTypeUrls) {

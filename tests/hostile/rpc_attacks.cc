@@ -94,8 +94,8 @@ absl::StatusOr<Report> Large(const fault::RawSession& session, Kept*) {
     int nodes;  // of two bytes
     absl::string_view says;
   };
-  for (const Part& part :
-       {Part{125000, "as a frame"}, Part{132000, "SubmitRequest: expected at most 262144 bytes"}}) {
+  for (const Part& part : {Part{125000, "graph.nodes: expected at most 7281"},
+                           Part{132000, "SubmitRequest: expected at most 262144 bytes"}}) {
     while (graph->nodes_size() < part.nodes) graph->add_nodes();
     for (int i = 0; i < 10; ++i) {
       report.refused = Submit(session, log.get(), request);
