@@ -43,8 +43,9 @@ class EqualWork {
   // The run is to be prepared again later, or will not be launched. Lets go of what it has reserved
   // with others for equal work, where no other run has it too.
   void Leave(RunState* run);
-  // The run will not be launched, and with it the votes for its instances fail: lets go of what was
-  // reserved for these.
+  // The run, whose vote has not been taken, will not be launched, and with it the votes for its
+  // instances fail: lets go of what was reserved for these. (Later the vote may name other ones:
+  // calls without positions have been counted.)
   void ForgetInstances(const RunState* run);
   // Deals a gang's groups of equal work out to the runs that have them; they meet in a communicator
   // of `lease`. RESOURCE_EXHAUSTED: where ranks cannot share, and there is no memory for each.

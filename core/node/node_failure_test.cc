@@ -298,6 +298,25 @@ TEST_F(CallsWithoutPositionsTest, CountOnceWhereTheyHaveFailedAlready) {
   ExpectInLine(/*epoch=*/1);
 }
 
+// What its vote would name by then is the rank's next call, and another rank has reserved its
+// result.
+TEST_F(CallsWithoutPositionsTest, LetGoOfTheirOwnResultsAloneWhereTheyFail) {
+  const int64_t before = ranks_[0]->Stats().live_buffers;
+  // Rank 1 leaves the first call out.
+  chorus::Run second = Call(world_, 1, x_, {1, 1});
+  second.groups.back().base.push_back({0, 1, 0});
+  ranks_[1]->Submit(std::move(second));
+  ranks_[1]->WaitUntilTaken();
+  ranks_[0]->Submit(Call(world_, 1, x_, {0, 1}));
+  EXPECT_TRUE(ErrorOf(ranks_[0]->LastOutcome()).alone);
+  ranks_[0]->Submit(Call(world_, 1, x_, {1, 1}));
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_THAT(*ranks_[r]->Read({1, 1}), testing::ElementsAre(2, 4));
+  }
+  EXPECT_EQ(ranks_[0]->Stats().live_buffers, before + 1) << "one result for both";
+}
+
 // Longer than the stack would be deep, if each run called the next one.
 TEST_F(NodeTest, ALongChainOfRunsIsLaunchedOrFailsWhole) {
   constexpr int32_t kLinks = 30000;

@@ -306,7 +306,8 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   const std::shared_ptr<World> world = run->world;
   Error error = ErrorOf(why);
   holders_->Explain(*run->session, run, &error);
-  equal_work_->ForgetInstances(run);
+  // Once its vote has been taken the world's actions say what is dropped.
+  if (!run->vote_taken) equal_work_->ForgetInstances(run);
   Agreement::Decision decision = DecideRefusal(*run, ForAgreement(*world, error), now);
   SayOpenEpoch(*world, world->agreement->epoch(), &error);
   Fail(run, error, now);
@@ -424,11 +425,7 @@ void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& ac
   RunState* const run = table_->Find(action.run);
   if (run == nullptr) return;
   Error error = *action.error;
-  if (action.open_epoch != Epoch()) {
-    SayOpenEpoch(*world, action.open_epoch, &error);
-  } else {
-    equal_work_->ForgetInstances(run);
-  }
+  if (action.open_epoch != Epoch()) SayOpenEpoch(*world, action.open_epoch, &error);
   if (run->launches_left > 0) gangs_->Abort(run->gang, ToStatus(error), now);
   Fail(run, error, now);
 }
