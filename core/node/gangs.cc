@@ -529,6 +529,8 @@ void Gangs::Fail(const RunState& run, const absl::Status& why) {
 
 void Gangs::Abort(int32_t index, const absl::Status& why, absl::Time now) {
   Gang& gang = at(index);
+  // Where nothing was launched others may be at work in them.
+  if (gang.launches.empty()) return;
   for (CommunicatorId id : gang.communicators) gang.lease->Drop(id, why);
   if (gang.launches_left == 0 || gang.watch.serial != 0) return;
   for (const RunHandle handle : gang.runs) {

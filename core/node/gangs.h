@@ -112,6 +112,7 @@ class Gangs {
   // completion. A device that has had the node's own exec_timeout and kill_timeout for its part
   // alone, and has not ended it, is ended by force where that can be done. (Others' memory goes
   // with it: so it is not for a world's exec_timeout to say when, nor for the length of the queue.)
+  // One that was not launched ends nothing: others may be at work in its communicators.
   void Abort(int32_t index, const absl::Status& why, absl::Time now);
 
  private:

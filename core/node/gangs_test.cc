@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <iostream>
 #include <memory>
@@ -33,7 +34,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr int kDevices = 2;
+constexpr int kDevices = 3;
 constexpr absl::Duration kMoment = absl::Milliseconds(1);
 
 // What devices were told, and what they say: nothing ends before the test says so.
@@ -42,6 +43,7 @@ struct Told {
   std::vector<std::pair<int, LaunchId>> launches;  // each with its device
   std::set<LaunchId> abandoned;
   int abandonings = 0;      // calls
+  int aborted = 0;          // ends of communicators
   std::vector<int> killed;  // devices
 };
 
@@ -53,7 +55,7 @@ class ToldExecutor : public Executor {
   void OpenCommunicator(CommunicatorId id, absl::Span<const int>, int) override {
     Say(OpenedMessage{id, {}});
   }
-  void AbortCommunicator(CommunicatorId, absl::Status) override {}
+  void AbortCommunicator(CommunicatorId, absl::Status) override { ++told_->aborted; }
   void CloseCommunicator(CommunicatorId) override {}
   bool Launch(absl::string_view launch) override {
     told_->launches.emplace_back(device_, LaunchOf(launch));
@@ -134,7 +136,8 @@ class GangsTest : public ::testing::Test {
     std::vector<Reason> told;
   };
 
-  GangsTest() : node_(Options(), std::make_unique<ToldDevices>(&told_), [] {}) {
+  explicit GangsTest(const NodeOptions& options = Options())
+      : node_(options, std::make_unique<ToldDevices>(&told_), [] {}) {
     ForgetLargestSlice();
   }
   // Its devices' executors end once nothing is under way.
@@ -538,6 +541,102 @@ TEST_F(GangsTest, ALongerTimeoutOfTheWorldCountsForTheDevice) {
   EXPECT_THAT(told_.killed, IsEmpty());
   At(absl::Seconds(1010));
   EXPECT_THAT(told_.killed, ElementsAre(0));
+}
+
+// Three ranks whose tenant has little memory; the first two have another world, too.
+class ShortOfMemoryTest : public GangsTest {
+ protected:
+  static constexpr int32_t kPairGraph = 2;  // all_reduce in that one
+  using Groups = std::vector<std::vector<Rank>>;
+
+  ShortOfMemoryTest() : GangsTest(Short()) {
+    for (int r = 0; r < 3; ++r) Open("uid:1", absl::Hours(1), r, 3);
+    for (int r = 0; r < 2; ++r) {
+      JoinRequest join;
+      join.name = "pair";
+      join.size = 2;
+      join.rank = Rank(r);
+      node_.JoinWorld(rank(r)->session, join, now_,
+                      [&](const absl::StatusOr<WorldInfo>& info) { pair_ = info->id; });
+      Register(rank(r), kPairGraph, AllReduceGraph(r, 2, TensorType(DType::kF32, {1}), "a.cc:1"));
+    }
+  }
+  static NodeOptions Short() {
+    NodeOptions options = Options();
+    options.memory_limit_bytes = int64_t{64} << 20;
+    return options;
+  }
+  Client* rank(int r) { return &clients_[static_cast<size_t>(r)]; }
+
+  void VoteInPair(int r) {
+    chorus::Run run =
+        InWorld(*rank(r), 0, DirectRank::LocalRun(kPairGraph, {DirectRank::Inline({1})}, {{0, 1}}));
+    run.groups[0].world = pair_;
+    Submit(rank(r), std::move(run));
+  }
+  // A gang: each rank's all_reduce of the world, its `call`-th, and of those of these groups of
+  // which it is a member. `input`: rank 0's.
+  void AllReduceIn(const Groups& groups, int call, const Binding& input) {
+    const int32_t graph = kPairGraph + 1 + call;
+    for (int r = 0; r < 3; ++r) {
+      std::vector<GroupSlot> slots = {SlotOf(r, 3)};
+      chorus::Run run = InWorld(
+          *rank(r), call,
+          DirectRank::LocalRun(graph, {r == 0 ? input : Binding(DirectRank::Inline({1}))}, {}));
+      for (const std::vector<Rank>& members : groups) {
+        const auto own = std::find(members.begin(), members.end(), Rank(r));
+        if (own == members.end()) continue;
+        slots.push_back(
+            SlotOf(static_cast<int>(own - members.begin()), static_cast<int>(members.size())));
+        run = InWorld(*rank(r), 0, std::move(run));
+        run.groups.back().group =
+            *node_.CreateGroup(rank(r)->session, {rank(r)->world, Rank(r), members, {}, {}});
+      }
+      GraphBuilder builder(1, slots);
+      const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {1}));
+      for (size_t slot = 0; slot < slots.size(); ++slot) {
+        AddAllReduce(&builder, x, slots[slot].held[0].value(), "a.cc:1", static_cast<int>(slot));
+      }
+      Register(rank(r), graph, builder.Build());
+      Submit(rank(r), std::move(run));
+    }
+  }
+  void TakeAllMemory() {
+    for (int64_t bytes = int64_t{32} << 20; bytes >= 4096;) {
+      bool has_room = false;
+      node_.CreateStaging(rank(2)->session, bytes, [&](const absl::StatusOr<StagingArena>& arena) {
+        has_room = arena.ok();
+      });
+      if (!has_room) bytes /= 2;
+    }
+  }
+
+  WorldId pair_;
+};
+
+// For some of its communicators there is no memory. Those that it would have shared with what is
+// under way stay as they are.
+TEST_F(ShortOfMemoryTest, AGangThatIsNotLaunchedEndsNothingThatIsUnderWay) {
+  constexpr Rank k0(0);
+  constexpr Rank k1(1);
+  constexpr Rank k2(2);
+  // As many as its world is not charged for.
+  AllReduceIn({{k0}, {k1}, {k2}, {k0, k1}, {k1, k2}}, 0, DirectRank::Inline({1}));
+  ASSERT_EQ(told_.launches.size(), 3u);
+  VoteInPair(0);
+  AllReduceIn({{k0, k2}, {k2, k0}, {k1, k0}, {k2, k1}}, 1, TensorId{0, 1});
+  ASSERT_EQ(told_.launches.size(), 3u) << "it waits for the other world";
+  TakeAllMemory();
+  VoteInPair(1);
+  ASSERT_EQ(told_.launches.size(), 5u) << "the other world's alone";
+  End(3);
+  End(4);
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_THAT(rank(r)->told, ::testing::Contains(Reason::kOutOfMemory)) << r;
+  }
+  EXPECT_EQ(told_.aborted, 0);
+  for (size_t launch : {0, 1, 2}) End(launch);
+  for (int r = 0; r < 3; ++r) EXPECT_EQ(rank(r)->told.back(), Reason::kUnspecified) << r;
 }
 
 TEST_F(GangsTest, ADeviceThatGetsOnWithOthersWorkIsNotKilled) {
