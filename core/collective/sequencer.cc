@@ -3083,6 +3083,10 @@ CallPosition Sequencer::NextCall(GroupId group, Rank rank) const {
 }
 int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
 bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.Contains(run); }
+absl::Span<const Rank> Sequencer::RanksOf(RunHandle run) const {
+  const int32_t* const row = run_by_handle_.Find(run);
+  return row == nullptr ? absl::Span<const Rank>() : absl::MakeConstSpan(runs_[*row].ranks);
+}
 
 std::vector<PendingInstance> Sequencer::Pending(absl::Time now, int64_t* room) const {
   std::vector<PendingInstance> result;

@@ -168,6 +168,9 @@ class Sequencer {
   // looked at, and one for each rank of it.
   std::vector<PendingInstance> Pending(absl::Time now, int64_t* room) const;
   bool IsPending(RunHandle run) const;
+  // That a pending run speaks for, the first of its participations' first. None: it has no
+  // participations, or is not pending. Until the next event.
+  absl::Span<const Rank> RanksOf(RunHandle run) const;
   // The last collective of the world group (gradients apart) that was published, that is finished
   // without error, with `rank`.
   absl::optional<InstanceKey> LastPublished(Rank rank) const;

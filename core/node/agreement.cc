@@ -159,7 +159,13 @@ void Agreement::Dead(Rank rank, absl::string_view how, absl::Time now) {
 
 void Agreement::Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time now) {
   Sequencer::Actions actions;
-  for (RunHandle run : pending) sequencer_.Cancel(run, rank, now, &actions);
+  for (RunHandle run : pending) {
+    if (!sequencer_.RanksOf(run).empty()) sequencer_.Cancel(run, rank, now, &actions);
+  }
+  const Error why(Reason::kCancelled, absl::StrCat("rank ", rank.value(),
+                                                   " left the world before a local run of its "
+                                                   "session was launched there"));
+  for (RunHandle run : pending) sequencer_.Withdraw(run, why, now, &actions);
   sequencer_.Left(rank, now, &actions);
   CarryOut(&actions, now);
 }

@@ -105,7 +105,8 @@ class Agreement {
   void Finished(Ticket ticket, const absl::Status& status, absl::Time now);
   void Abort(const Error& cause, absl::Time now);
   void Dead(Rank rank, absl::string_view how, absl::Time now);
-  // Its own `pending` runs end first: an orderly leaver does not leave votes behind.
+  // The `pending` runs that go with it end first: an orderly leaver does not leave votes behind.
+  // Those that speak for no rank fail alone.
   void Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time now);
   std::vector<int32_t> Shrink(absl::Time now);
 
@@ -131,6 +132,7 @@ class Agreement {
     return sequencer_.NewPairs(members);
   }
   bool IsPending(RunHandle run) const { return sequencer_.IsPending(run); }
+  absl::Span<const Rank> RanksOf(RunHandle run) const { return sequencer_.RanksOf(run); }
   absl::optional<InstanceKey> LastPublished(Rank rank) const {
     return sequencer_.LastPublished(rank);
   }

@@ -157,8 +157,8 @@ LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Device
           }),
       actions(&runs),
       worlds(&options, &timers, &actions, &background, &failures,
-             [this](const World& world, const Session& session) {
-               return runs.VotedIn(world, session);
+             [this](const World& world, const Session& session, Rank rank) {
+               return runs.VotedFor(world, session, rank);
              }),
       holders(&clock, &sessions, &runs_under_way),
       donations(&runs_under_way, &errors),

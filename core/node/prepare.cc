@@ -72,7 +72,26 @@ int64_t MemoryOfRun(const Graph& graph, const Plan& plan) {
   return bytes;
 }
 
+Rank RankOn(const World& world, const Session& session, absl::Span<const DeviceIndex> devices) {
+  Rank rank(-1);
+  auto device = devices.end();
+  for (const Session::Membership& membership : session.memberships) {
+    if (membership.world.get() != &world) continue;
+    const auto index = static_cast<size_t>(membership.rank.value());
+    const auto own = std::find(devices.begin(), device, world.members[index].device);
+    if (rank.value() >= 0 && own == device) continue;
+    rank = membership.rank;
+    device = own;
+  }
+  return rank;
+}
+
 std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session) {
+  absl::Span<const DeviceIndex> devices = session.devices;
+  // More of them than the session holds are refused.
+  if (!command.devices.empty()) {
+    devices = absl::MakeConstSpan(command.devices).subspan(0, session.devices.size());
+  }
   std::vector<NamedWorld> named;
   absl::InlinedVector<WorldId, kMaxNamedWorlds> seen;
   for (const RunGroup& group : command.groups) {
@@ -81,7 +100,7 @@ std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session) 
     seen.push_back(group.world);
     for (const Session::Membership& membership : session.memberships) {
       if (membership.world->id != group.world) continue;
-      named.push_back({membership.world, membership.rank, group.epoch});
+      named.push_back({membership.world, RankOn(*membership.world, session, devices), group.epoch});
       break;
     }
   }

@@ -32,9 +32,12 @@ namespace chorus::node {
 // world; of one that names more than a few, the first are enough.
 struct NamedWorld {
   std::shared_ptr<World> world;
-  Rank rank;  // of the session there; its first, where it has several
+  Rank rank;  // RankOn() the run's devices
   Epoch epoch;
 };
+// The session's rank in `world` that a run on these devices is of: the one on the first of them
+// that has one there, else the session's first.
+Rank RankOn(const World& world, const Session& session, absl::Span<const DeviceIndex> devices);
 inline constexpr size_t kMaxNamedWorlds = 8;
 std::vector<NamedWorld> WorldsNamed(const Run& command, const Session& session);
 

@@ -13,6 +13,8 @@
 namespace chorus::node {
 namespace {
 
+constexpr int kRanks = 4;
+
 class WorldsNamedTest : public ::testing::Test {
  protected:
   WorldsNamedTest() {
@@ -24,14 +26,18 @@ class WorldsNamedTest : public ::testing::Test {
                                          Names::Limits{/*tensors=*/1, /*graphs=*/1},
                                          Budget::Limits(), &news_);
   }
+  // With the device of the rank's number.
   void Join(int64_t world, int32_t rank) {
+    std::shared_ptr<World> joined;
     for (const Session::Membership& membership : session_->memberships) {
-      if (membership.world->id != WorldId(world)) continue;
-      session_->memberships.push_back({membership.world, Rank(rank)});
-      return;
+      if (membership.world->id == WorldId(world)) joined = membership.world;
     }
-    auto joined = std::make_shared<World>(session_->budget);
-    joined->id = WorldId(world);
+    if (joined == nullptr) {
+      joined = std::make_shared<World>(session_->budget);
+      joined->id = WorldId(world);
+      EXPECT_TRUE(joined->MakeMembers(kRanks).ok());
+    }
+    joined->members[static_cast<size_t>(rank)].device = DeviceIndex(rank);
     session_->memberships.push_back({std::move(joined), Rank(rank)});
   }
   static void Name(int64_t world, int64_t epoch, chorus::Run* command) {
@@ -65,6 +71,26 @@ TEST_F(WorldsNamedTest, EachIsToldOnceInWhateverOrderGroupsNameThem) {
   EXPECT_EQ(named[1].rank, Rank(2));
   EXPECT_EQ(named[1].epoch, Epoch(4));
   EXPECT_TRUE(WorldsNamed(chorus::Run(), *session_).empty());
+}
+
+// Of several ranks of a world the one that the run is of: its devices tell.
+TEST_F(WorldsNamedTest, TheRankIsTheOneOnTheFirstOfTheRunsDevicesThatIsARanks) {
+  session_->devices = {DeviceIndex(2), DeviceIndex(1), DeviceIndex(0)};
+  Join(7, 1);
+  Join(7, 2);
+  const auto rank_on = [this](const std::vector<int32_t>& devices) {
+    chorus::Run command;
+    Name(7, 1, &command);
+    for (const int32_t device : devices) command.devices.push_back(DeviceIndex(device));
+    return WorldsNamed(command, *session_)[0].rank.value();
+  };
+  EXPECT_EQ(rank_on({1}), 1);
+  EXPECT_EQ(rank_on({2}), 2);
+  EXPECT_EQ(rank_on({2, 1}), 2);
+  EXPECT_EQ(rank_on({0, 2}), 2) << "device 0 is no rank's";
+  EXPECT_EQ(rank_on({}), 2) << "a graph's first slot is the session's first device";
+  EXPECT_EQ(rank_on({0}), 1) << "its first";
+  EXPECT_EQ(rank_on({0, 3, 3, 2}), 1) << "more than it has";
 }
 
 TEST_F(WorldsNamedTest, OfManyTheFirstAreTold) {

@@ -38,6 +38,12 @@ Error ForAgreement(const World& world, Error error) {
   return error;
 }
 
+// That a pending run speaks for first; of one that speaks for none, that its device is of.
+Rank RankOf(const RunState& run) {
+  const absl::Span<const Rank> ranks = run.world->agreement->RanksOf(run.handle);
+  return ranks.empty() ? RankOn(*run.world, *run.session, run.devices) : ranks.front();
+}
+
 // The other ranks of the run's world learn that it cannot take part.
 Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::Time now) {
   Agreement* const agreement = run.world->agreement.get();
@@ -50,11 +56,7 @@ Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::T
   // a call without a position would be the next one by now.
   std::vector<RefusedMember> members;
   if (!run.vote_taken) members = agreement->CallsOf(run.vote);
-  for (const Session::Membership& membership : run.session->memberships) {
-    if (membership.world == run.world && members.empty()) {
-      members.emplace_back().rank = membership.rank;
-    }
-  }
+  if (members.empty()) members.emplace_back().rank = RankOf(run);
   return agreement->Refuse(members, run.vote.epoch, why, now);
 }
 
@@ -824,11 +826,7 @@ void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
          now);
     return;
   }
-  Rank rank;
-  for (const Session::Membership& membership : session.memberships) {
-    if (membership.world == target->world) rank = membership.rank;
-  }
-  target->world->agreement->Cancel(target->handle, rank, now);
+  target->world->agreement->Cancel(target->handle, RankOf(*target), now);
 }
 
 void Runs::EndAllOf(const Session& session, const Error& why, absl::Time now) {
@@ -840,13 +838,17 @@ void Runs::EndAllOf(const Session& session, const Error& why, absl::Time now) {
   gangs_->AbandonAllOf(session);
 }
 
-std::vector<RunHandle> Runs::VotedIn(const World& world, const Session& session) {
+std::vector<RunHandle> Runs::VotedFor(const World& world, const Session& session, Rank rank) {
+  const bool was_last =
+      std::none_of(session.memberships.begin(), session.memberships.end(),
+                   [&world](const Session::Membership& m) { return m.world.get() == &world; });
   std::vector<RunHandle> voted;
   for (RunHandle handle : session.runs) {
     const RunState* const run = table_->Find(handle);
-    if (run->world.get() == &world && run->phase == RunState::Phase::kVoted) {
-      voted.push_back(handle);
-    }
+    if (run->world.get() != &world || run->phase != RunState::Phase::kVoted) continue;
+    const absl::Span<const Rank> ranks = world.agreement->RanksOf(handle);
+    const bool speaks_for_it = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    if (speaks_for_it || (ranks.empty() && was_last)) voted.push_back(handle);
   }
   return voted;
 }

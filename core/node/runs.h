@@ -95,8 +95,9 @@ class Runs final : public AgreementListener {
   // The session has ended: nothing will read the results of its runs. Those that wait fail, those
   // that are launched end early.
   void EndAllOf(const Session& session, const Error& why, absl::Time now);
-  // The session's runs that `world` has votes of.
-  std::vector<RunHandle> VotedIn(const World& world, const Session& session);
+  // The session's runs that `world` has votes of and that go with `rank`, which has left: those
+  // that speak for it, and those that speak for none, where that was the session's last rank there.
+  std::vector<RunHandle> VotedFor(const World& world, const Session& session, Rank rank);
   // The daemon ends: runs that come are refused, those that are there fail.
   void StopTaking() { stopped_ = true; }
   void FailAll(const Error& why, absl::Time now);

@@ -311,7 +311,7 @@ void Worlds::RemoveMember(const std::shared_ptr<World>& world, Rank rank, const 
   if (!died.empty()) {
     world->agreement->Dead(rank, died, now);
   } else {
-    world->agreement->Left(rank, voted_runs_(*world, *session), now);
+    world->agreement->Left(rank, voted_runs_(*world, *session, rank), now);
   }
   TryReform(world, now);
   DropIfEmpty(world);

@@ -38,9 +38,9 @@ namespace chorus::node {
 
 class Worlds {
  public:
-  // The runs of a session that a world has votes of.
+  // The runs of a session that a world has votes of, and that go with its rank, which has left.
   using VotedRuns =
-      std::function<std::vector<RunHandle>(const World& world, const Session& session)>;
+      std::function<std::vector<RunHandle>(const World& world, const Session& session, Rank rank)>;
   // All outlive it. `queue` carries out what its worlds agree on.
   Worlds(const NodeOptions* options, TimerQueue* timers, ActionQueue* queue, Background* background,
          Failures* failures, VotedRuns voted_runs)

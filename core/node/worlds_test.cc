@@ -1,7 +1,10 @@
 #include "core/node/worlds.h"
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,15 +13,21 @@
 #include "absl/time/time.h"
 #include "core/backend/backend_options.h"
 #include "core/backend/host/host_backend.h"
+#include "core/base/bytes.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
+#include "core/graph/encoding.h"
 #include "core/node/info.h"
 #include "core/node/node.h"
+#include "core/node/node_rig.h"
 #include "core/node/requests.h"
+#include "core/ops/graph_builder.h"
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
+#include "core/transport/command.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus::node {
@@ -28,18 +37,23 @@ class WorldsTest : public ::testing::Test {
  protected:
   // A session for each of so many devices.
   void Start(int devices) {
+    StartNode(devices);
+    for (int device = 0; device < devices; ++device) OpenSession({DeviceIndex(device)});
+  }
+  void StartNode(int devices) {
+    node_ = nullptr;
     HostBackendOptions host;
     host.devices = devices;
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
     node_ = std::make_unique<LocalNode>(NodeOptions(), DevicesOf(backend_.get()), [] {});
-    for (int device = 0; device < devices; ++device) {
-      OpenSessionRequest open;
-      open.tenant = "uid:0";
-      open.devices = {DeviceIndex(device)};
-      sessions_.push_back(node_->OpenSession(open, now_)->id);
-    }
+  }
+  void OpenSession(std::vector<DeviceIndex> devices) {
+    OpenSessionRequest open;
+    open.tenant = "uid:0";
+    open.devices = std::move(devices);
+    sessions_.push_back(node_->OpenSession(open, now_)->id);
   }
   static JoinRequest RequestOf(int rank, int size) {
     JoinRequest request;
@@ -261,6 +275,222 @@ TEST_F(WorldsTest, AReformHasItsWholeTime) {
   EXPECT_TRUE(told[1].ok()) << told[1];
   Poll(later + absl::Seconds(4));
   EXPECT_EQ(ErrorOf(told[1]).reason, Reason::kAgreeTimeout) << told[1];
+}
+
+// Ranks 0 and 1 of two worlds are one session's, rank 2 is another's.
+class SeveralRanksTest : public WorldsTest {
+ protected:
+  SeveralRanksTest() { StartAnew(); }
+  void StartAnew() {
+    sessions_.clear();
+    pair_ = GroupId(-1);
+    std::fill(std::begin(last_), std::end(last_), 0);
+    StartNode(3);
+    OpenSession({DeviceIndex(0), DeviceIndex(1)});
+    OpenSession({DeviceIndex(2)});
+    world_ = JoinAs("job", 3);
+    other_ = JoinAs("other", 3);
+  }
+
+  // Device by rank.
+  WorldId JoinAs(const std::string& name, int size) {
+    WorldId world;
+    for (int rank = 0; rank < size; ++rank) {
+      JoinRequest join = RequestOf(rank, size);
+      join.name = name;
+      join.device = DeviceIndex(rank);
+      node_->JoinWorld(SessionOf(rank), join, now_, [&](const absl::StatusOr<WorldInfo>& info) {
+        ASSERT_TRUE(info.ok()) << info.status();
+        world = info->id;
+      });
+    }
+    return world;
+  }
+  SessionId SessionOf(int rank) const { return session(rank == 2 ? 1 : 0); }
+  GroupId GroupOf(const std::vector<Rank>& members) {
+    const absl::StatusOr<GroupId> group =
+        node_->CreateGroup(SessionOf(members[0].value()), {world_, members[0], members, {}, {}});
+    EXPECT_TRUE(group.ok()) << group.status();
+    return *group;
+  }
+  // What comes of a rank's command; OK and not `over` while nothing has.
+  struct Told {
+    Sequence sequence;
+    Error error;
+    bool over = false;
+  };
+  using ToldRef = std::shared_ptr<Told>;
+  ToldRef Submit(int rank, CommandBody body) {
+    const auto told = std::make_shared<Told>();
+    told->sequence = Sequence(++last_[rank == 2 ? 1 : 0]);
+    const Command command{told->sequence, std::move(body)};
+    ByteWriter frame;
+    EncodeFrame(command, &frame);
+    node_->Submit(SessionOf(rank), std::string(frame.bytes()), now_,
+                  [told](const Outcome& outcome) {
+                    told->over = true;
+                    if (!outcome.status.ok()) told->error = ErrorOf(outcome.status);
+                  });
+    Poll(now_);
+    return told;
+  }
+  void Register(int rank, int32_t slot, const Graph& graph) {
+    RegisterGraph command;
+    command.graph = {slot, 1};
+    command.encoded = EncodeGraph(graph);
+    ExpectDone(Submit(rank, std::move(command)));
+  }
+  void ExpectDone(const ToldRef& told) {
+    while (!told->over) Poll(now_);
+    EXPECT_EQ(told->error.code, absl::StatusCode::kOk) << told->error.message;
+  }
+  // A run of a rank's, on its device.
+  static chorus::Run RunOf(int rank, int32_t graph, const Binding& input, TensorId out) {
+    chorus::Run run = DirectRank::LocalRun(graph, {input}, {out});
+    run.devices = {DeviceIndex(rank)};
+    return run;
+  }
+  struct InGroup {
+    WorldId world;
+    GroupId group;
+    int member = 0;
+    int size = 0;
+    int64_t step = 0;
+  };
+  // Its all_reduce, its first in that group and step or the one behind those before.
+  ToldRef AllReduce(int rank, const InGroup& in, const Binding& input, TensorId out) {
+    const int32_t graph = next_graph_++;
+    Register(rank, graph,
+             AllReduceGraph(in.member, in.size, TensorType(DType::kF32, {1}), "a.cc:1"));
+    return Submit(rank, Called(in, RunOf(rank, graph, input, out)));
+  }
+  static chorus::Run Called(const InGroup& in, chorus::Run run) {
+    run.groups.emplace_back();
+    RunGroup& group = run.groups.back();
+    group.world = in.world;
+    group.group = in.group;
+    group.epoch = Epoch(1);
+    if (in.step > 0) group.base.push_back({in.step, 0, 0});
+    return run;
+  }
+  // Ranks 1 and 2 are its members 0 and 1.
+  InGroup Pair(int member) {
+    if (pair_.value() < 0) pair_ = GroupOf({Rank(1), Rank(2)});
+    return {world_, pair_, member, 2};
+  }
+  InGroup All(int rank) const { return {world_, GroupId(0), rank, 3}; }
+  InGroup Other(int rank) const { return {other_, GroupId(0), rank, 3}; }
+  // A rank's sum of two tensors, a local run.
+  ToldRef Add(int rank, TensorId a, TensorId b, TensorId out) {
+    const int32_t graph = next_graph_++;
+    GraphBuilder sum(1, {});
+    const TensorType type(DType::kF32, {1});
+    const ValueIndex x = AddInput(&sum, type);
+    AddOutput(&sum, AddOp(&sum, "add", {x, AddInput(&sum, type)}));
+    Register(rank, graph, sum.Build());
+    chorus::Run run = RunOf(rank, graph, a, out);
+    run.inputs.push_back(b);
+    return Submit(rank, std::move(run));
+  }
+  void AbortOther() {
+    ASSERT_TRUE(node_->AbortWorld(SessionOf(1), {other_, Rank(1), Epoch(), "enough"}, now_).ok());
+    Poll(now_);
+  }
+
+  const InlineData x_ = DirectRank::Inline({1});
+  WorldId world_;
+  WorldId other_;
+  GroupId pair_{-1};
+  int64_t last_[2] = {};  // commands, by session
+  int32_t next_graph_ = 0;
+};
+
+TEST_F(SeveralRanksTest, WhoLeavesTakesNoCallsOfItsSessionsOtherRanksWithIt) {
+  const ToldRef first = AllReduce(1, Pair(0), x_, {0, 1});
+  ASSERT_TRUE(node_->LeaveWorld(SessionOf(0), world_, Rank(0), now_).ok());
+  Poll(now_);
+  EXPECT_FALSE(first->over) << first->error.message;
+  const ToldRef second = AllReduce(2, Pair(1), x_, {0, 1});
+  ExpectDone(first);
+  ExpectDone(second);
+}
+
+TEST_F(SeveralRanksTest, WhoLeavesTakesItsOwnCallsWithIt) {
+  const ToldRef own = AllReduce(1, Pair(0), x_, {0, 1});
+  ASSERT_TRUE(node_->LeaveWorld(SessionOf(1), world_, Rank(1), now_).ok());
+  Poll(now_);
+  EXPECT_EQ(own->error.reason, Reason::kCancelled) << own->error.message;
+  EXPECT_EQ(own->error.culprit.rank, 1);
+}
+
+// It lay between two calls of the rank, of which one is done and one has failed alone. It waits for
+// another world, and nobody for it.
+TEST_F(SeveralRanksTest, ALocalRunThatTheWorldKnowsEndsNoEpochWhenItsLastRankLeaves) {
+  const ToldRef before = AllReduce(2, Pair(1), x_, {0, 1});
+  AllReduce(2, Other(2), x_, {1, 1});
+  const ToldRef local = Add(2, {0, 1}, {1, 1}, {2, 1});
+  const ToldRef behind = AllReduce(2, Pair(1), TensorId{2, 1}, {3, 1});
+  ExpectDone(AllReduce(1, Pair(0), x_, {0, 1}));
+  ExpectDone(before);
+  const GroupId others = GroupOf({Rank(0), Rank(1)});
+  const ToldRef waits = AllReduce(1, {world_, others, 1, 2, /*step=*/1}, x_, {1, 1});
+  EXPECT_TRUE(behind->error.alone) << behind->error.message;
+  EXPECT_FALSE(local->over) << local->error.message;
+  ASSERT_TRUE(node_->LeaveWorld(SessionOf(2), world_, Rank(2), now_).ok());
+  Poll(now_);
+  EXPECT_EQ(local->error.reason, Reason::kCancelled) << local->error.message;
+  EXPECT_TRUE(local->error.alone);
+  EXPECT_FALSE(waits->over) << waits->error.message;
+  ExpectDone(AllReduce(0, {world_, others, 0, 2, /*step=*/1}, x_, {2, 1}));
+  ExpectDone(waits);
+}
+
+TEST_F(SeveralRanksTest, TheRankWhoseCallIsRefusedOrCancelledIsNamed) {
+  struct Way {
+    const char* what;
+    std::function<void()> end;
+  };
+  const Way ways[] = {
+      {"before its vote",
+       [&] {
+         Submit(1, Called(Pair(0), RunOf(1, /*graph=*/999, x_, {9, 1})));
+       }},
+      {"cancelled",
+       [&] {
+         Submit(1, Cancel{AllReduce(1, All(1), x_, {9, 1})->sequence});
+       }},
+      {"after its vote",
+       [&] {
+         AllReduce(1, Other(1), x_, {8, 1});
+         AllReduce(1, Pair(0), TensorId{8, 1}, {9, 1});
+         AbortOther();
+       }},
+      {"a local run of it",
+       [&] {
+         AllReduce(1, All(1), x_, {7, 1});
+         AllReduce(1, Other(1), x_, {8, 1});
+         Add(1, {7, 1}, {8, 1}, {9, 1});
+         AllReduce(1, Pair(0), TensorId{9, 1}, {10, 1});
+         AbortOther();
+       }},
+      {"a local run of it, cancelled",
+       [&] {
+         AllReduce(1, All(1), x_, {7, 1});
+         AllReduce(1, Other(1), x_, {8, 1});
+         const Sequence local = Add(1, {7, 1}, {8, 1}, {9, 1})->sequence;
+         AllReduce(1, Pair(0), TensorId{9, 1}, {10, 1});
+         Submit(1, Cancel{local});
+       }},
+  };
+  for (const Way& way : ways) {
+    SCOPED_TRACE(way.what);
+    StartAnew();
+    const ToldRef waits = AllReduce(2, Pair(1), x_, {0, 1});
+    way.end();
+    ASSERT_TRUE(waits->over);
+    EXPECT_EQ(waits->error.culprit.rank, 1) << waits->error.message;
+    EXPECT_THAT(waits->error.message, testing::HasSubstr("rank 1"));
+  }
 }
 
 }  // namespace
