@@ -3129,6 +3129,10 @@ absl::optional<Error> Sequencer::Cause(Epoch epoch) const {
   return absl::nullopt;
 }
 
+absl::Status Sequencer::CheckMembership(Epoch epoch) const {
+  return epoch < since_ ? ToStatus(*CauseOrForgotten(epoch)) : absl::OkStatus();
+}
+
 size_t Sequencer::HeldPairs() const {
   size_t count = member_pairs_;
   for (const auto& pairs : gone_pairs_) count += pairs.size();

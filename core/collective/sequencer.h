@@ -175,6 +175,9 @@ class Sequencer {
   // without error, with `rank`.
   absl::optional<InstanceKey> LastPublished(Rank rank) const;
   absl::optional<Error> Cause(Epoch epoch) const;
+  // OK where ranks and groups are those of `epoch` still. Else why that has ended: what was meant
+  // for it comes behind a Shrink().
+  absl::Status CheckMembership(Epoch epoch) const;
   // Bytes that are equal for states which behave alike from now on, but for absolute times,
   // tickets, epochs and texts: what a checker compares. Linear in the state.
   std::string CanonicalState() const;

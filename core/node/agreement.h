@@ -133,6 +133,7 @@ class Agreement {
   }
   bool IsPending(RunHandle run) const { return sequencer_.IsPending(run); }
   absl::Span<const Rank> RanksOf(RunHandle run) const { return sequencer_.RanksOf(run); }
+  absl::Status CheckMembership(Epoch epoch) const { return sequencer_.CheckMembership(epoch); }
   absl::optional<InstanceKey> LastPublished(Rank rank) const {
     return sequencer_.LastPublished(rank);
   }

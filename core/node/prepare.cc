@@ -278,6 +278,7 @@ absl::Status Preparer::FindWorld(const Run& command, RunState* run) {
       }
       if (!world->formed()) return NotFormed(*world);
       run->world = std::move(world);
+      CHORUS_RETURN_IF_ERROR(run->world->agreement->CheckMembership(bound.epoch));
       run->vote.epoch = bound.epoch;
       run->vote.bound = command.instances;
       run->vote.pair_calls = command.pair_calls;

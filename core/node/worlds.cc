@@ -351,20 +351,28 @@ absl::Status Worlds::Refuse(const Session& session, const chorus::Refuse& comman
   if (command.members.empty()) {
     return Malformed("a refusal names the members whose calls are meant; got none");
   }
-  CHORUS_ASSIGN_OR_RETURN(const MemberRef first,
-                          FindMember(session, command.world, command.members[0].rank));
-  const std::shared_ptr<World>& world = first.world;
+  const auto membership =
+      std::find_if(session.memberships.begin(), session.memberships.end(),
+                   [&](const Session::Membership& m) { return m.world->id == command.world; });
+  if (membership == session.memberships.end()) {
+    return FindMember(session, command.world, command.members[0].rank).status();
+  }
+  const std::shared_ptr<World> world = membership->world;
+  if (!world->formed()) {
+    return NotFormed(*world);
+  }
+  // It was on its way when the world was reformed: its members have other numbers, and count anew.
+  const bool is_over =
+      command.epoch != Epoch() && !world->agreement->CheckMembership(command.epoch).ok();
   for (const RefusedMember& member : command.members) {
     // A session may have a thousand memberships.
     const bool is_rank = member.rank.value() >= 0 && member.rank.value() < world->size();
-    if (is_rank &&
-        world->members[static_cast<size_t>(member.rank.value())].session.get() == &session) {
+    if (is_over ||
+        (is_rank &&
+         world->members[static_cast<size_t>(member.rank.value())].session.get() == &session)) {
       continue;
     }
     CHORUS_RETURN_IF_ERROR(FindMember(session, command.world, member.rank).status());
-  }
-  if (!world->formed()) {
-    return NotFormed(*world);
   }
   if (command.epoch > world->agreement->epoch()) {
     return Malformed(absl::StrCat("a refusal for epoch ", command.epoch.value(), "; epoch ",
@@ -374,11 +382,11 @@ absl::Status Worlds::Refuse(const Session& session, const chorus::Refuse& comman
   if (error.reason == Reason::kUnspecified) error.code = command.why.code;
   error.source = command.why.source;
   error.alone = command.why.alone && !command.by_hand;
-  if (command.by_hand) {
+  if (command.by_hand && !is_over) {
     CHORUS_RETURN_IF_ERROR(
         Abort(session, {command.world, command.members[0].rank, command.epoch, command.why.message},
               now));
-  } else {
+  } else if (!is_over) {
     world->agreement->Refuse(command.members, command.epoch, error, now).CarryOut(now);
   }
   // In any case the rank goes on in the open epoch.
@@ -534,6 +542,8 @@ absl::Status Worlds::EnterEpoch(Session* session, const chorus::EnterEpoch& comm
     if (membership.world->id != command.world || !membership.world->formed()) continue;
     is_member = true;
     const Epoch open_epoch = membership.world->agreement->epoch();
+    // It was on its way when the world was reformed, and the session is beyond it.
+    if (!membership.world->agreement->CheckMembership(command.epoch).ok()) continue;
     if (command.epoch < membership.epoch || command.epoch > open_epoch) {
       return Malformed(absl::StrCat("epoch ", command.epoch.value(), " of world ",
                                     command.world.value(), " cannot be entered: the session is in ",

@@ -493,5 +493,50 @@ TEST_F(SeveralRanksTest, TheRankWhoseCallIsRefusedOrCancelledIsNamed) {
   }
 }
 
+// Whatever its groups, and the session's ranks, are by then.
+TEST_F(SeveralRanksTest, WhatComesBehindAReformFailsWithTheCauseOfItsEpoch) {
+  const auto run_of_all = [&](int64_t epoch, TensorId out) {
+    const int32_t graph = next_graph_++;
+    Register(2, graph, AllReduceGraph(2, 3, TensorType(DType::kF32, {1}), "a.cc:1"));
+    chorus::Run run = Called(All(2), RunOf(2, graph, x_, out));
+    run.groups[0].epoch = Epoch(epoch);
+    return run;
+  };
+  Pair(1);
+  node_->SessionDied(SessionOf(0), now_);
+  Poll(now_);
+  ReformWorldRequest reform;
+  reform.world = world_;
+  reform.rank = Rank(2);
+  ReformResult reformed;
+  node_->ReformWorld(SessionOf(2), reform, now_, [&](const absl::StatusOr<ReformResult>& result) {
+    ASSERT_TRUE(result.ok()) << result.status();
+    reformed = *result;
+  });
+  ASSERT_EQ(reformed.size, 1);
+  ASSERT_EQ(reformed.rank, Rank(0));
+  const auto expect = [&](const ToldRef& told, Reason reason) {
+    EXPECT_EQ(told->error.reason, reason) << told->error.message;
+    EXPECT_THAT(told->error.ended, testing::ElementsAre(Error::EndedEpoch{world_, reformed.epoch}));
+  };
+  expect(Submit(2, run_of_all(1, {0, 1})), Reason::kPeerDied);
+  expect(AllReduce(2, Pair(1), x_, {1, 1}), Reason::kPeerDied);
+  expect(Submit(2, run_of_all(reformed.epoch.value() - 1, {2, 1})), Reason::kEpochEnded);
+  chorus::Refuse refuse;
+  refuse.world = world_;
+  refuse.epoch = Epoch(1);
+  refuse.why = Error(Reason::kBadType, "no such shape");
+  refuse.members.emplace_back().rank = Rank(2);
+  expect(Submit(2, refuse), Reason::kBadType);
+  refuse.by_hand = true;
+  expect(Submit(2, refuse), Reason::kBadType);
+  ExpectDone(Submit(2, EnterEpoch{world_, Epoch(2)}));
+  chorus::Run next = RunOf(2, next_graph_, x_, {3, 1});
+  Register(2, next_graph_, AllReduceGraph(0, 1, TensorType(DType::kF32, {1}), "a.cc:1"));
+  next = Called({world_, GroupId(0)}, std::move(next));
+  next.groups[0].epoch = reformed.epoch;
+  ExpectDone(Submit(2, std::move(next)));
+}
+
 }  // namespace
 }  // namespace chorus::node
