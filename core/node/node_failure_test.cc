@@ -210,6 +210,55 @@ TEST_F(NodeTest, WhatComesOfAFailureThatWasToldEndsNoEpoch) {
   }
 }
 
+// What has failed for this rank alone is used by two calls, and what came of it by a third: the
+// first tells the others of the failure.
+TEST_F(NodeTest, AFailureEndsAnEpochOnceHoweverOftenItIsUsed) {
+  for (const bool is_known : {true, false}) {
+    SCOPED_TRACE(is_known);
+    ranks_.clear();
+    loop_.reset();
+    Start(2, {}, "launch error device=0");
+    for (int r = 0; r < 2; ++r) {
+      ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+    }
+    ranks_[0]->Register(1, NegateGraph(2));
+    EXPECT_TRUE(ranks_[0]->LastOutcome().ok());
+    const chorus::Run fails = DirectRank::LocalRun(1, {DirectRank::Inline({1, 2})}, {{0, 1}});
+    const chorus::Run comes_of_it = DirectRank::LocalRun(1, {TensorId{0, 1}}, {{1, 1}});
+    ranks_[1]->RunInline(0, {1, 2}, {2, 1});
+    ranks_[1]->WaitUntilTaken();
+    if (is_known) {
+      ranks_[0]->SubmitTogether({fails, comes_of_it});
+      EXPECT_FALSE(ranks_[0]->LastOutcome().ok());
+      ranks_[0]->RunOn(0, TensorId{0, 1}, {2, 1});
+    } else {
+      ranks_[0]->SubmitTogether(
+          {fails, comes_of_it, ranks_[0]->WorldRun(0, {TensorId{0, 1}}, {{2, 1}})});
+    }
+    for (int r = 0; r < 2; ++r) {
+      const Error error = ErrorOf(ranks_[r]->LastOutcome());
+      ASSERT_EQ(error.ended.size(), 1u) << error.message;
+      EXPECT_EQ(error.ended[0].open, Epoch(2));
+      ranks_[r]->NextEpoch();
+    }
+    for (const int32_t used : {0, 1, 2}) {
+      ranks_[1]->RunInline(0, {1, 2}, {3 + used, 1});
+      ranks_[0]->RunOn(0, TensorId{used, 1}, {3 + used, 1});
+      const Error waits = ErrorOf(ranks_[1]->LastOutcome());
+      EXPECT_EQ(waits.reason, Reason::kMismatch) << used << ": " << waits.message;
+      EXPECT_TRUE(waits.alone) << used;
+      const Error own = ErrorOf(ranks_[0]->LastOutcome());
+      ASSERT_EQ(own.ended.size(), 1u) << own.message;
+      EXPECT_EQ(own.ended[0].open, Epoch(2)) << used;
+    }
+    for (int r = 0; r < 2; ++r) ranks_[r]->RunInline(0, {5, 6}, {6, 1});
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+      EXPECT_THAT(*ranks_[r]->Read({6, 1}), testing::ElementsAre(10, 12));
+    }
+  }
+}
+
 // The vote of a call without a position has counted it: that it is refused later must not do so
 // again, or the rank would be out of line with the others for ever.
 class CallsWithoutPositionsTest : public NodeTest {

@@ -34,8 +34,16 @@ absl::Status ExecFailure(const absl::Status& status) {
 // wants its result ended an epoch more, it would take others' calls with it, and what comes of
 // those again, without end.
 Error ForAgreement(const World& world, Error error) {
-  for (const Error::EndedEpoch& ended : error.ended) error.alone |= ended.world == world.id;
+  error.alone |= world.HasTold(error);
   return error;
+}
+
+// For an error of which the world has been told, in `epoch`: where it has ended that it is noted by
+// its number. Then it says which epoch is open.
+void SayOutcome(Epoch epoch, World* world, Error* error) {
+  const Epoch open_epoch = world->agreement->epoch();
+  if (open_epoch != epoch) world->NoteTold(*error);
+  SayOpenEpoch(*world, open_epoch, error);
 }
 
 // That a pending run speaks for first; of one that speaks for none, that its device is of.
@@ -286,9 +294,10 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
     if (run != nullptr && run->world == world) members = world->agreement->CallsOf(run->vote);
     // Its calls are not known; its next vote shows how many they were.
     if (members.empty()) members.emplace_back().rank = named.rank;
+    const Epoch epoch = world->agreement->epoch();
     decisions.emplace_back(
         world, world->agreement->Refuse(members, named.epoch, ForAgreement(*world, error), now));
-    SayOpenEpoch(*world, world->agreement->epoch(), &error);
+    SayOutcome(epoch, world.get(), &error);
   }
   failures_->Record(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
   std::vector<TensorId> results;
@@ -310,8 +319,9 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   holders_->Explain(*run->session, run, &error);
   // Once its vote has been taken the world's actions say what is dropped.
   if (!run->vote_taken) equal_work_->ForgetInstances(run);
+  const Epoch epoch = world->agreement->epoch();
   Agreement::Decision decision = DecideRefusal(*run, ForAgreement(*world, error), now);
-  SayOpenEpoch(*world, world->agreement->epoch(), &error);
+  SayOutcome(epoch, world.get(), &error);
   Fail(run, error, now);
   decision.CarryOut(now);
 }
@@ -580,10 +590,14 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
   } else {
     status = ExecFailure(status);
     gangs_->Abort(index, status, now);
-    if (world != nullptr) world->agreement->Finished(gang.ticket, status, now);
     Error error = ErrorOf(status);
-    // The sequencer's actions may be for later: its members enter the epoch by what they get here.
-    if (world != nullptr) SayOpenEpoch(*world, world->agreement->epoch(), &error);
+    if (world != nullptr) {
+      const Epoch epoch = world->agreement->epoch();
+      world->agreement->Finished(gang.ticket, status, now);
+      // The sequencer's actions may be for later: its members enter the epoch by what they get
+      // here.
+      SayOutcome(epoch, world.get(), &error);
+    }
     for (RunHandle handle : gang.runs) Fail(table_->Find(handle), error, now);
   }
   EndGang(index);
