@@ -574,6 +574,29 @@ TEST(PositionsTest, AGroupIsThatOfItsStep) {
   for (int i = 0; i < 4; ++i) EXPECT_THAT(Values<double>(y[i]), ElementsAre(i < 2 ? 11 : 13));
 }
 
+// A trainer's text, or that of an exception of its own, is told in short.
+TEST(PositionsTest, AReasonMayBeOfAnyLength) {
+  const std::string text(5000, 'x');
+  for (const bool by_hand : {true, false}) {
+    SCOPED_TRACE(by_hand);
+    FakeDaemon daemon;
+    const Ranks ranks(2, &daemon);
+    const Tensor waiting = AllReduce(Vector(ranks.worlds[1], {2}), ranks.worlds[1]);
+    if (by_hand) {
+      EXPECT_TRUE(ranks.worlds[0].Abort(text).ok());
+    } else {
+      const Tensor failed =
+          FromError(ranks.sessions[0].device(0), absl::InvalidArgumentError(text));
+      EXPECT_FALSE(AllReduce(failed, ranks.worlds[0]).Wait().ok());
+    }
+    const absl::Status told = waiting.Wait();
+    EXPECT_EQ(ErrorOf(told).reason, by_hand ? Reason::kAborted : Reason::kPeerRefused);
+    EXPECT_THAT(Text(told), AllOf(HasSubstr("rank 0"), HasSubstr("xxxx")));
+    for (const World& world : ranks.worlds) ASSERT_TRUE(world.Step(1).ok());
+    ExpectInLine(ranks, "after a long text");
+  }
+}
+
 TEST(PositionsTest, AnAbortStandsBehindTheCallsBeforeIt) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon);

@@ -24,6 +24,7 @@ using internal::DeviceFrom;
 using internal::ForkedError;
 using internal::GroupCore;
 using internal::GroupFrom;
+using internal::InShort;
 using internal::Link;
 using internal::MemberCore;
 using internal::MemberOf;
@@ -284,7 +285,7 @@ absl::Status World::Abort(const std::string& why) const {
   if (member_->session->Forked()) return ForkedError();
   CHORUS_RETURN_IF_ERROR(CheckNotInTrace("Abort"));
   SessionCore* const session = member_->session.get();
-  Error error(Reason::kAborted, why);
+  Error error = InShort(Error(Reason::kAborted, why));
   absl::StatusOr<Sequence> sent = Sequence();
   {
     SessionLock lock(session);

@@ -161,10 +161,12 @@ std::vector<Refuse> InFrames(Refuse refuse) {
   return frames;
 }
 
+Error InShort(const Error& why) { return DecodeError(EncodeError(why)); }
+
 std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::Status& why) {
   std::vector<Sequence> sent;
   for (Refuse& refuse : refusals) {
-    refuse.why = ErrorOf(why);
+    refuse.why = InShort(ErrorOf(why));
     // Where it comes of a failure that has ended an epoch the others have been told.
     for (const Error::EndedEpoch& ended : refuse.why.ended) {
       refuse.why.alone |= ended.world == refuse.world;

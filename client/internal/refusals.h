@@ -53,6 +53,8 @@ void LoseTapes(MemberCore* member, uint64_t order, const absl::Status& why, Refu
 
 // As many as it takes: a frame names so many members, and so many of their calls and gradients.
 std::vector<Refuse> InFrames(Refuse refuse);
+// With texts of no more bytes than a frame takes.
+Error InShort(const Error& why);
 // Sends them. What comes back is for AwaitRefused, without the lock.
 std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::Status& why)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
