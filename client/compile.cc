@@ -119,8 +119,9 @@ class CompiledImpl {
       CHORUS_ASSIGN_OR_RETURN(const TensorInfoPtr info,
                               AtSize(session.get(), options_, static_cast<int>(key.inputs.size()),
                                      data.info, options_.max_size, &size));
-      key.inputs.push_back(
-          {info, data.device_slot, input.requires_grad(), LeadsOf({input}).to_collective});
+      const Leads leads = LeadsOf({input});
+      key.inputs.push_back({info, data.device_slot, input.requires_grad(), leads.to_collective,
+                            leads.to_companions});
     }
     if (session == nullptr) {
       return BadType(

@@ -55,25 +55,17 @@ bool HasHistoryIn(TraceId trace, const Tensor& root) {
 
 // Other ranks count on this one's part of the gradient of a collective, to which a call outside
 // would go on. A function's own gradients end at what it has from outside, so that is for its
-// caller to go on from, and has to be asked for.
+// caller to go on from, and has to be asked for. `tape`: of the roots.
 absl::Status CheckNothingIsCutOff(absl::Span<const Tensor> roots, absl::Span<const Tensor> wanted,
-                                  TraceId trace) {
+                                  TraceId trace, const TapePart& tape) {
   absl::flat_hash_set<const TensorImpl*> wanted_leaves;
   for (const Tensor& tensor : wanted) wanted_leaves.insert(EdgeTo(tensor, trace, false).leaf.get());
-  absl::flat_hash_set<const GradNode*> seen;
-  std::vector<const GradNode*> stack;
   // `reader`: null for a root.
   const auto check = [&](const Edge& edge, const GradNode* reader) {
-    if (edge.node != nullptr && seen.insert(edge.node.get()).second) {
-      stack.push_back(edge.node.get());
-    }
-    if (edge.leaf == nullptr || wanted_leaves.contains(edge.leaf.get()) ||
-        !LeadsOf({TensorFrom(edge.leaf)}).to_collective) {
-      return absl::OkStatus();
-    }
+    if (!edge.cut_off || wanted_leaves.contains(edge.leaf.get())) return absl::OkStatus();
     return Precondition(absl::StrCat(
-        "backward: the gradient leads through what is the result of a collective outside of the "
-        "compiled function",
+        "backward: the gradient leads through what comes from a collective outside of the compiled "
+        "function",
         reader == nullptr
             ? ""
             : absl::StrCat(" and is read by ", reader->spec->op, " at ", reader->spec->source),
@@ -83,10 +75,9 @@ absl::Status CheckNothingIsCutOff(absl::Span<const Tensor> roots, absl::Span<con
   for (const Tensor& root : roots) {
     CHORUS_RETURN_IF_ERROR(check(EdgeTo(root, trace, false), nullptr));
   }
-  while (!stack.empty()) {
-    const GradNode* const node = stack.back();
-    stack.pop_back();
-    for (const Edge& edge : node->inputs) CHORUS_RETURN_IF_ERROR(check(edge, node));
+  for (const GradNodePtr& node : tape.nodes()) {
+    for (const Edge& edge : node->inputs) CHORUS_RETURN_IF_ERROR(check(edge, node.get()));
+    for (const Edge& edge : node->behind) CHORUS_RETURN_IF_ERROR(check(edge, node.get()));
   }
   return absl::OkStatus();
 }
@@ -224,7 +215,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     }
   }
   if (trace != TraceId()) {
-    CHORUS_RETURN_IF_ERROR(refuse(CheckNothingIsCutOff(request.roots, wanted, trace)));
+    CHORUS_RETURN_IF_ERROR(refuse(CheckNothingIsCutOff(request.roots, wanted, trace, tape)));
   }
   std::vector<ValueIndex> wanted_values;
   std::vector<size_t> values_end;  // of each wanted tensor, in `wanted_values`

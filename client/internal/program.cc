@@ -85,6 +85,7 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
                        donated ? InputRole::kState : RoleOf(*ImplOf(inputs[i])->data), donated);
     impl->leaf_requires_grad = key[i].requires_grad;
     impl->outer_collective = key[i].from_collective;
+    impl->outer_companions = key[i].has_companions;
     placeholders.push_back(TensorFrom(std::move(impl)));
   }
   std::vector<Tensor> returned;

@@ -37,9 +37,12 @@ struct InputKey {
   // What the function makes of it has no history outside: a call for the gradient of a collective
   // in it, which no call of the function differentiates, must hear that this part of it is lost.
   bool from_collective = false;
+  // It has a history of collectives, maybe as a constant: a gradient in the function ends there.
+  bool has_companions = false;
   friend bool operator==(const InputKey& a, const InputKey& b) {
     return a.info == b.info && a.device_slot == b.device_slot &&
-           a.requires_grad == b.requires_grad && a.from_collective == b.from_collective;
+           a.requires_grad == b.requires_grad && a.from_collective == b.from_collective &&
+           a.has_companions == b.has_companions;
   }
 };
 

@@ -115,6 +115,28 @@ std::vector<std::shared_ptr<SessionCore>> SessionsOf(absl::Span<const Tensor> te
   return sessions;
 }
 
+namespace {
+
+// But for its own companions.
+Leads LeadsOf(const TensorImpl& impl) {
+  Leads leads;
+  if (impl.node == nullptr) {
+    const TensorImpl& leaf = impl.leaf != nullptr ? *impl.leaf : impl;
+    leads.to_leaf = leaf.leaf_requires_grad;
+    leads.to_collective = leaf.outer_collective;
+    leads.to_companions = leaf.outer_companions;
+    return leads;
+  }
+  const GradNode& node = *impl.node;
+  const bool local = node.member == nullptr;
+  leads.to_collective = !local || node.leads.to_collective;
+  leads.to_leaf = local && node.leads.to_leaf;
+  leads.to_companions = node.leads.to_companions;
+  return leads;
+}
+
+}  // namespace
+
 Companions CompanionsIn(TraceId trace, const TensorImpl& impl) {
   if (impl.companions == nullptr || impl.companions->front()->trace != trace) return nullptr;
   return impl.companions;
@@ -137,6 +159,11 @@ Edge EdgeTo(const Tensor& x, TraceId trace, bool keep_data) {
     edge.leaf = ImplOf(x);
   }
   if (of_trace) edge.companions = CompanionsIn(trace, impl);
+  if (trace != TraceId() && edge.node == nullptr) {
+    const Leads leads = LeadsOf(impl);
+    const bool outer_companions = impl.companions != nullptr && edge.companions == nullptr;
+    edge.cut_off = leads.to_collective || leads.to_companions || outer_companions;
+  }
   return edge;
 }
 
@@ -144,16 +171,10 @@ Leads LeadsOf(absl::Span<const Tensor> inputs) {
   Leads leads;
   for (const Tensor& input : inputs) {
     const TensorImpl& impl = *ImplOf(input);
-    if (impl.node == nullptr) {
-      const TensorImpl& leaf = impl.leaf != nullptr ? *impl.leaf : impl;
-      leads.to_leaf = leads.to_leaf || leaf.leaf_requires_grad;
-      leads.to_collective = leads.to_collective || leaf.outer_collective;
-      continue;
-    }
-    const GradNode& node = *impl.node;
-    const bool local = node.member == nullptr;
-    leads.to_collective = leads.to_collective || !local || node.leads.to_collective;
-    leads.to_leaf = leads.to_leaf || (local && node.leads.to_leaf);
+    const Leads of = LeadsOf(impl);
+    leads.to_collective = leads.to_collective || of.to_collective;
+    leads.to_leaf = leads.to_leaf || of.to_leaf;
+    leads.to_companions = leads.to_companions || of.to_companions || impl.companions != nullptr;
   }
   return leads;
 }

@@ -44,6 +44,8 @@ using GateMembers = std::shared_ptr<const std::vector<std::shared_ptr<MemberCore
 struct Leads {
   bool to_collective = false;
   bool to_leaf = false;
+  // To companions, maybe of a constant: no number comes from there, so a vote does not say it.
+  bool to_companions = false;
 };
 
 class TensorImpl {
@@ -53,8 +55,9 @@ class TensorImpl {
   int output = 0;    // of `node`
   Companions companions;
   bool leaf_requires_grad = false;
-  // Of an input of a traced function: what it stands for comes from a collective outside.
+  // Of an input of a traced function: where what it stands for comes from outside (Leads).
   bool outer_collective = false;
+  bool outer_companions = false;
   // Set where this stands for a leaf, with a copy of its bytes as they were when it was recorded.
   std::shared_ptr<TensorImpl> leaf;
   Tensor grad;  // of a leaf
@@ -68,6 +71,8 @@ class TensorImpl {
 struct Edge {
   GradNodePtr node;
   int output = 0;
+  // In a trace: it has a history of collectives outside, at which the trace ends.
+  bool cut_off = false;
   Companions companions;
   // Without node: whose gradient it may be. Null: nobody's, as it required none when this was
   // recorded; if it requires one later, that is of later uses alone.

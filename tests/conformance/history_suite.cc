@@ -599,6 +599,88 @@ TEST_P(Conformance, AFunctionsGradientGoesOnOutsideOrIsRefused) {
   }
 }
 
+// G = dL/dy of the losses y^3 and 2 y of y = AllReduce(x): on rank 1 a constant, with a history of
+// y's gradient. Two losses of each rank follow, which share it: G^2 and 10 G on rank 0, w G^2 for w
+// alone, in a function, and G + 5 y on rank 1. If rank 1 asks nothing of y's gradient in the first,
+// its second meets rank 0's first there: 977 for both, where 972 and 185 are right.
+TEST_P(Conformance, AFunctionsGradientIsRefusedWhereItWouldCutOffAConstantOne) {
+  enum class Case { kInput, kCaptured, kComputed, kSeed, kInside, kGoesOn, kDetached };
+  for (const Case what : {Case::kInput, Case::kCaptured, Case::kComputed, Case::kSeed,
+                          Case::kInside, Case::kGoesOn, Case::kDetached}) {
+    SCOPED_TRACE(static_cast<int>(what));
+    const bool refused = what != Case::kGoesOn && what != Case::kDetached;
+    JobOptions options;
+    options.ranks = 2;
+    options.agree_timeout = std::chrono::seconds(20);
+    Job job(GetParam(), options);
+    absl::Notification seen;  // what would fail with the refusal
+    job.Run([&](int rank, World& world) {
+      const Tensor x = LeafOf(world, rank + 1);
+      const Tensor w = LeafOf(world, 1);
+      const Tensor y = AllReduce(x, world, Reduction::kSum, Site(rank));
+      BackwardOptions create = Create();
+      if (rank == 1 && what == Case::kSeed) create.seeds = {LeafOf(world, 2)};
+      const Tensor of_y = rank == 0 ? Sum(y * y * y) : what == Case::kSeed ? y : Sum(y * 2);
+      const absl::StatusOr<Tensor> g = One(Grad({of_y}, {y}, create));
+      ASSERT_TRUE(g.ok()) << g.status();
+      EXPECT_EQ(Values<double>(*g), Doubles{rank == 0 ? 27.0 : 2.0});
+      BackwardOptions retain;
+      retain.retain_graph = true;
+      const auto check = [](const absl::StatusOr<Tensors>& gradients, double right) {
+        ASSERT_TRUE(gradients.ok()) << gradients.status();
+        EXPECT_EQ(Values<double>((*gradients)[0]), Doubles{right});
+      };
+      if (rank == 0) {
+        seen.Notify();
+        const absl::StatusOr<Tensors> first = Grad({Sum(*g * *g)}, {x}, retain);
+        if (!refused) {
+          check(first, 972);
+          check(Grad({Sum(*g * 10)}, {x}, retain), 185);
+          return;
+        }
+        const absl::StatusOr<Doubles> got =
+            first.ok() ? (*first)[0].Read<double>() : absl::StatusOr<Doubles>(first.status());
+        ASSERT_FALSE(got.ok()) << (*got)[0];
+        EXPECT_EQ(ErrorOf(got.status()).reason, Reason::kPeerRefused) << got.status();
+        EXPECT_EQ(ErrorOf(got.status()).culprit.rank, 1) << got.status();
+        return;
+      }
+      EXPECT_TRUE(seen.WaitForNotificationWithTimeout(absl::Seconds(60)));
+      const absl::StatusOr<Group> alone = world.NewGroup({1});
+      ASSERT_TRUE(alone.ok()) << alone.status();
+      absl::Status inside;
+      const Compiled compiled = Compile([&](const Tensors& in) {
+        const bool captured = what == Case::kCaptured || what == Case::kSeed;
+        Tensor of = captured ? *g : what == Case::kDetached ? in[0].Detach() : in[0];
+        if (what == Case::kInside) {
+          // What the gradient's own call took part in.
+          const Tensor all = AllReduce(of, *alone);
+          of = *One(Grad({Sum(all * 2)}, {all, of}, Create()));
+        }
+        Tensors wanted = {in[1]};
+        if (what == Case::kGoesOn) wanted.push_back(of);
+        const absl::StatusOr<Tensors> gradients = Grad({Sum(in[1] * of * of)}, wanted);
+        inside = gradients.status();
+        return gradients.ok() ? *gradients : Tensors{Tensor()};
+      });
+      const absl::StatusOr<Tensors> first =
+          compiled.Run({what == Case::kComputed ? *g * 1 : *g, w});
+      if (refused) {
+        EXPECT_EQ(ErrorOf(inside).reason, Reason::kWrongState) << inside;
+        EXPECT_THAT(std::string(inside.message()), HasSubstr("or Detach it"));
+        EXPECT_FALSE(first.ok());
+        return;
+      }
+      check(first, 4);
+      BackwardOptions seeded = retain;
+      seeded.seeds = {what == Case::kGoesOn ? (*first)[1] : Number(world, 0)};
+      check(Grad({*g}, {x}, seeded), 972);
+      check(Grad({Sum(*g) + Sum(y * 5)}, {x}, retain), 185);
+    });
+    if (HasFailure()) return;
+  }
+}
+
 // NoGrad around a function's call says of all in it what it says inside: this rank's part of the
 // second collective is a constant, although the first one led to a leaf.
 TEST_P(Conformance, NoGradAroundAFunctionIsNoGradInIt) {
