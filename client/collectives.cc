@@ -16,6 +16,7 @@
 #include "client/internal/local.h"
 #include "client/internal/member.h"
 #include "client/internal/record.h"
+#include "client/internal/run_draft.h"
 #include "client/internal/tape.h"
 #include "client/internal/tensor_data.h"
 #include "core/base/error.h"

@@ -207,6 +207,25 @@ TEST_P(DaemonTest, LocalOpsOfAllSizes) {
   }
 }
 
+// The names of one op's operands have room in a frame, those of two do not.
+TEST_P(RingTest, LocalOpsWithManyOperandsFitTheirFrames) {
+  const Session session = Open();
+  std::vector<Tensor> parts[2];
+  std::vector<float> expected[2];
+  for (size_t p = 0; p < 2; ++p) {
+    for (int i = 0; i < 9000; ++i) {
+      expected[p].push_back(static_cast<float>(p == 0 ? i : -i));
+      parts[p].push_back(Full(session, DType::kF32, {1}, expected[p].back()));
+    }
+    ASSERT_TRUE(parts[p].back().Wait().ok());
+  }
+  const Tensor wholes[] = {Concat(parts[0], 0), Concat(parts[1], 0)};
+  const Tensor other = Full(session, DType::kF32, {1}, 2);
+  const absl::Status done = other.Wait();
+  ASSERT_TRUE(done.ok()) << done;
+  for (size_t p = 0; p < 2; ++p) EXPECT_EQ(Values<float>(wholes[p]), expected[p]);
+}
+
 TEST_P(DaemonTest, LocalOpsOfTheMathHeader) {
   const Session session = Open();
   const Tensor x = FromHost<double>(session, {-1, 0.5, 2, 3}, {2, 2}).RequireGrad();

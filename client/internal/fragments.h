@@ -37,8 +37,12 @@ class Fragment {
   int64_t id() const { return id_; }
   int32_t device_slot() const { return device_slot_; }
   const Origins& after() const { return after_; }
-  // No op more: a loop without collectives or reads still gets going.
-  bool full() const { return nodes_.size() >= kMaxNodes; }
+  // False: no op more, so that a loop without collectives or reads still gets going; or none with
+  // so many operands and results.
+  bool HasRoomFor(size_t values) const {
+    return nodes_.size() < kMaxNodes &&
+           inputs_.size() + static_cast<size_t>(num_values_) + values <= kMaxRunValues;
+  }
 
   // Adds an op on tensors that have a name, travel, or are values of this fragment. `results` are
   // new, with types and device, and become values of it.

@@ -52,9 +52,6 @@ using Results = absl::InlinedVector<Tensor, 1>;
 Results ApplyCollective(const CallRequest& call, absl::Span<const Tensor> inputs,
                         const std::shared_ptr<MemberCore>& member, GroupCore* group);
 
-// The most inputs and results that one run of calls may have: a frame holds their names.
-inline constexpr size_t kMaxRunValues = 4096;
-
 // Several in one run: of one group, or of its members in this session (whose calls meet). Results
 // are by call. One that is refused refuses them all: each result carries the error.
 struct MemberCall {

@@ -8,6 +8,7 @@
 #ifndef CHORUS_CLIENT_INTERNAL_RUN_DRAFT_H_
 #define CHORUS_CLIENT_INTERNAL_RUN_DRAFT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -22,6 +23,10 @@ namespace chorus {
 namespace internal {
 
 class MemberCore;
+
+// The most inputs and results that a run of several calls or ops may have: a frame holds their
+// names.
+inline constexpr size_t kMaxRunValues = 4096;
 
 // May be kept and submitted again.
 struct RunDraft {

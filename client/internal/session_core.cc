@@ -119,7 +119,7 @@ TensorDatas SessionCore::Append(NodeSpec spec, absl::Span<const TensorDataPtr> i
     if (open == nullptr || input->fragment != open->id()) FlushOne(input->fragment);
   }
   Fragment* fragment = fragments_.Find(spec.device_slot, after);
-  if (fragment != nullptr && fragment->full()) {
+  if (fragment != nullptr && !fragment->HasRoomFor(inputs.size() + outputs.size())) {
     FlushOne(fragment->id());
     fragment = nullptr;
   }

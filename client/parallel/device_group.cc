@@ -16,6 +16,7 @@
 #include "client/internal/member.h"
 #include "client/internal/pieces.h"
 #include "client/internal/record.h"
+#include "client/internal/run_draft.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
 #include "core/base/error.h"
