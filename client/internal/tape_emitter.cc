@@ -1,16 +1,33 @@
 #include "client/internal/tape_emitter.h"
 
+#include <cstddef>
+#include <string>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "client/internal/access.h"
 #include "client/internal/record.h"
 #include "core/base/error.h"
+#include "core/base/source_line.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
 namespace internal {
+
+namespace {
+
+// The line of what a gradient is of, with that of the call which asks for it: also where the first
+// has one of an order before.
+std::string DifferentiatedAt(absl::string_view forward, absl::string_view call) {
+  constexpr absl::string_view kBetween = ", differentiated at ";
+  constexpr size_t kMost = (kMaxSourceLineBytes - kBetween.size()) / 2;
+  forward = forward.substr(0, forward.find(kBetween));
+  return absl::StrCat(ShortSourceLine(forward, kMost), kBetween, ShortSourceLine(call, kMost));
+}
+
+}  // namespace
 
 TapeEmitter::TapeEmitter(std::shared_ptr<SessionCore> session, std::string source)
     : session_(std::move(session)), source_(std::move(source)) {}
@@ -78,7 +95,7 @@ absl::StatusOr<std::vector<ValueIndex>> TapeEmitter::Emit(NodeSpec spec) {
   if (call.spec.collective.instance.kind == InstanceRef::Kind::kBound) call.bound = &bound_;
   // Requests of one entry meet by number: the line tells those of one loss from another's.
   if (group->member->compares_lines) {
-    absl::StrAppend(&spec.source, ", differentiated at ", source_);
+    spec.source = DifferentiatedAt(spec.source, source_);
   }
   const Results results = ApplyCollective(call, inputs, group->member, group->group);
   for (const Tensor& result : results) {

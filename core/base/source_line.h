@@ -16,11 +16,12 @@ namespace chorus {
 // Decoders refuse more; a sender cuts it before.
 inline constexpr size_t kMaxSourceLineBytes = 512;
 
-// The end of `source`, where the file's name and the line are: at most kMaxSourceLineBytes, and no
-// part of a UTF-8 character before them.
-inline absl::string_view ShortSourceLine(absl::string_view source) {
-  if (source.size() <= kMaxSourceLineBytes) return source;
-  source.remove_prefix(source.size() - kMaxSourceLineBytes);
+// The end of `source`, where the file's name and the line are: at most `most` bytes, and no part of
+// a UTF-8 character before them.
+inline absl::string_view ShortSourceLine(absl::string_view source,
+                                         size_t most = kMaxSourceLineBytes) {
+  if (source.size() <= most) return source;
+  source.remove_prefix(source.size() - most);
   while (!source.empty() && (static_cast<unsigned char>(source[0]) & 0xc0) == 0x80) {
     source.remove_prefix(1);
   }

@@ -20,6 +20,7 @@ TEST(SourceLineTest, CutsNoCharacterInTwo) {
   const std::string rest(kMaxSourceLineBytes - 2, 'a');
   EXPECT_EQ(ShortSourceLine("\xc3\xa4" + rest), "\xc3\xa4" + rest);
   EXPECT_EQ(ShortSourceLine("\xe2\x82\xac" + rest), rest);
+  EXPECT_EQ(ShortSourceLine("train.cc:12", 5), "cc:12");
   EXPECT_EQ(ShortSourceLine(std::string(2 * kMaxSourceLineBytes, '\x80')), "");
 }
 

@@ -323,6 +323,32 @@ TEST_P(Conformance, SwappedEqualCallsAreSeenWhereLinesAreCompared) {
   }
 }
 
+// Two lines that are as long as one may be, and one more at each order.
+TEST_P(Conformance, LongLinesOfGradientsAreCompared) {
+  JobOptions options;
+  options.ranks = 2;
+  options.check_call_sites = CheckCallSites::kRefuse;
+  Job job(GetParam(), options);
+  const std::string file = std::string(600, 'd') + "/train.cc";
+  job.Run([&file](int rank, World& world) {
+    const Tensor x = Upload<double>(world, {rank + 1.0}).RequireGrad();
+    const Tensor y = AllReduce(x, world, Reduction::kSum, CallSite{file.c_str(), 1});
+    BackwardOptions create;
+    create.create_graph = true;
+    Tensor loss = Sum(y * y * y * y * y);
+    // Both ranks' losses count: 2 * 5 y^4, and so on.
+    int line = 2;
+    for (const double right : {810, 2160, 4320, 5760}) {
+      const auto g = Grad({loss}, {x}, create, CallSite{file.c_str(), line++});
+      ASSERT_TRUE(g.ok()) << g.status();
+      const absl::StatusOr<std::vector<double>> got = (*g)[0].Read<double>();
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_THAT(*got, ElementsAre(right));
+      loss = Sum((*g)[0]);
+    }
+  });
+}
+
 // Rank 1 leaves y out of the first loss, so its second one meets rank 0's first: 14 for 19.
 TEST_P(Conformance, LossesThatDoNotMeetAreSeenWhereLinesAreCompared) {
   for (const bool meet : {true, false}) {
