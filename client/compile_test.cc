@@ -778,6 +778,28 @@ TEST(CompileTest, ThreadsThatTraceAtATimeUseOneGraph) {
   EXPECT_EQ(daemon.live_graphs(), 1);
 }
 
+TEST(CompileTest, ACollectiveWithWrongTypesNamesItsOwnLine) {
+  FakeDaemon daemon;
+  Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  const Tensor wrong = FromHost<int64_t>(world, {3}, {1});
+  const CallSite line{"function.cc", 7};
+  const auto error_of = [&](const Function& function) {
+    const auto out = Compile(function).Run({Vector(world, {2})}, CallSite{"run.cc", 9});
+    EXPECT_FALSE(out.ok());
+    return ErrorOf(out.status());
+  };
+  const Error single = error_of([&](const std::vector<Tensor>&) {
+    return std::vector<Tensor>{AllReduce(wrong, world, Reduction::kAvg, line)};
+  });
+  EXPECT_EQ(single.source, "function.cc:7") << single.message;
+  const Error coalesced = error_of([&](const std::vector<Tensor>& in) {
+    return AllReduceCoalesced({in[0], wrong}, world, Reduction::kAvg, line);
+  });
+  EXPECT_EQ(coalesced.source, "function.cc:7") << coalesced.message;
+  EXPECT_THAT(coalesced.message, HasSubstr("at index 1 of the coalesced call"));
+}
+
 TEST(CompileTest, WrongUseIsAnError) {
   FakeDaemon daemon;
   const Session session = daemon.Open();

@@ -396,7 +396,9 @@ void RecordCalls(size_t num_calls, Recording* recordings, CallPart* parts) {
         part = first.runs->next.part;
       }
       const absl::Status added = AddToTrace(&recordings[i], trace);
-      if (!added.ok()) return fail(FailedTensor(session, added));
+      if (!added.ok()) {
+        return fail(FailedTensor(session, sourced(AtIndex(added, parts[i].index))));
+      }
       if (first.runs != nullptr) first.runs->next.part = part + 1;
     }
   } else {
