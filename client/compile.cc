@@ -129,7 +129,11 @@ class CompiledImpl {
           "runs");
     }
     Prepared prepared;
-    prepared.program = Find(session, key);
+    {
+      std::shared_ptr<Program> past;
+      MutexLock lock(&mutex_);
+      prepared.program = Find(session, key, &past);
+    }
     // Registered in vain, for want of memory perhaps: it is tried again.
     if (prepared.program != nullptr && !prepared.program->IsRegistered()) {
       Forget(prepared.program);
@@ -144,15 +148,15 @@ class CompiledImpl {
     return prepared;
   }
 
-  // The program of such inputs; null: there is none, or its groups are others by now.
-  std::shared_ptr<Program> Find(const std::shared_ptr<SessionCore>& session,
-                                const ProgramKey& key) {
-    std::shared_ptr<Program> past;  // goes behind the lock: it tells its session
-    MutexLock lock(&mutex_);
+  // The program of such inputs; null: there is none, or its groups are others by now. *past: one
+  // that goes, behind the lock, for it tells its session.
+  std::shared_ptr<Program> Find(const std::shared_ptr<SessionCore>& session, const ProgramKey& key,
+                                std::shared_ptr<Program>* past)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (size_t i = 0; i < programs_.size(); ++i) {
       if (programs_[i]->session != session || !(programs_[i]->key == key)) continue;
       if (IsCurrent(programs_[i]->trace)) return programs_[i];
-      past = std::move(programs_[i]);
+      *past = std::move(programs_[i]);
       programs_.erase(programs_.begin() + static_cast<int64_t>(i));
       break;
     }
@@ -194,14 +198,14 @@ class CompiledImpl {
 
   // The one to use: another thread may have traced the function for such inputs meanwhile.
   std::shared_ptr<Program> Keep(std::shared_ptr<Program> program) {
-    std::shared_ptr<Program> other = Find(program->session, program->key);
     std::shared_ptr<Program> past;
+    std::shared_ptr<Program> oldest;
     std::vector<Calls> old;
     MutexLock lock(&mutex_);
     RememberCalls(*program, &old);
-    if (other != nullptr) return other;
+    if (std::shared_ptr<Program> other = Find(program->session, program->key, &past)) return other;
     if (programs_.size() >= kMaxPrograms) {
-      past = std::move(programs_.front());
+      oldest = std::move(programs_.front());
       programs_.erase(programs_.begin());
     }
     programs_.push_back(program);
