@@ -3,6 +3,7 @@
 
 #include <linux/capability.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -224,6 +225,48 @@ TEST_P(RingTest, LocalOpsWithManyOperandsFitTheirFrames) {
   const absl::Status done = other.Wait();
   ASSERT_TRUE(done.ok()) << done;
   for (size_t p = 0; p < 2; ++p) EXPECT_EQ(Values<float>(wholes[p]), expected[p]);
+}
+
+int64_t AddressSpaceBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t pages = 0;
+  file >> pages;
+  return pages * ::sysconf(_SC_PAGESIZE);
+}
+
+// There is room for the daemon's two mappings of it, in this process, and not for the client's.
+TEST_P(RingTest, AnArenaThatCannotBeMappedIsGivenBack) {
+  constexpr int64_t kBytes = int64_t{512} << 20;
+  SessionOptions options;
+  options.address = address_;
+  const absl::StatusOr<std::unique_ptr<Link>> link = OpenLink(options);
+  ASSERT_TRUE(link.ok()) << link.status();
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  rlimit little = before;
+  little.rlim_cur = static_cast<rlim_t>(AddressSpaceBytes() + 2 * kBytes + kBytes / 2);
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &little), 0);
+  const absl::Status refused = (*link)->CreateStaging(kBytes).status();
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("cannot map an arena"));
+  // It is none of those that the session may have.
+  for (int i = 0; i < server::DaemonOptions().node.max_staging_arenas; ++i) {
+    const absl::Status status = (*link)->CreateStaging(4096).status();
+    ASSERT_TRUE(status.ok()) << i << ": " << status;
+  }
+}
+
+// A name of the program, or its own label, may be any bytes.
+TEST_P(DaemonTest, ALabelIsWhatTheDaemonTakes) {
+  for (const std::string& label : {std::string("\xff\n"), std::string(255, 'x') + "\u00fc",
+                                   std::string(256, 'x'), std::string(257, 'x')}) {
+    SessionOptions options;
+    options.address = address_;
+    options.transport = GetParam().transport;
+    options.label = label;
+    const absl::Status status = Session::Open(options).status();
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 TEST_P(DaemonTest, LocalOpsOfTheMathHeader) {

@@ -64,7 +64,8 @@ struct SessionOptions {
   // What a wait without its own timeout waits at most. Longer than the daemon's agree and exec
   // timeouts together, so that their errors, which say more, come first.
   Timeout wait_timeout = std::chrono::minutes(10);
-  std::string label;  // shown in diagnostics; empty: the program's name and pid
+  // Shown in diagnostics, as one line of 256 bytes at most; empty: the program's name and pid.
+  std::string label;
   // Join, Reform and waits for tensors say on standard error which ranks they wait for, after 10 s
   // and then each 60 s.
   bool report_waits = true;

@@ -22,6 +22,7 @@
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/unique_fd.h"
+#include "core/base/utf8.h"
 #include "grpc/grpc.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/create_channel_posix.h"
@@ -41,7 +42,7 @@ std::string LabelOf(const SessionOptions& options) {
   if (label.empty()) {
     label = absl::StrCat(::program_invocation_short_name, " pid ", ::getpid());
   }
-  return label.substr(0, kMaxLabelBytes);
+  return OneLine(label, kMaxLabelBytes);
 }
 
 }  // namespace

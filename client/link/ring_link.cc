@@ -94,19 +94,11 @@ class RingLink : public RpcLink {
     absl::StatusOr<AttachClient::Staging> granted =
         attach.CreateStaging(bytes, SteadyNow() + kRequestTimeout);
     if (!granted.ok()) return Named(granted.status());
-    const AttachClient::Staging& created = *granted;
-    if (created.bytes < bytes) {
-      return MakeError(Reason::kInternal, absl::StrCat("a staging arena: expected ", bytes,
-                                                       " bytes, got ", created.bytes));
+    absl::StatusOr<Staging> staging = MapStaging(*granted, bytes);
+    // What nobody can use would be charged until the session ends.
+    if (!staging.ok()) {
+      attach.ReleaseStaging(granted->arena, SteadyNow() + kRequestTimeout).IgnoreError();
     }
-    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
-                            Mapping::Make(created.fd.get(), created.bytes, PROT_READ | PROT_WRITE));
-    CHORUS_RETURN_IF_ERROR(Named(attach.ConfirmStaging(created, SteadyNow() + kRequestTimeout)));
-    Staging staging;
-    staging.arena = created.arena;
-    staging.data = mapping->data();
-    MutexLock lock(&mutex_);
-    staging_[created.arena.value()] = std::move(mapping);
     return staging;
   }
   absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) override {
@@ -129,6 +121,23 @@ class RingLink : public RpcLink {
     WaitOptions options;
     options.liveness = [this] { return liveness(); };
     return options;
+  }
+
+  absl::StatusOr<Staging> MapStaging(const AttachClient::Staging& created, int64_t bytes) {
+    if (created.bytes < bytes) {
+      return MakeError(Reason::kInternal, absl::StrCat("a staging arena: expected ", bytes,
+                                                       " bytes, got ", created.bytes));
+    }
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
+                            Mapping::Make(created.fd.get(), created.bytes, PROT_READ | PROT_WRITE));
+    CHORUS_RETURN_IF_ERROR(
+        Named(this->opened().attach->ConfirmStaging(created, SteadyNow() + kRequestTimeout)));
+    Staging staging;
+    staging.arena = created.arena;
+    staging.data = mapping->data();
+    MutexLock lock(&mutex_);
+    staging_[created.arena.value()] = std::move(mapping);
+    return staging;
   }
 
   absl::StatusOr<TensorRecord> Await(TensorId tensor, CompletionWaiter::Until until,

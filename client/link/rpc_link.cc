@@ -227,15 +227,19 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
     v1::GetErrorResponse response;
     request.set_error_id(id.value());
     const grpc::Status got = diagnostics_->GetError(&context, request, &response);
-    if (!got.ok() && code == absl::StatusCode::kUnavailable) {
+    // By which its calls end too.
+    const bool gone = got.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                      got.error_code() == grpc::StatusCode::CANCELLED;
+    if (gone && code == absl::StatusCode::kUnavailable) {
       // It fails what is under way when it drains, and takes no more calls then.
       error.SetReason(Reason::kDraining);
       return Named(ToStatus(error));
     }
     if (!got.ok()) {
-      error.message = absl::StrCat(error.message, " at ", opened_.address,
-                                   ", which has ended before it could tell more: ",
-                                   ErrorOf(AtAddress(opened_.address, got)).message);
+      error.message = absl::StrCat(
+          error.message, " at ", opened_.address,
+          gone ? ", which has ended before it could tell more: " : ", which does not tell more: ",
+          ErrorOf(AtAddress(opened_.address, got)).message);
       return ToStatus(error);
     }
     error = ErrorFrom(response.error());
