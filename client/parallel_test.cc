@@ -422,6 +422,11 @@ TEST_F(ParallelTest, BadInputIsRefusedAndTheGroupStaysUsable) {
        [&] {
          return ReduceAddCoalesced({{at(0)}, {}}, two)[0].status();
        }},
+      {"0 tensors on every device, got 1 in list 1",
+       [&] {
+         const std::vector<Tensor> sums = ReduceAddCoalesced({{}, {at(0)}}, two);
+         return sums.empty() ? absl::OkStatus() : sums[0].status();
+       }},
       {"at least one dimension, got f64[]", [&] { return Scatter(scalar, two)[0].status(); }},
       {"a dimension from -1 to 0 of f64[2], got 1",
        [&] { return Scatter(at(0), two, {}, 1)[0].status(); }},

@@ -277,6 +277,11 @@ Tensors ReduceAddCoalesced(const std::vector<Tensors>& xs, const DeviceGroup& de
     status = BadType(absl::StrCat("reduce_add: expected tensors on each of ", devices.size(),
                                   " devices, got those of ", xs.size()));
   }
+  for (size_t d = 0; status.ok() && d < xs.size(); ++d) {
+    if (xs[d].size() == count) continue;
+    status = BadType(absl::StrCat("reduce_add: expected ", count, " tensors on every device, got ",
+                                  xs[d].size(), " in list ", d));
+  }
   if (!status.ok()) return refuse(status);
   std::vector<GroupCall> calls;
   for (size_t i = 0; i < count; ++i) {
@@ -284,11 +289,6 @@ Tensors ReduceAddCoalesced(const std::vector<Tensors>& xs, const DeviceGroup& de
     GroupCall& call = calls.back();
     bool record = false;
     for (size_t d = 0; d < xs.size(); ++d) {
-      if (xs[d].size() != count) {
-        return refuse(
-            BadType(absl::StrCat("reduce_add: expected ", count, " tensors on every device, got ",
-                                 xs[d].size(), " in list ", d)));
-      }
       const std::string what = absl::StrCat("tensor ", i, " of list ", d);
       const absl::StatusOr<int> index = IndexOf("reduce_add", what, xs[d][i], devices);
       if (!index.ok()) return refuse(index.status());
