@@ -70,8 +70,9 @@ Tensor Average(const Tensor& x, HeightWidth kernel, const AvgPool2dOptions& opti
                     {x});
 }
 
-// Along one axis: the means of `size` parts that cover it.
+// Along one axis: the means of `size` parts that cover it; what has no shape as it is.
 Tensor MeansOfParts(const Tensor& x, int64_t axis, int64_t size, CallSite site) {
+  if (!IsUsable(x)) return x;
   const int64_t all = x.shape()[static_cast<size_t>(axis)];
   if (size == all) return x;
   std::vector<Tensor> means;
@@ -158,7 +159,8 @@ Tensor AvgPool2d(const Tensor& x, HeightWidth kernel, const AvgPool2dOptions& op
 }
 
 Tensor AdaptiveAvgPool2d(const Tensor& x, HeightWidth size, CallSite site) {
-  if (!IsUsable(x)) return Average(x, size, AvgPool2dOptions(), site);
+  // The op says what it is not for; a mean of whole numbers has another reason.
+  if (!IsUsable(x) || !IsFloating(x.dtype())) return Average(x, size, AvgPool2dOptions(), site);
   const bool fits = x.shape().size() == 4 && x.shape()[2] > 0 && x.shape()[3] > 0;
   if (!fits || size.h < 1 || size.w < 1) {
     return Fail(x,

@@ -309,6 +309,25 @@ TEST_F(ConvTest, PoolingRefusesWhatDoesNotFit) {
   }
 }
 
+TEST_F(ConvTest, AdaptiveAvgPoolOfWholeNumbersIsRefused) {
+  for (const DType dtype : {DType::kU8, DType::kI64}) {
+    const Tensor x = Zeros(session_, dtype, {1, 1, 5, 6});
+    for (const HeightWidth size : {HeightWidth(3, 4), {1, 1}, {5, 3}, {3, 6}}) {
+      const absl::Status status = AdaptiveAvgPool2d(x, size).status();
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kUnsupported) << status;
+    }
+  }
+}
+
+TEST_F(ConvTest, OfALostSessionPoolingGivesTheSessionsError) {
+  Session session = daemon_.Open();
+  const Tensor x = chorus::testing::Numbers(session, {1, 1, 5, 6}, 0);
+  ASSERT_TRUE(session.Close().ok());
+  for (const Tensor& y : {MaxPool2d(x, 2), AvgPool2d(x, 2), AdaptiveAvgPool2d(x, {3, 4})}) {
+    EXPECT_EQ(ErrorOf(y.status()).reason, Reason::kSessionLost);
+  }
+}
+
 // In f16 a quarter more than 512 is 512.
 TEST_F(ConvTest, HalfTypesAreAddedUpInF32AndRoundedOnce) {
   const Tensor x = Cast(FromHost<float>(session_, {0.25f, 512, 0.25f}, {1, 1, 3}), DType::kF16);

@@ -194,7 +194,8 @@ Tensor Unsqueeze(const Tensor& x, int64_t axis, CallSite site) {
 
 Tensor Flatten(const Tensor& x, int64_t begin, int64_t end, CallSite site) {
   if (!IsUsable(x)) return ApplyLocal(Spec("Flatten", site), {x});
-  const Tensor& of = x.shape().empty() ? Reshape(x, {1}, site) : x;
+  const Tensor of = x.shape().empty() ? Reshape(x, {1}, site) : x;
+  if (!IsUsable(of)) return of;
   const absl::StatusOr<int64_t> first = Axis("Flatten", of, begin);
   if (!first.ok()) return Fail(x, first.status(), site);
   const absl::StatusOr<int64_t> last = Axis("Flatten", of, end);
@@ -228,6 +229,7 @@ Tensor Pad(const Tensor& x, const std::vector<std::pair<int64_t, int64_t>>& widt
   const absl::Status number = CheckNumber(x.dtype(), value);
   if (!number.ok()) return wrong("a value of its dtype", value);
   Tensor y = Reshape(x, x.shape(), site);
+  if (!IsUsable(y)) return y;
   for (size_t i = 0; i < widths.size(); ++i) {
     const auto [before, after] = widths[i];
     if (std::min(before, after) < 0 || std::max(before, after) > kMaxValueBytes) {

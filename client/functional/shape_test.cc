@@ -469,6 +469,18 @@ TEST_F(ShapeTest, EinsumNamesTheEquationThatDoesNotFit) {
   EXPECT_EQ(Einsum("ij,jk", {x, bad}).status(), bad.status());
 }
 
+TEST_F(ShapeTest, OfALostSessionTheyGiveTheSessionsError) {
+  Session session = daemon_.Open();
+  const Tensor number = Scalar<double>(session, 1);
+  const Tensor row = FromHost<double>(session, {1, 2}, {2});
+  ASSERT_TRUE(session.Close().ok());
+  for (const Tensor& x :
+       {Flatten(number), Flatten(row), Pad(row, {{1, 0}}), Pad(row, {{1, 1}}, 2), Squeeze(row),
+        Unsqueeze(row, 0), Stack({row, row}), Einsum("i,i->", {row, row})}) {
+    EXPECT_EQ(ErrorOf(x.status()).reason, Reason::kSessionLost);
+  }
+}
+
 TEST_F(ShapeTest, WhatIsCompiledGivesTheSame) {
   const Tensor x = Counted({2, 1, 5});
   const Function all = [](const Tensors& in) {

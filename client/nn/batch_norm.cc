@@ -89,7 +89,7 @@ Tensor BatchNorm::GatherRows(const Tensor& row) const {
             ? AllGatherIntoTensor(all, *options_.ranks)
             : Concat({Slice(all, 0, 0, 0),
                       Zeros(row.device(), row.dtype(),
-                            {int64_t{options_.ranks->size()} * devices.size(), row.shape()[1]})},
+                            {int64_t{options_.ranks->size()} * devices.size(), 2 * channels_ + 1})},
                      0);
   return call(all, [](const Tensor& x, const Group& group) { return Broadcast(x, 0, group); });
 }

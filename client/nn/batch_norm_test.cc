@@ -716,6 +716,19 @@ TEST_F(SyncBatchNormTest, ReplicasThatAreRefusedAreOneCallOfTheirRank) {
   });
 }
 
+// A replica's statistics that could not be made have no shape.
+TEST_F(SyncBatchNormTest, TruthValuesAreRefusedOnAllDevicesOfAllRanks) {
+  OnRanksOfTwoDevices([&](const Session& session, const World& world, int) {
+    BatchNormOptions options;
+    options.ranks = world;
+    options.replicas = true;
+    const auto norm = std::make_shared<BatchNorm>(1, options);
+    DataParallel model(norm, *DeviceGroup::Create(session));
+    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+    EXPECT_FALSE(model(Zeros(session, DType::kBool, {4, 1})).Wait().ok());
+  });
+}
+
 // As f32 has it, rounded.
 TEST_F(BatchNormTest, HalfTypesAreComputedInF32) {
   BatchNorm norm(1);

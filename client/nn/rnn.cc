@@ -92,6 +92,7 @@ RnnResult Recurrent::Run(const Tensor& x, const Tensor& hidden, const Tensor& ce
                         in_, "] with a step at least, got ", TypeText(x))));
   }
   Tensor y = options_.batch_first ? Transpose(x, {1, 0, 2}) : x;
+  if (!IsUsable(y)) return fail(y);
   const int64_t batch = y.shape()[1];
   const Shape states = {static_cast<int64_t>(parts_.size()), batch, hidden_};
   if (cell.defined() && !has_cell_) return fail(Refuse(x, "has no cell, got one"));
@@ -115,6 +116,7 @@ RnnResult Recurrent::Run(const Tensor& x, const Tensor& hidden, const Tensor& ce
       const RandomScope::Numbers numbers = RandomScope::Next();
       y = DropElements(y, options_.dropout, numbers.seed, numbers.offset);
     }
+    if (!IsUsable(y)) return fail(y);  // it has no shape
     std::vector<Tensor> sides;
     for (size_t d = 0; d < directions(); ++d, ++part) {
       State state = {first(hidden, part), has_cell_ ? first(cell, part) : Tensor()};

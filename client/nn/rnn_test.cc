@@ -251,6 +251,38 @@ TEST_F(RnnTest, TrainsAsOneGraph) {
   EXPECT_EQ(step.traces(), 1);
 }
 
+TEST_F(RnnTest, TheFirstErrorOfItsLayersIsTheResults) {
+  RnnOptions options;
+  options.layers = 3;
+  options.dropout = 0.5;
+  for (const bool lstm : {true, false}) {
+    for (const bool bidirectional : {false, true}) {
+      options.bidirectional = bidirectional;
+      const auto layer = Make(lstm, 3, 2, options);
+      ASSERT_TRUE(layer->Init(session_, 1, DType::kBF16).ok());
+      const RnnResult result = (*layer)(Numbers({2, 1, 3}), Tensor());
+      EXPECT_THAT(std::string(result.output.status().message()),
+                  HasSubstr("matmul: expected inputs of one dtype"));
+      EXPECT_EQ(result.hidden.status(), result.output.status());
+      EXPECT_EQ(result.cell.status(), result.output.status());
+    }
+  }
+}
+
+TEST_F(RnnTest, OfALostSessionItGivesTheSessionsError) {
+  for (const bool batch_first : {false, true}) {
+    Session session = daemon_.Open();
+    RnnOptions options;
+    options.layers = 2;
+    options.batch_first = batch_first;
+    Gru layer(3, 2, options);
+    ASSERT_TRUE(layer.Init(session, 1, DType::kF64).ok());
+    const Tensor x = chorus::testing::Numbers(session, {2, 2, 3}, 0);
+    ASSERT_TRUE(session.Close().ok());
+    EXPECT_EQ(ErrorOf(layer(x).status()).reason, Reason::kSessionLost);
+  }
+}
+
 TEST_F(RnnTest, RefusesWhatDoesNotFit) {
   Sequential model;
   Lstm& lstm = model.Append<Lstm>(3, 2);
