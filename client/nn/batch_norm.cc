@@ -152,20 +152,23 @@ Tensor BatchNorm::Forward(const Tensor& x) {
     }
     const Norm norm = {{1, 2}, {1, 2}, options_.epsilon};
     const Tensor moments = Moments(values, norm);
+    const Tensor y =
+        AsType(Normalize(values, moments, norm, parameter(weight_), parameter(bias_)), x.dtype());
+    if (!IsUsable(y)) return y;
     const auto n = static_cast<double>(count);
     Track(Reshape(Slice(moments, 0, 0, 1), {channels_}),
           Reshape(Slice(moments, 0, 1, 2), {channels_}) * (n / (n - 1)));
-    return AsType(Normalize(values, moments, norm, parameter(weight_), parameter(bias_)),
-                  x.dtype());
+    return y;
   }
   Tensor mean;
   Tensor variance;
+  Tensor unbiased;  // in training
   if (training()) {
     const Statistics all = OfAll(values);
     if (!IsUsable(all.mean)) return all.mean;
     mean = all.mean;
     variance = all.variance;
-    Track(mean, all.unbiased);
+    unbiased = all.unbiased;
   } else {
     mean = AsType(running_mean_(), dtype);
     variance = AsType(running_var_(), dtype);
@@ -176,7 +179,9 @@ Tensor BatchNorm::Forward(const Tensor& x) {
   if (weight_.defined()) scale = scale * parameter(weight_);
   Tensor y = (values - Reshape(mean, per_channel)) * Reshape(scale, per_channel);
   if (bias_.defined()) y = y + Reshape(parameter(bias_), per_channel);
-  return AsType(y, x.dtype());
+  y = AsType(y, x.dtype());
+  if (training() && IsUsable(y)) Track(mean, unbiased);
+  return y;
 }
 
 std::string BatchNorm::description() const {

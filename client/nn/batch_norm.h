@@ -38,9 +38,9 @@ struct BatchNormOptions {
 // all its values; two values of a channel at least. Each call then replaces the buffers
 // running_mean and running_var, which begin with 0 and 1, by
 //   (1 - momentum) running + momentum batch,
-// with the batch's unbiased variance, and counts in num_batches_tracked. Else with the running
-// ones. What a StateScope has for the buffers, a compiled step's inputs say, is replaced there.
-// Half types are computed in f32, and rounded once.
+// with the batch's unbiased variance, and counts in num_batches_tracked; not one whose result has
+// failed when it returns. Else with the running ones. What a StateScope has for the buffers, a
+// compiled step's inputs say, is replaced there. Half types are computed in f32, and rounded once.
 //
 // A batch that several have in common is every value's, however many rows each one has, none
 // included; where there is one value in all, the variance is 0. It takes one AllGather of 2

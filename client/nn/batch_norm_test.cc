@@ -33,6 +33,7 @@ namespace {
 
 using chorus::testing::ExpectGradients;
 using chorus::testing::FakeDaemon;
+using chorus::testing::OnRanks;
 using chorus::testing::Ranks;
 using chorus::testing::Values;
 using parallel::DeviceGroup;
@@ -212,6 +213,32 @@ TEST_F(BatchNormTest, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(norm(Numbers({1, 3})).status().ok());
   const Tensor failed = FromError(session_, absl::InternalError("before"));
   EXPECT_THAT(std::string(norm(failed).status().message()), HasSubstr("before"));
+}
+
+TEST_F(BatchNormTest, ACallThatIsRefusedChangesNothing) {
+  for (const bool shared : {false, true}) {
+    OnRanks(2, [&](const World& world, int rank) {
+      BatchNorm norm(3);
+      if (shared) norm.ShareBatch(world);
+      ASSERT_TRUE(norm.Init(world, 1, DType::kF64).ok());
+      const Tensor x = chorus::testing::Numbers(world, {4, 3}, rank);
+      ASSERT_TRUE(norm(x).Wait().ok());
+      const auto state = [&norm] {
+        std::vector<Doubles> values;
+        for (const Variable& buffer : norm.buffers()) {
+          values.push_back(Values<double>(Cast(buffer(), DType::kF64)));
+        }
+        return values;
+      };
+      const std::vector<Doubles> before = state();
+      for (const DType dtype : {DType::kU8, DType::kI64, DType::kBool}) {
+        EXPECT_FALSE(norm(Zeros(world, dtype, {4, 3})).status().ok());
+        EXPECT_EQ(state(), before) << DTypeName(dtype);
+      }
+      ASSERT_TRUE(norm(x).Wait().ok());
+      EXPECT_NE(state(), before);
+    });
+  }
 }
 
 TEST_F(BatchNormTest, ACompiledStepKeepsItsRunningStatistics) {
