@@ -9,6 +9,7 @@
 #include "chorus/autograd.h"
 #include "chorus/functional/math.h"
 #include "client/nn/compute_type.h"
+#include "client/nn/trained.h"
 #include "core/base/error.h"
 
 namespace chorus {
@@ -77,12 +78,9 @@ Optimizer::Optimizer(const std::vector<ParameterGroup>& groups, double learning_
     : learning_rate_(learning_rate) {
   RefuseUnless(learning_rate >= 0, absl::StrCat("a learning rate from 0, got ", learning_rate));
   RefuseUnless(weight_decay >= 0, absl::StrCat("a weight decay from 0, got ", weight_decay));
+  refused_.Update(CheckEachOnce(groups));
   for (const ParameterGroup& group : groups) {
     for (const Variable& parameter : group.parameters) {
-      if (std::find(parameters_.begin(), parameters_.end(), parameter) != parameters_.end()) {
-        RefuseUnless(false, "each parameter once, got one twice");
-        continue;
-      }
       parameters_.push_back(parameter);
       entries_.emplace_back();
       entries_.back().learning_rate = group.learning_rate;

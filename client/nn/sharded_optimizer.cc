@@ -120,6 +120,7 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
   if (optimizer_ != nullptr) return absl::OkStatus();
   const CallSiteScope lines(site);
   const NoGrad no_grad;
+  CHORUS_RETURN_IF_ERROR(CheckEachOnce(groups_));
   std::vector<Flat> flats;
   size_t index = 0;
   for (size_t g = 0; g < groups_.size(); ++g) {

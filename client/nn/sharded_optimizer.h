@@ -21,8 +21,8 @@
 //   the parameters that it was given. Errors: returned, with the line of the call; or in the
 //   parameters' tensors. FAILED_PRECONDITION kWrongState: a parameter that is not there yet; state
 //   for Scatter whose parameters of one group and dtype have had different numbers of steps: a
-//   piece of them has one. INVALID_ARGUMENT kBadType: a parameter that is frozen, at the time of a
-//   step; another kind of optimizer for Gather and Scatter.
+//   piece of them has one. INVALID_ARGUMENT kBadType: a parameter that is given twice, or is
+//   frozen, at the time of a step; another kind of optimizer for Gather and Scatter.
 #ifndef CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 #define CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 

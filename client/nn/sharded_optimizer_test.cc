@@ -352,6 +352,25 @@ TEST(ShardedOptimizerTest, AGatherThatOneRankIsRefusedIsOneCall) {
 }
 
 // Its piece would go on moving.
+TEST(ShardedOptimizerTest, AParameterThatIsGivenTwiceIsRefused) {
+  OnRanks(2, [&](const World& world, int) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    const std::vector<Doubles> before = ValuesOf(*module);
+    for (const bool in_one_group : {false, true}) {
+      std::vector<ParameterGroup> groups = TwoGroups(*module);
+      groups[in_one_group ? 0 : 1].parameters.push_back(module->parameters()[0]);
+      ShardedOptimizer optimizer(groups, world, MakeAdamW);
+      ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+      const absl::Status refused = optimizer.Step();
+      EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
+      EXPECT_THAT(std::string(refused.message()),
+                  HasSubstr("an optimizer expects each parameter once, got one twice"));
+      EXPECT_EQ(ValuesOf(*module), before);
+    }
+  });
+}
+
 TEST(ShardedOptimizerTest, AFrozenParameterIsRefused) {
   OnRanks(2, [&](const World& world, int) {
     const auto module = Net();
