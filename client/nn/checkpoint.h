@@ -41,12 +41,16 @@ absl::Status SaveCheckpoint(const std::string& path, const Module& module,
 // All of `ranks` call it, with equal arguments: each writes about as many bytes, of whole tensors,
 // and one the index, ShardIndexPath(name). Returns on all when that is there, or on all an error:
 // ABORTED kPeerRefused names a rank that could not write, which has its own. A name is used once:
-// put the step in it.
+// put the step in it. What is behind its last slash is UTF-8, for the index has it: else
+// INVALID_ARGUMENT kBadType on every rank.
 absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
                                    const Module& module, Optimizer* optimizer = nullptr,
                                    const Progress& progress = {});
 // From a file or an index, into a module that has its variables (Init), on its device; `optimizer`,
-// unless it is null, is of the same kind as when it was saved. Returns the progress that was saved.
+// unless it is null, is of the same kind as when it was saved. A variable that has failed is whole
+// again; of one that failed at once, and has no dtype, the file's is taken. FAILED_PRECONDITION
+// kWrongState: Init is to be called before; also where all variables have failed at once and the
+// session has several devices. Returns the progress that was saved.
 absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
                                         Optimizer* optimizer = nullptr);
 

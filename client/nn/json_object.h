@@ -1,6 +1,7 @@
-// A JSON object of a file that is not trusted.
+// JSON of a file: read of one that is not trusted, and written.
 //
-// Threads: any; a pure function. Ownership: none. Errors: a text in `problem`, and null.
+// Threads: any; pure functions. Ownership: none. Errors: of reading a text in `problem`, and null;
+//   of writing INVALID_ARGUMENT kBadType, a string that is no UTF-8.
 #ifndef CHORUS_CLIENT_NN_JSON_OBJECT_H_
 #define CHORUS_CLIENT_NN_JSON_OBJECT_H_
 
@@ -8,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "core/base/error.h"
 #include "nlohmann/json.hpp"
 
 namespace chorus {
@@ -32,6 +35,16 @@ inline nlohmann::json ParseJsonObject(absl::string_view text, int depth, std::st
   Json object = Json::parse(text.begin(), text.end(), look, /*allow_exceptions=*/false);
   if (problem->empty() && !object.is_object()) *problem = "its header is no JSON object";
   return problem->empty() ? object : Json();
+}
+
+// For the file `path`, which is for the error.
+inline absl::StatusOr<std::string> JsonText(const std::string& path, const nlohmann::json& value,
+                                            int indent = -1) {
+  try {
+    return value.dump(indent);
+  } catch (const nlohmann::json::exception& error) {
+    return BadType(absl::StrCat(path, ": ", error.what()));
+  }
 }
 
 }  // namespace nn

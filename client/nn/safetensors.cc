@@ -78,12 +78,7 @@ absl::Status SaveTensors(const std::string& path, const std::vector<NamedTensor>
     at += size;
     parts.push_back(std::move(bytes));
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const Json::exception& error) {  // a name that is no UTF-8
-    return BadType(absl::StrCat(path, ": ", error.what()));
-  }
+  CHORUS_ASSIGN_OR_RETURN(std::string text, JsonText(path, header));
   // Elements are aligned in a mapped file.
   text.resize((text.size() + 7) / 8 * 8, ' ');
   parts[0] = LengthBytes(text.size()) + text;

@@ -92,6 +92,8 @@ std::string FolderOf(const std::string& path) {
   return slash == std::string::npos ? "" : path.substr(0, slash + 1);
 }
 
+std::string BaseOf(const std::string& path) { return path.substr(FolderOf(path).size()); }
+
 }  // namespace
 
 std::string ShardPath(const std::string& name, int shard, int shards) {
@@ -113,6 +115,8 @@ absl::Status SaveShard(const std::string& name, int shard, int shards,
     return MakeError(Reason::kWrongState,
                      absl::StrCat(ShardIndexPath(name), " is there: a name is used once"));
   }
+  // The index is to have its name; who writes that would find out when the others wait.
+  CHORUS_RETURN_IF_ERROR(JsonText(path, BaseOf(path)).status());
   std::vector<NamedTensor> tensors;
   for (const TensorPiece& piece : pieces) {
     const Shape& shape = piece.tensor.shape();
@@ -152,7 +156,7 @@ absl::Status FinishShards(const std::string& name, int shards) {
   for (int shard = 0; shard < shards; ++shard) {
     const std::string shard_path = ShardPath(name, shard, shards);
     CHORUS_ASSIGN_OR_RETURN(const TensorFile file, TensorFile::Open(shard_path));
-    const std::string base = shard_path.substr(FolderOf(shard_path).size());
+    const std::string base = BaseOf(shard_path);
     if (shard == 0) metadata = file.metadata();
     for (const Entry& entry : file.entries()) {
       if (map.contains(entry.name)) {
@@ -170,7 +174,8 @@ absl::Status FinishShards(const std::string& name, int shards) {
   }
   const Json index = {{"metadata", {{"total_size", total}, {"progress", metadata}}},
                       {"weight_map", map}};
-  const std::string text = index.dump(2) + "\n";
+  CHORUS_ASSIGN_OR_RETURN(std::string text, JsonText(path, index, 2));
+  text += "\n";
   CHORUS_RETURN_IF_ERROR(TensorFiles::OfIndex(path, text).status());
   return ReplaceFile(path, {text});
 }

@@ -17,7 +17,8 @@
 //
 // Threads: any, for const functions. Ownership: TensorFiles holds the files' bytes, mapped.
 // Errors: returned. As safetensors.h; INVALID_ARGUMENT kMalformed: pieces that are missing, overlap
-//   or differ in type, files of other savings; FAILED_PRECONDITION kWrongState: NAME has an index.
+//   or differ in type, files of other savings; kBadType: a NAME whose part behind the last slash is
+//   no UTF-8; FAILED_PRECONDITION kWrongState: NAME has an index.
 #ifndef CHORUS_CLIENT_NN_SHARDS_H_
 #define CHORUS_CLIENT_NN_SHARDS_H_
 

@@ -423,6 +423,30 @@ TEST_F(ShardsTest, WhereOneRankCannotWriteAllAreToldAndThereIsNoCheckpoint) {
   OpenError(Reason::kUnknownName);
 }
 
+// Its files are named in the index, which has no such names.
+TEST_F(ShardsTest, ANameThatIsNoUtf8IsRefusedOnEveryRank) {
+  const std::string name = folder_ + "/step-\xff";
+  Ranks ranks(2, &daemon_);
+  for (const absl::Status& saved : OnEach(ranks, [&](const World& world) {
+         Model model(world);
+         return SaveShardedCheckpoint(name, world.group(), model.model);
+       })) {
+    EXPECT_EQ(ErrorOf(saved).reason, Reason::kBadType) << saved;
+    EXPECT_THAT(std::string(saved.message()), HasSubstr(name));
+  }
+  // What others have written under it has no index either.
+  ASSERT_TRUE(SaveTensors(ShardPath(name, 0, 1), {{"a", Of({1})}}).ok());
+  const absl::Status finished = FinishShards(name, 1);
+  EXPECT_EQ(ErrorOf(finished).reason, Reason::kBadType) << finished;
+  EXPECT_THAT(std::string(finished.message()), HasSubstr(ShardIndexPath(name)));
+  EXPECT_NE(access(ShardIndexPath(name).c_str(), F_OK), 0);
+  // The folder is not in the index.
+  const std::string folder = folder_ + "/\xff";
+  ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
+  ASSERT_TRUE(SaveShard(folder + "/a", 0, 1, {{"a", Of({1})}}).ok());
+  EXPECT_TRUE(FinishShards(folder + "/a", 1).ok());
+}
+
 TEST_F(ShardsTest, WhereOneRankHasNoModelYetAllAreToldAndInLine) {
   Ranks ranks(2, &daemon_);
   for (const bool all : {false, true}) {
