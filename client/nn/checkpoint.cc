@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -13,7 +14,7 @@
 #include "chorus/collectives.h"
 #include "chorus/nn/safetensors.h"
 #include "chorus/nn/shards.h"
-#include "client/internal/local.h"
+#include "client/internal/access.h"
 #include "client/nn/refused.h"
 #include "core/base/error.h"
 
@@ -61,19 +62,47 @@ std::string SlotName(const std::string& parameter, size_t slot) {
   return absl::StrCat(kOptimizer, parameter, ".", slot);
 }
 
-// A tensor like `like`, from the file.
+// What a tensor of a file must be, and where it goes.
+struct Like {
+  DType dtype = DType::kUnspecified;  // the file's
+  Shape shape;
+  DeviceRef device;
+};
+
+Like LikeOf(const Tensor& tensor) { return {tensor.dtype(), tensor.shape(), tensor.device()}; }
+// What has failed at once has no dtype, and is on no device: it goes where the others are, or to
+// the only one there is.
+absl::StatusOr<Like> LikeOf(const NamedVariable& named, const std::vector<NamedVariable>& all) {
+  const auto has_type = [](const NamedVariable& one) {
+    return one.variable().dtype() != DType::kUnspecified;
+  };
+  if (has_type(named)) return LikeOf(named.variable());
+  const auto other = std::find_if(all.begin(), all.end(), has_type);
+  const DeviceRef device = (other == all.end() ? named : *other).variable().device();
+  const Session session = internal::SessionFrom(internal::SessionOf(device));
+  if (other == all.end() && session.device_count() != 1) {
+    return MakeError(Reason::kWrongState,
+                     absl::StrCat(named.name, " has failed, as all others have, and none says on ",
+                                  "which device: call Init first"));
+  }
+  return Like{DType::kUnspecified, named.variable.shape(), device};
+}
+
 absl::StatusOr<Tensor> ReadLike(const std::string& path, const TensorFiles& file,
-                                const std::string& name, const Tensor& like) {
+                                const std::string& name, const Like& like) {
   const TensorFile::Entry* const entry = file.Find(name);
   if (entry == nullptr) {
     return BadType(absl::StrCat(path, ": \"", name, "\" is missing"));
   }
-  if (entry->dtype != like.dtype() || entry->shape != like.shape()) {
-    return BadType(absl::StrCat(
-        path, ": \"", name, "\": expected ", internal::TypeText(like), ", got ",
-        TensorType(entry->dtype, {entry->shape.begin(), entry->shape.end()}).ToString()));
+  const DType dtype = like.dtype == DType::kUnspecified ? entry->dtype : like.dtype;
+  if (entry->dtype != dtype || entry->shape != like.shape) {
+    const auto text = [](DType of, const Shape& shape) {
+      return TensorType(of, {shape.begin(), shape.end()}).ToString();
+    };
+    return BadType(absl::StrCat(path, ": \"", name, "\": expected ", text(dtype, like.shape),
+                                ", got ", text(entry->dtype, entry->shape)));
   }
-  return file.Read(name, like.device());
+  return file.Read(name, like.device);
 }
 
 struct Saved {
@@ -152,14 +181,16 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
                                         Optimizer* optimizer) {
   CHORUS_ASSIGN_OR_RETURN(const TensorFiles file, TensorFiles::Open(path));
   std::set<std::string> expected;
-  std::vector<std::pair<Variable, Tensor>> values;
-  for (const NamedVariable& named : module->named_variables()) {
+  std::map<std::string, std::pair<Variable, Tensor>> values;
+  const std::vector<NamedVariable> all = module->named_variables();
+  for (const NamedVariable& named : all) {
     if (!named.variable().defined()) {
       return MakeError(Reason::kWrongState,
                        absl::StrCat(named.name, " is not there yet: call Init first"));
     }
-    CHORUS_ASSIGN_OR_RETURN(Tensor value, ReadLike(path, file, named.name, named.variable()));
-    values.emplace_back(named.variable, std::move(value));
+    CHORUS_ASSIGN_OR_RETURN(const Like like, LikeOf(named, all));
+    CHORUS_ASSIGN_OR_RETURN(const Tensor value, ReadLike(path, file, named.name, like));
+    values.emplace(named.name, std::make_pair(named.variable, value));
     expected.insert(named.name);
   }
   std::vector<Optimizer::ParameterState> state;
@@ -170,7 +201,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
       for (size_t slot = 0; slot < static_cast<size_t>(optimizer->slots()); ++slot) {
         const std::string name = SlotName(names[i], slot);
         CHORUS_ASSIGN_OR_RETURN(Tensor value,
-                                ReadLike(path, file, name, optimizer->parameters()[i]()));
+                                ReadLike(path, file, name, LikeOf(values.at(names[i]).second)));
         state.back().slots.push_back(std::move(value));
         expected.insert(name);
       }
@@ -193,7 +224,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
       return BadType(absl::StrCat(path, ": \"", entry.name, "\" is none of this model's"));
     }
   }
-  for (const auto& value : values) value.first.Set(value.second);
+  for (const auto& named : values) named.second.first.Set(named.second.second);
   for (size_t i = 0; i < state.size(); ++i) {
     optimizer->SetState(i, std::move(state[i]));
   }

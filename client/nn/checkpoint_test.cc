@@ -14,6 +14,7 @@
 
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
+#include "chorus/nn/batch_norm.h"
 #include "chorus/nn/layers.h"
 #include "chorus/nn/loss.h"
 #include "chorus/nn/safetensors.h"
@@ -29,6 +30,7 @@ namespace nn {
 namespace {
 
 using chorus::testing::FakeDaemon;
+using chorus::testing::Numbers;
 using chorus::testing::Values;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -340,6 +342,70 @@ TEST_F(CheckpointTest, AScalersStateThatCannotBeIsRefused) {
                 HasSubstr("got none"));
   }
   EXPECT_EQ(Values<float>(scaler.StateOn(session_).scale), std::vector<float>{65536});
+}
+
+// As after a step that could not be made: of what has failed at once nobody knows a type.
+TEST_F(CheckpointTest, AModelWhoseTensorsHaveFailedIsWholeAgain) {
+  const Session two = daemon_.Open(2);
+  struct Case {
+    DeviceRef device;
+    bool all = false;
+  };
+  for (const Case& c : {Case{two.device(1), false}, Case{session_, true}}) {
+    Sequential model({Make<Linear>(2, 3), Make<BatchNorm>(3)});
+    ASSERT_TRUE(model.Init(c.device, 1, DType::kF64).ok());
+    Adam adam(model.parameters(), Adam::Options());
+    ASSERT_TRUE(SaveCheckpoint(path_, model, &adam).ok());
+    Tensors expected;
+    for (const Variable& variable : model.variables()) expected.push_back(variable());
+    const auto fail = [&](const Variable& variable) {
+      variable.Set(FromError(c.device, absl::InternalError("lost")));
+    };
+    for (const Variable& variable : model.variables()) {
+      if (c.all || variable.shape().size() != 2) fail(variable);
+    }
+    const Tensor x = Numbers(c.device, {2, 2});
+    ASSERT_FALSE(model(x).status().ok());
+    const absl::StatusOr<Progress> loaded = LoadCheckpoint(path_, &model, &adam);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const Tensor value = model.variables()[i]();
+      EXPECT_TRUE(value.Wait().ok());
+      EXPECT_EQ(value.dtype(), expected[i].dtype());
+      EXPECT_EQ(value.shape(), expected[i].shape());
+      EXPECT_EQ(value.device().slot(), c.device.slot());
+    }
+    EXPECT_TRUE(model(x).Wait().ok());
+    // The shape is known all the same.
+    const Variable weight = model.variables()[0];
+    fail(weight);
+    Sequential other({Make<Linear>(4, 3), Make<BatchNorm>(3)});
+    ASSERT_TRUE(other.Init(c.device, 1, DType::kF64).ok());
+    ASSERT_TRUE(SaveCheckpoint(path_, other).ok());
+    const absl::Status refused = LoadCheckpoint(path_, &model).status();
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("\"0.weight\": expected f64[3,2], got f64[3,4]"));
+    EXPECT_THAT(std::string(weight().status().message()), HasSubstr("lost"));
+  }
+}
+
+TEST_F(CheckpointTest, WhereAModelWasThatHasFailedMustBeKnown) {
+  const Session two = daemon_.Open(2);
+  for (const DeviceRef& device : {DeviceRef(two), DeviceRef()}) {
+    Linear model(2, 3);
+    ASSERT_TRUE(model.Init(two, 1).ok());
+    ASSERT_TRUE(SaveCheckpoint(path_, model).ok());
+    for (const Variable& variable : model.variables()) {
+      variable.Set(FromError(device, absl::InternalError("lost")));
+    }
+    const absl::Status status = LoadCheckpoint(path_, &model).status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("weight has failed"));
+    ASSERT_TRUE(model.Init(two.device(1), 2).ok());
+    EXPECT_TRUE(LoadCheckpoint(path_, &model).ok());
+    EXPECT_EQ(model.weight()().device().slot(), 1);
+  }
 }
 
 TEST_F(CheckpointTest, AnotherModelsFileIsRefusedAndChangesNothing) {
