@@ -140,7 +140,12 @@ Gradients PowGradient(GradientContext& c) {
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex exponent, c.Emit("where", {fits, less, zero}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex power, c.Emit("pow", {a, exponent}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {b, power}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), slope}));
+    // Of an infinite one, 0 times it. Others stay at b = 0, for the derivative by b.
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g_size, c.Emit("abs", {*c.grad(0)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g_is_number, c.Emit("lt", {g_size, infinity}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex counts, c.Emit("logical_or", {g_is_number, differs}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.Emit("where", {counts, *c.grad(0), zero}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {of_y, slope}));
     CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
   }
   if (c.needs(1)) {
@@ -150,7 +155,8 @@ Gradients PowGradient(GradientContext& c) {
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex base, c.Emit("where", {both, one, a}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex log, c.Emit("log", {base}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {c.output(0), log}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), slope}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.Emit("where", {both, zero, *c.grad(0)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {of_y, slope}));
     CHORUS_ASSIGN_OR_RETURN(result[1], c.SumToInput(g, 1));
   }
   return result;

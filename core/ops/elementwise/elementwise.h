@@ -42,7 +42,7 @@
 //   INVALID_ARGUMENT when it runs, naming the element.
 // pow is std::pow: of a negative base NaN unless b is whole; x^0 is 1. At a = 0 the gradient by b
 //   is 0 where b >= 0 (the limit for b > 0); that by a is 0 where b = 0, for a NaN and for an a
-//   whose 1 / a overflows too.
+//   whose 1 / a overflows too. Both are 0 there whatever g is, infinite or NaN.
 // maximum, minimum: NaN wins; of +0 and -0 they give the first operand. The gradient goes to the
 //   operand that holds the result (equals it, or is NaN where it is) and is split evenly where both
 //   do, like that of an all_reduce MAX; it selects (see share and holds in core/ops/reduction).

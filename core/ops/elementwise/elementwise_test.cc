@@ -190,6 +190,23 @@ TEST(ElementwiseTest, TheGradientOfPowByTheBaseIsZeroWhereTheExponentIs) {
   EXPECT_EQ(grads[0], std::vector<double>(6, 0));
 }
 
+TEST(ElementwiseTest, TheGradientOfPowIsZeroWhereItIsSaidToBeWhateverComesBack) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::nan("");
+  const std::vector<double> g = {inf, -inf, nan, inf, -inf, nan};
+  const auto at_exponent_zero =
+      GradientsAt("pow", {0, 2, -3, nan, inf, 1e-320}, {0, 0, 0, 0, 0, 0}, g);
+  EXPECT_EQ(at_exponent_zero[0], std::vector<double>(6, 0));
+  const auto at_base_zero = GradientsAt("pow", {0, 0, 0, 0, 0, 0}, {0, 0, 0, 0.5, 1, 3}, g);
+  EXPECT_EQ(at_base_zero[1], std::vector<double>(6, 0));
+  // Elsewhere it goes through.
+  const auto elsewhere = GradientsAt("pow", {2, 2, 2}, {1, -1, 1}, {inf, inf, nan});
+  EXPECT_EQ(elsewhere[0][0], inf);
+  EXPECT_EQ(elsewhere[0][1], -inf);
+  EXPECT_TRUE(std::isnan(elsewhere[0][2]));
+  EXPECT_EQ(elsewhere[1][0], inf);
+}
+
 TEST(ElementwiseTest, AZeroDimOperandsGradientIsTheSumOverAllElements) {
   const TensorType scalar(DType::kF64, {});
   for (const char* op : {"add", "sub"}) {
