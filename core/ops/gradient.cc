@@ -41,6 +41,12 @@ absl::StatusOr<ValueIndex> GradientContext::EmitFill(const TensorType& type, dou
   return Emit("fill", {}, std::move(attributes));
 }
 
+absl::StatusOr<ValueIndex> GradientContext::EmitCast(ValueIndex x, DType dtype) {
+  if (TypeOf(x).dtype == dtype) return x;
+  const absl::string_view name = DTypeName(dtype);
+  return Emit("cast", {x}, {{"dtype", std::string(name.data(), name.size())}});
+}
+
 absl::StatusOr<ValueIndex> GradientContext::SumToInput(ValueIndex g, int i) {
   if (!input_type(i).dims.empty() || TypeOf(g).dims.empty()) return g;
   return Emit("sum", {g});

@@ -99,6 +99,8 @@ class GradientContext {
   absl::StatusOr<ValueIndex> EmitOn(int32_t device_slot, absl::string_view op,
                                     std::vector<ValueIndex> inputs, Attributes attributes = {});
   absl::StatusOr<ValueIndex> EmitFill(const TensorType& type, double value);
+  // `x` itself where it is of that dtype.
+  absl::StatusOr<ValueIndex> EmitCast(ValueIndex x, DType dtype);
   // The gradient of input i from that of what it was stretched to: the sum over all elements, where
   // the input is 0-dim and `g` is not.
   absl::StatusOr<ValueIndex> SumToInput(ValueIndex g, int i);

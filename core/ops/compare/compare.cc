@@ -61,10 +61,7 @@ Gradients WhereGradient(GradientContext& c) {
 Gradients CastGradient(GradientContext& c) {
   const DType from = c.input_type(0).dtype;
   if (!IsFloating(from) || !IsFloating(c.output_type(0).dtype)) return NoGradient(c);
-  const absl::string_view name = DTypeName(from);
-  CHORUS_ASSIGN_OR_RETURN(
-      const ValueIndex g,
-      c.Emit("cast", {*c.grad(0)}, {{"dtype", std::string(name.data(), name.size())}}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.EmitCast(*c.grad(0), from));
   return InputGradients{g};
 }
 

@@ -53,9 +53,15 @@ absl::StatusOr<InputGradients> SoftmaxGradGradient(GradientContext& c) {
   return result;
 }
 
+// Of half types in f32: weights that are rounded one by one have another sum than 1.
 absl::StatusOr<InputGradients> LogSoftmaxGradient(GradientContext& c) {
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex softmax, EmitAlong(&c, "softmax", {c.input(0)}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, EmitAlong(&c, "center_grad", {softmax, *c.grad(0)}));
+  const DType dtype = c.input_type(0).dtype;
+  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex x, c.EmitCast(c.input(0), wide));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitCast(*c.grad(0), wide));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex softmax, EmitAlong(&c, "softmax", {x}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_x, EmitAlong(&c, "center_grad", {softmax, of_y}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.EmitCast(of_x, dtype));
   return InputGradients{g};
 }
 

@@ -3,7 +3,8 @@
 // rounded once.
 //
 // softmax(x): y_i = exp(x_i) / sum_j exp(x_j). VJP: softmax_grad(y, g).
-// log_softmax(x): y_i = x_i - log sum_j exp(x_j). VJP: center_grad(softmax(x), g).
+// log_softmax(x): y_i = x_i - log sum_j exp(x_j). VJP: center_grad(softmax(x), g), of half types
+//   all of it in f32.
 // Both are computed from x - max x, so that no finite x overflows. Where x is -inf, softmax is 0
 // and log_softmax -inf, but a row (what shares all other indices) that has a NaN or +inf, or
 // nothing but -inf, is NaN throughout.

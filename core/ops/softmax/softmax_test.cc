@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -84,6 +85,44 @@ TEST(SoftmaxTest, GradientsEqualDifferences) {
     CheckGradients(1, {TensorType(DType::kF64, {3, 1})}, [&](RankBuilder& b, const Values& x) {
       return Values{b.Op(op, x, Axis(1)), b.Op("sin", {b.Op(op, x, Axis(0))})};
     });
+  }
+}
+
+// g_i - softmax_i sum_j g_j, exactly, of one row.
+std::vector<double> LogSoftmaxGradient(const std::vector<double>& x, const std::vector<double>& g) {
+  double powers = 0;
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    powers += std::exp(x[i]);
+    sum += g[i];
+  }
+  std::vector<double> result;
+  for (size_t i = 0; i < x.size(); ++i) result.push_back(g[i] - std::exp(x[i]) / powers * sum);
+  return result;
+}
+
+// The weights of many classes, each rounded to its type, add up to another number than 1.
+TEST(SoftmaxTest, GradientsOfLogSoftmaxOfHalfTypesAreRoundedOnce) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    for (const int64_t classes : {1, 2, 7, 1009}) {
+      SCOPED_TRACE(DTypeName(dtype));
+      SCOPED_TRACE(classes);
+      const TensorType type(dtype, {1, classes});
+      std::vector<double> x(static_cast<size_t>(classes), 0);
+      std::vector<double> g(x.size(), 0);
+      for (size_t i = 0; i < x.size() && i < 5; ++i) x[i] = static_cast<double>(i) / 4;
+      g[0] = -1;
+      g[x.size() / 2] += 0.25;
+      testing::RankCase c;
+      c.inputs = {testing::FromDoubles(type, x)};
+      c.grads = {testing::FromDoubles(type, g)};
+      const auto results = testing::RunBackward({c}, [](RankBuilder& b, const Values& in) {
+        return Values{b.Op("log_softmax", in, Axis(1))};
+      });
+      ASSERT_EQ(results.size(), 1u);
+      EXPECT_EQ(testing::ToDoubles(results[0].gradients[0]),
+                testing::ToDoubles(testing::FromDoubles(type, LogSoftmaxGradient(x, g))));
+    }
   }
 }
 
