@@ -63,7 +63,8 @@ class Compiled {
   // Runs it; the first call with inputs of these types, devices and `requires_grad` traces the
   // function, which sees tensors without bytes (Read and Wait fail in it). Tensors that it captures
   // become further inputs: those that it used when it was traced, also at calls for which a
-  // captured variable holds another tensor by then; what changes is an input of the function. To a
+  // captured variable holds another tensor by then; what changes is an input of the function, and
+  // so is what layers that drop draw by (a RandomScope in the function: chorus/nn/layers.h). To a
   // gradient that is taken inside, a captured tensor is a constant, unless it is a leaf. Values of
   // the function itself that it keeps somewhere are of no use outside, nor when it is traced again
   // (FAILED_PRECONDITION). Groups that it captures are bound anew at each call. Results carry no

@@ -14,8 +14,10 @@
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
 #include "client/internal/local.h"
+#include "client/internal/trace.h"
 #include "client/nn/compute_type.h"
 #include "client/nn/normalize.h"
+#include "core/base/error.h"
 #include "core/base/mix_bits.h"
 
 namespace chorus {
@@ -23,6 +25,7 @@ namespace nn {
 namespace {
 
 using internal::IsUsable;
+using internal::Trace;
 using internal::TypeText;
 
 // Over the last `dims` dimensions.
@@ -103,11 +106,23 @@ Tensor CausalMask(const DeviceRef& device, int64_t n, CallSite site) {
 // --- Random numbers of layers -------------------------------------------------------------------
 
 RandomScope::RandomScope(uint64_t seed, const RandomNumber& offset)
-    : seed_(seed), offset_(offset), outer_(std::exchange(innermost_random, this)) {}
+    : seed_(seed),
+      offset_(offset),
+      in_trace_(Trace::Current() != nullptr),
+      outer_(std::exchange(innermost_random, this)) {}
 RandomScope::~RandomScope() { innermost_random = outer_; }
 
 RandomScope::Numbers RandomScope::Next() {
   RandomScope* const scope = innermost_random;
+  if (Trace::Current() != nullptr && (scope == nullptr || !scope->in_trace_)) {
+    return {0, internal::Fail(
+                   Tensor(),
+                   MakeError(Reason::kWrongState,
+                             "a layer that drops, in a compiled function, would draw the numbers "
+                             "of its trace at every call: open a RandomScope in the function, with "
+                             "an input as its offset, or use TrainStep"),
+                   CallSite::Here())};
+  }
   if (scope == nullptr) {
     static std::atomic<int64_t> calls{0};
     return {0, calls.fetch_add(1, std::memory_order_relaxed)};

@@ -44,9 +44,13 @@ Tensor CausalMask(const DeviceRef& device, int64_t n, CallSite site = CallSite::
 // --- Random numbers of layers -------------------------------------------------------------------
 
 // While one lives, layers on this thread that drop draw by `seed` and `offset`; each call has
-// numbers of its own, by how many there have been before in the scope. In a compiled step `offset`
-// is an input, such as the step's number: other numbers, the same graph. Without any the seed is 0
+// numbers of its own, by how many there have been before in the scope. Without any the seed is 0
 // and the offset counts the calls of the process.
+//
+// A compiled function (chorus/compile.h) opens its own, whose `offset` is an input, such as the
+// step's number: other numbers, the same graph. TrainStep does. One around Run would be for the
+// trace alone: without one of the function's own a call that drops fails, FAILED_PRECONDITION
+// kWrongState.
 class RandomScope {
  public:
   explicit RandomScope(uint64_t seed, const RandomNumber& offset = 0);
@@ -64,6 +68,7 @@ class RandomScope {
  private:
   const uint64_t seed_;
   const RandomNumber offset_;
+  const bool in_trace_;  // it is a compiled function's own
   uint64_t calls_ = 0;
   RandomScope* const outer_;
 };

@@ -2,11 +2,13 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "chorus/chorus.h"
 #include "chorus/functional/nn.h"
+#include "chorus/nn/rnn.h"
 #include "client/nn/testing/layer_gradients.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/gradients.h"
@@ -262,6 +264,30 @@ TEST_F(LayersTest, DropoutInACompiledFunctionChangesWithItsOffset) {
   EXPECT_EQ(results[0], results[2]);
   EXPECT_NE(results[0], results[1]);
   EXPECT_EQ(step.traces(), 1);
+}
+
+// Its numbers would be those of the trace, at every call.
+TEST_F(LayersTest, DropoutInACompiledFunctionWantsAScopeOfTheFunction) {
+  RnnOptions options;
+  options.layers = 2;
+  options.dropout = 0.5;
+  Gru gru(3, 2, options);
+  ASSERT_TRUE(gru.Init(session_, 1, DType::kF64).ok());
+  Dropout dropout(0.5);
+  const Tensor x = Numbers({4, 2, 3});
+  for (Module* const module : std::vector<Module*>{&dropout, &gru}) {
+    const Compiled step = Compile(
+        [module](const std::vector<Tensor>& in) { return std::vector<Tensor>{(*module)(in[0])}; });
+    for (const bool in_scope : {false, true}) {
+      std::optional<RandomScope> scope;
+      if (in_scope) scope.emplace(1, Scalar<int64_t>(session_, 2));
+      const absl::Status refused = step.Run({x}).status();
+      EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("open a RandomScope in the function"));
+    }
+    module->Eval();
+    EXPECT_TRUE(step.Run({x}).ok());
+  }
 }
 
 TEST_F(LayersTest, AttentionWeighsValues) {
