@@ -74,7 +74,7 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
                                  const std::vector<Tensor>& inputs,
                                  const std::vector<InputKey>& key) {
   Traced traced;
-  Trace trace(session);
+  Trace trace(session, !options.varying.empty());
   std::vector<Tensor> placeholders;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool donated = std::find(options.donate.begin(), options.donate.end(),

@@ -43,9 +43,10 @@ InputRole RoleOf(const TensorData& data) {
   return travels && data.info->type.dims.empty() ? InputRole::kScalar : InputRole::kData;
 }
 
-Trace::Trace(std::shared_ptr<SessionCore> session)
+Trace::Trace(std::shared_ptr<SessionCore> session, bool varies)
     : id_(last_id.fetch_add(1, std::memory_order_relaxed) + 1),
       session_(std::move(session)),
+      varies_(varies),
       builder_(session_->device_count()) {}
 
 Trace* Trace::Current() { return current_trace; }

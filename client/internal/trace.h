@@ -29,12 +29,14 @@ InputRole RoleOf(const TensorData& data);
 
 class Trace {
  public:
-  explicit Trace(std::shared_ptr<SessionCore> session);
+  // `varies`: the function is traced with several sizes, and must be the same op by op.
+  Trace(std::shared_ptr<SessionCore> session, bool varies);
 
   // The one that this thread is making; null outside Compile.
   static Trace* Current();
   TraceId id() const { return id_; }
   const std::shared_ptr<SessionCore>& session() const { return session_; }
+  bool varies() const { return varies_; }
 
   // A placeholder for an input of the function.
   TensorDataPtr AddInput(const TensorInfoPtr& info, int32_t device_slot, InputRole role,
@@ -80,6 +82,7 @@ class Trace {
 
   const TraceId id_;
   const std::shared_ptr<SessionCore> session_;
+  const bool varies_;
   GraphBuilder builder_;
   absl::Status failed_;
   std::vector<Capture> captures_;

@@ -13,6 +13,7 @@
 #include "chorus/nn/init.h"
 #include "chorus/parallel.h"
 #include "client/internal/local.h"
+#include "client/internal/trace.h"
 #include "client/nn/compute_type.h"
 #include "client/nn/normalize.h"
 #include "client/nn/replicas.h"
@@ -21,7 +22,33 @@ namespace chorus {
 namespace nn {
 
 using internal::IsUsable;
+using internal::Trace;
 using internal::TypeText;
+
+namespace {
+
+// How many values each channel of x has, by the device: no number of the program, for a batch may
+// vary.
+Tensor CountOf(const Tensor& x) {
+  Tensor count = Full(x.device(), DType::kI64, {}, 1);
+  for (size_t axis = 0; axis < x.shape().size(); ++axis) {
+    if (axis == 1) continue;
+    count = count * Sum(Full(x.device(), DType::kI64, {x.shape()[axis]}, 1));
+  }
+  return count;
+}
+
+// n / (n - 1) of the n values that each channel of x has. Both ways have the same bits.
+Operand Unbiasing(const Tensor& x, int64_t count) {
+  if (Trace::Current() == nullptr || !Trace::Current()->varies()) {
+    const auto n = static_cast<double>(count);
+    return n / (n - 1);
+  }
+  const Tensor n = Cast(CountOf(x), DType::kF64);
+  return Cast(n / ClampMin(n - 1, 1), x.dtype());
+}
+
+}  // namespace
 
 BatchNorm::BatchNorm(int64_t channels, const BatchNormOptions& options)
     : Module("BatchNorm"), channels_(channels), options_(options) {
@@ -95,16 +122,13 @@ Tensor BatchNorm::GatherRows(const Tensor& row) const {
 }
 
 // By each one's mean, sum of squares about it, and count: no difference of large numbers (Chan,
-// Golub and LeVeque 1979). The count is no number of the program, for a batch may vary.
+// Golub and LeVeque 1979).
 BatchNorm::Statistics BatchNorm::OfAll(const Tensor& x) const {
   std::vector<int64_t> others;
-  Tensor count = Full(x.device(), DType::kI64, {}, 1);
   for (size_t axis = 0; axis < x.shape().size(); ++axis) {
-    if (axis == 1) continue;
-    others.push_back(static_cast<int64_t>(axis));
-    count = count * Sum(Full(x.device(), DType::kI64, {x.shape()[axis]}, 1));
+    if (axis != 1) others.push_back(static_cast<int64_t>(axis));
   }
-  count = Cast(count, x.dtype());
+  const Tensor count = Cast(CountOf(x), x.dtype());
   const Tensor own_mean = Sum(x, others, /*keep_dims=*/true) / ClampMin(count, 1);
   const Tensor centered = x - own_mean;
   const Tensor row =
@@ -155,9 +179,8 @@ Tensor BatchNorm::Forward(const Tensor& x) {
     const Tensor y =
         AsType(Normalize(values, moments, norm, parameter(weight_), parameter(bias_)), x.dtype());
     if (!IsUsable(y)) return y;
-    const auto n = static_cast<double>(count);
     Track(Reshape(Slice(moments, 0, 0, 1), {channels_}),
-          Reshape(Slice(moments, 0, 1, 2), {channels_}) * (n / (n - 1)));
+          Reshape(Slice(moments, 0, 1, 2), {channels_}) * Unbiasing(values, count));
     return y;
   }
   Tensor mean;

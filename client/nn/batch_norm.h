@@ -35,7 +35,8 @@ struct BatchNormOptions {
 
 // [n, channels] or [n, channels, ...]: (x - mean) / sqrt(variance + epsilon) of each channel, times
 // weight, plus bias. In training with the statistics of the batch, where the variance is that of
-// all its values; two values of a channel at least. Each call then replaces the buffers
+// all its values; two values of a channel at least, but in a function whose batch varies
+// (CompileOptions::varying), where one has the variance 0. Each call then replaces the buffers
 // running_mean and running_var, which begin with 0 and 1, by
 //   (1 - momentum) running + momentum batch,
 // with the batch's unbiased variance, and counts in num_batches_tracked; not one whose result has

@@ -275,6 +275,53 @@ TEST_F(BatchNormTest, ACompiledStepKeepsItsRunningStatistics) {
   }
 }
 
+TEST_F(BatchNormTest, ABatchThatVariesIsOneGraphWithTheSameBits) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    BatchNorm norm(2);
+    BatchNorm eager(2);
+    ASSERT_TRUE(norm.Init(session_, 1, dtype).ok());
+    ASSERT_TRUE(eager.Init(session_, 1, dtype).ok());
+    CompileOptions options;
+    options.varying.emplace_back(static_cast<int>(norm.variables().size()));
+    options.max_size = 7;
+    const Compiled step = Compile(
+        [&norm](const Tensors& in) {
+          const StateScope scope(norm, Tensors(in.begin(), in.end() - 1));
+          Tensors out = {norm(in.back())};
+          for (const Tensor& tensor : scope.tensors()) out.push_back(tensor);
+          return out;
+        },
+        options);
+    const auto values = [](const Tensor& x) { return Values<double>(Cast(x, DType::kF64)); };
+    const auto run = [&](const Tensor& x) {
+      Tensors in;
+      for (const Variable& variable : norm.variables()) in.push_back(variable().Detach());
+      in.push_back(x);
+      const auto out = step.Run(in);
+      if (!out.ok()) return FromError(session_, out.status());
+      for (size_t v = 0; v < norm.variables().size(); ++v) norm.variables()[v].Set((*out)[v + 1]);
+      return (*out)[0];
+    };
+    for (const int64_t rows : {7, 3, 1, 2, 6}) {
+      SCOPED_TRACE(rows);
+      const Tensor x = Cast(Numbers({rows, 2, 3}, static_cast<int>(rows)), dtype);
+      const Tensor y = run(x);
+      ASSERT_TRUE(y.Wait().ok()) << y.status();
+      EXPECT_EQ(values(y), values(eager(x)));
+      for (size_t v = 0; v < norm.variables().size(); ++v) {
+        EXPECT_EQ(values(norm.variables()[v]()), values(eager.variables()[v]())) << v;
+      }
+    }
+    EXPECT_EQ(step.traces(), 1);
+    // Where there is one value in all, its variance is 0.
+    const Doubles before = values(norm.running_var()());
+    const Tensor y = run(Cast(Numbers({1, 2}), dtype));
+    ASSERT_TRUE(y.Wait().ok()) << y.status();
+    const Doubles after = values(norm.running_var()());
+    for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(after[i], before[i] * 0.9, 1e-6);
+  }
+}
+
 // --- One batch of several -----------------------------------------------------------------------
 
 // Rows [begin, end) of what is laid out by rows of `width`.
