@@ -100,6 +100,7 @@ int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction
     for (RunHandle handle : action.donating) donations_->Take(runs_->Find(handle));
     for (RunState* run : members) gang.launches_left += run->launches_left;
     for (RunState* run : members) LaunchRun(run);
+    gang.fails_unseen |= gang.launches.size() > 1 && gang.commit == CommunicatorId();
   } else {
     for (RunState* run : members) run->launches_left = 0;
   }
@@ -141,6 +142,7 @@ int32_t Gangs::LaunchLocal(RunState* run, absl::Time now) {
     donations_->Take(run);
     gang.launches_left = run->launches_left;
     LaunchRun(run);
+    gang.fails_unseen |= gang.launches.size() > 1;
   } else {
     run->launches_left = 0;
   }
@@ -446,6 +448,8 @@ void Gangs::LaunchRun(RunState* run) {
     for (size_t i = 0; i < run->inputs.size(); ++i) {
       const Cell* cell = run->inputs[i].get();
       if (cell == nullptr || cell->state != Cell::State::kLaunched || !is_here(i)) continue;
+      const RunState* const producer = runs_->Find(cell->producer);
+      at(run->gang).fails_unseen |= producer != nullptr && at(producer->gang).fails_unseen;
       if (cell->launch != LaunchId()) message.after.push_back(cell->launch);
       if (cell->upload != TransferId()) message.uploads.push_back(cell->upload);
     }

@@ -47,7 +47,10 @@ struct Gang {
   // Its world's, or its session's; and which of them it uses. Null: a run on one device.
   std::shared_ptr<CommunicatorLease> lease;
   std::vector<CommunicatorId> communicators;
-  CommunicatorId commit;     // of all its devices, where some of them hold back
+  CommunicatorId commit;  // of all its devices, where some of them hold back
+  // Launched, and where its results are read a failure of it need not be known: it has several
+  // devices, which do not meet, or it reads results of such a gang that are not there yet.
+  bool fails_unseen = false;
   size_t num_published = 0;  // of its runs, the first ones: once it has finished without error
   // By which look of RunTable's it was seen last, and whether somebody wants its results then.
   int64_t looked_at = 0;
@@ -68,6 +71,7 @@ struct Gang {
     if (communicators.capacity() > kKeptCapacity) communicators = {};
     communicators.clear();
     commit = CommunicatorId();
+    fails_unseen = false;
     num_published = 0;
     looked_at = 0;
     is_wanted = false;

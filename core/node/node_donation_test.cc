@@ -490,35 +490,46 @@ TEST_F(DonationTest, StepsBehindAFailedOneWriteNothing) {
 
 // What fails is not what the step reads, but what that was made of: by its own device, or together
 // with others, of which one alone knows.
-TEST_F(DonationTest, WhatFailsTwoRunsBeforeAStepLeavesItIntact) {
-  for (const bool collective : {false, true}) {
-    SCOPED_TRACE(collective);
+TEST_F(DonationTest, WhatFailsRunsBeforeAStepLeavesItIntact) {
+  enum class Between { kLocal, kCollective, kCollectiveAndLocal };
+  for (const Between between :
+       {Between::kLocal, Between::kCollective, Between::kCollectiveAndLocal}) {
+    SCOPED_TRACE(static_cast<int>(between));
+    const bool collective = between != Between::kLocal;
     ranks_.clear();
     loop_.reset();
     Begin("launch error device=1 skip=2");  // the first make what is given, and what is read
     const TensorType type(DType::kF32, {kLarge});
     for (int r = 0; r < 2; ++r) {
+      DirectRank& rank = *ranks_[r];
       GraphBuilder first(1, {});
       const ValueIndex x = AddInput(&first, type);
       AddOutput(&first, AddOp(&first, "neg", {x}));
       AddOutput(&first, Divided(&first, x));
-      ranks_[r]->Register(7, first.Build());
-      ranks_[r]->Register(
-          5, collective ? AllReduceGraph(r, 2, type, "sum.cc:1") : NegateGraph(kLarge));
+      rank.Register(5, first.Build());
+      rank.Register(6, AllReduceGraph(r, 2, type, "sum.cc:1"));
+      rank.Register(7, NegateGraph(kLarge));
       GraphBuilder step(1, {});
       const ValueIndex state = AddInput(&step, type, /*donatable=*/true);
       const ValueIndex sum = AddOp(&step, "add", {state, AddInput(&step, type)});
       AddOutput(&step, sum, /*may_alias=*/0);
-      ranks_[r]->Register(6, step.Build());
-      chorus::Run next = DirectRank::LocalRun(6, {given_, TensorId{12, 1}}, {{13, 1}});
-      next.donate = {true, false};
-      ranks_[r]->RunLocal(0, {}, {10, 1});
+      rank.Register(8, step.Build());
+      rank.RunLocal(0, {}, {10, 1});
+      TensorId last{11, 1};
       std::vector<CommandBody> bodies = {
-          DirectRank::LocalRun(7, {TensorId{10, 1}}, {{11, 1}, {14, 1}})};
-      bodies.push_back(collective ? ranks_[r]->WorldRun(5, {TensorId{11, 1}}, {{12, 1}})
-                                  : DirectRank::LocalRun(5, {TensorId{11, 1}}, {{12, 1}}));
+          DirectRank::LocalRun(5, {TensorId{10, 1}}, {last, {14, 1}})};
+      if (collective) {
+        bodies.push_back(rank.WorldRun(6, {last}, {{12, 1}}));
+        last = {12, 1};
+      }
+      if (between != Between::kCollective) {
+        bodies.push_back(DirectRank::LocalRun(7, {last}, {{13, 1}}));
+        last = {13, 1};
+      }
+      chorus::Run next = DirectRank::LocalRun(8, {given_, last}, {{15, 1}});
+      next.donate = {true, false};
       bodies.push_back(std::move(next));
-      ranks_[r]->SubmitTogether(std::move(bodies));
+      rank.SubmitTogether(std::move(bodies));
     }
     for (int r = collective ? 0 : 1; r < 2; ++r) {
       EXPECT_THAT(std::string(ranks_[r]->LastOutcome().message()),

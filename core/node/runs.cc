@@ -383,8 +383,7 @@ bool Runs::AwaitsGangs(RunState* run) {
   for (const CellRef& cell : run->inputs) {
     if (cell == nullptr || cell->settled()) continue;
     const RunState* const producer = table_->Find(cell->producer);
-    if (producer == nullptr || producer->gang < 0 || producer->donated ||
-        gangs_->at(producer->gang).runs.size() < 2) {
+    if (producer == nullptr || producer->gang < 0 || !gangs_->at(producer->gang).fails_unseen) {
       continue;
     }
     ++run->blockers;

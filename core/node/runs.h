@@ -139,9 +139,8 @@ class Runs final : public AgreementListener {
   void RefuseAwaiting(RunState* run, std::shared_ptr<const Error> failed, absl::Time now);
   void Warn(const World& world, const Error& cause, absl::Time now);
   void Unblock(RunHandle handle, absl::Time now);
-  // A run that is to write over what it was given: whether it waits for what it reads of gangs that
-  // do not meet before they write. Those may fail on devices of others, of which its own does not
-  // know.
+  // Of a local run that is to write over what it was given: whether it waits for what it reads of
+  // gangs that may fail without its device's knowing.
   bool AwaitsGangs(RunState* run);
   void LaunchLocal(RunState* run, absl::Time now);
   void ReleaseConsumers(RunState* run, absl::Time now);

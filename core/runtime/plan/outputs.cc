@@ -22,8 +22,8 @@ bool MayFail(const PlanState& state, NodeIndex n) {
 // Where nodes stand in the order.
 struct Positions {
   IndexedVector<NodeIndex, int32_t> of;
-  // The last that may fail of those that are put off behind all others; -1: none. What is written
-  // before it is written when it fails.
+  // The last that may fail of those that are put off behind all others; -1: none. What stands
+  // before it has been written when it fails.
   int32_t last_that_may_fail = -1;
 };
 Positions PositionsOf(const PlanState& state) {
@@ -52,10 +52,10 @@ bool MayTakeOver(const PlanState& state, const Positions& positions, const Graph
     return false;
   }
   if (!state.nodes[producer].put_off) return false;
-  // Local ops run in their order: other readers of the input must come before, and what may fail,
-  // but for the writer itself.
+  // Local ops run in their order: other readers of the input must come before, and what may fail.
+  // (A writer that may would fail on one rank when the others write.)
   const int32_t writes = positions.of[producer];
-  if (writes < positions.last_that_may_fail) return false;
+  if (writes <= positions.last_that_may_fail) return false;
   if (input.last_use < writes) return true;
   if (input.last_use > writes || !state.nodes[producer].def->elementwise) return false;
   for (const ValueIndex v : state.node(producer).inputs) {

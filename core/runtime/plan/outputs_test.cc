@@ -98,6 +98,16 @@ TEST(OutputsTest, OutputsTakeOverAnInputOnlyWhereNobodyReadsItLater) {
             }),
             0)
       << "what may fail comes before";
+  RankBuilder divides(0, 1);
+  GraphInput whole_state;
+  whole_state.type = TensorType(DType::kI64, {3});
+  whole_state.donatable = true;
+  GraphOutput quotient;
+  const ValueIndex p = divides.graph().AddInput(whole_state);
+  quotient.value = divides.Op("div", {p, p});
+  quotient.may_alias = 0;
+  divides.graph().AddOutput(quotient);
+  EXPECT_EQ(Compile(divides).outputs.back().donor, -1) << "the writer itself may fail";
 }
 
 TEST(OutputsTest, OnlyAnOutputThatNobodyElseReadsHasItsMemoryAlone) {
