@@ -275,6 +275,7 @@ class FarDevices final : public WorkerDevices {
         continue;
       }
       const int64_t life = life_;
+      if (!SendPing(life)) continue;
       if (queue_.front().device >= 0) {
         SendUpload(life);
       } else {
@@ -306,6 +307,11 @@ class FarDevices final : public WorkerDevices {
     return false;
   }
 
+  // The one that is asked for, if it is: it passes what waits for the worker to get further.
+  bool SendPing(int64_t life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !std::exchange(wants_ping_, false) || SendNow(BytesOf(Ping()), life);
+  }
+
   void SendUpload(int64_t life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Queued entry = std::move(queue_.front());
     UnderWay& under_way = ProxyOf(entry.device).under_way;
@@ -317,7 +323,10 @@ class FarDevices final : public WorkerDevices {
     sending_ = entry.transfer;
     int64_t bytes_sent = 0;
     do {
-      while (life == life_ && !stopping_ && free_slots_.empty()) changed_.Wait(&mutex_);
+      while (life == life_ && !stopping_ && free_slots_.empty()) {
+        if (!wants_ping_) changed_.Wait(&mutex_);
+        if (!SendPing(life)) break;
+      }
       if (life != life_ || stopping_) break;
       worker::Upload piece;
       piece.device = entry.device;
@@ -560,6 +569,7 @@ class FarDevices final : public WorkerDevices {
     channel_ = std::move(channel);
     window_ = std::move(window);
     pid_ = process_.pid();
+    wants_ping_ = false;
     free_slots_.clear();
     for (int slot = 0; slot < kSlots; ++slot) free_slots_.push_back(slot);
     killed_ = absl::OkStatus();
@@ -611,6 +621,7 @@ class FarDevices final : public WorkerDevices {
     }
     absl::Time last_heard = SteadyNow();
     loading_since_ = last_heard;
+    absl::Time last_turn = last_heard;
     bool has_pinged = false;
     std::string bytes;
     // One that never stops talking is looked at all the same.
@@ -630,14 +641,17 @@ class FarDevices final : public WorkerDevices {
         MutexLock lock(&mutex_);
         if (stopping_) return absl::OkStatus();
         if (!killed_.ok()) return killed_;
+        // A turn waits for a quarter of that: this process itself stood still, not the worker.
+        const bool stood_still = now - last_turn >= options_.kill_timeout / 2;
+        last_turn = now;
         bool is_idle = queue_.empty() && questions_.empty();
         bool loads = false;
         for (const std::unique_ptr<Proxy>& proxy : proxies_) {
           is_idle = is_idle && proxy->under_way.empty();
           loads = loads || proxy->under_way.has_loads();
         }
-        if (is_idle) last_heard = now;
-        if (!loads) loading_since_ = now;
+        if (is_idle || stood_still) last_heard = now;
+        if (!loads || stood_still) loading_since_ = now;
         if (now - loading_since_ >= options_.load_timeout) {
           return Lost(absl::StrCat("it has not loaded a plan within ",
                                    absl::FormatDuration(options_.load_timeout)));
@@ -647,7 +661,8 @@ class FarDevices final : public WorkerDevices {
                                    absl::FormatDuration(options_.kill_timeout)));
         }
         if (now - last_heard >= options_.kill_timeout / 2 && !std::exchange(has_pinged, true)) {
-          PostLocked(BytesOf(Ping()));
+          wants_ping_ = !queue_.empty();
+          wants_ping_ ? changed_.SignalAll() : PostLocked(BytesOf(Ping()));
         }
       }
       if (received) continue;
@@ -791,6 +806,7 @@ class FarDevices final : public WorkerDevices {
   std::shared_ptr<Channel> channel_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Window> window_ ABSL_GUARDED_BY(mutex_);
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  bool wants_ping_ ABSL_GUARDED_BY(mutex_) = false;  // by the thread that sends
   TransferId sending_ ABSL_GUARDED_BY(mutex_);
   std::vector<int32_t> free_slots_ ABSL_GUARDED_BY(mutex_);  // to the worker
   // By domain: what nobody holds. A loss changes nothing there: what stood at an address is lost as

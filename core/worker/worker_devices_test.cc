@@ -441,6 +441,18 @@ TEST_F(WorkerDevicesTest, AWorkerThatDoesNotAnswerIsKilled) {
   CheckThatItComputes(0, 1000);
 }
 
+// What it is asked whether it lives passes the pieces of an upload that wait for slots.
+TEST_F(WorkerDevicesTest, OneThatIsBusyWithUploadsIsAskedAllTheSame) {
+  WorkerOptions options = OptionsOf({"--fault_script=copy delay for=700ms times=1"});
+  options.kill_timeout = absl::Milliseconds(300);
+  Start(options);
+  const std::vector<float> values(size_t{3} << 20, 5);  // 12 pieces, of which 8 have a slot
+  const DeviceAddress address = Put(0, values);
+  const auto result = Get(0, address, values.size());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(*result == values);
+}
+
 // A process that a kill does not end, as one whose driver does not let go: it is traced, and stops
 // at its end until it is released.
 class HeldProcess {
