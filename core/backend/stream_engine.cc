@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
+#include "core/base/utf8.h"
 
 namespace chorus {
 
@@ -291,7 +292,7 @@ absl::Status StreamEngine::KernelFailure(const absl::Status& status, absl::strin
     return status;
   }
   if (!source.empty()) {
-    error.source = Printable(source);
+    error.source = OneLine(source);
     absl::StrAppend(&error.message, " (", error.source, ")");
   }
   return ToStatus(error);

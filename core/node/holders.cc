@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/utf8.h"
 #include "core/base/work.h"
 #include "core/graph/graph.h"
 #include "core/node/world.h"
@@ -34,7 +35,7 @@ constexpr int64_t kWorkPerSlot = 2;
 
 void Locate(absl::string_view op, absl::string_view source, Error* error) {
   error->op = std::string(op);
-  error->source = Printable(source);
+  error->source = OneLine(source);
   const bool has_source = !error->source.empty();
   error->message = absl::StrCat(op, has_source ? " (" : "", error->source, has_source ? ")" : "",
                                 ": ", error->message);

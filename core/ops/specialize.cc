@@ -7,6 +7,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/utf8.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
 
@@ -151,7 +152,7 @@ absl::StatusOr<Graph> Specialize(const Graph& graph, absl::Span<const int64_t> s
     if (!outputs.ok() || outputs->size() != node.outputs.size()) {
       Error error = ErrorOf(outputs.ok() ? BadType("another number of results") : outputs.status());
       error.op = Printable(node.op);
-      error.source = Printable(node.source);
+      error.source = OneLine(node.source);
       error.message = absl::StrCat("node ", n, " (", error.op, " at ", error.source,
                                    ") cannot be of these sizes: ", error.message);
       return ToStatus(error);

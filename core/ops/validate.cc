@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/error.h"
+#include "core/base/utf8.h"
 #include "core/ops/op.h"
 #include "core/ops/registry.h"
 #include "core/ops/specialize.h"
@@ -41,7 +42,7 @@ absl::Status AtNode(const Graph& graph, int32_t n, const absl::Status& status) {
   const Node& node = graph.nodes[n];
   Error error = ErrorOf(status);
   error.op = Printable(node.op);
-  error.source = Printable(node.source);
+  error.source = OneLine(node.source);
   error.message = absl::StrCat("node ", n, " (", error.op, error.source.empty() ? "" : " at ",
                                error.source, "): ", error.message);
   return ToStatus(error);

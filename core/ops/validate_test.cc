@@ -94,6 +94,9 @@ TEST(ValidateTest, AnErrorNamesNodeOpSourceExpectedAndGot) {
   EXPECT_EQ(error.source, "train.cc:42");
   EXPECT_EQ(error.expected, "inputs of one type, f32[4] or f32[]");
   EXPECT_EQ(error.got, "f32[5] as input 1");
+  // All of a long one: the line stands at its end.
+  graph.nodes[0].source = std::string(300, 'd') + "/tr\xc3\xa4in.cc:42";
+  EXPECT_EQ(ErrorOf(ValidateGraph(graph, GraphLimits())).source, graph.nodes[0].source);
 }
 
 struct Change {

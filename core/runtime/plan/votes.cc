@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/bytes.h"
 #include "core/base/error.h"
+#include "core/base/utf8.h"
 #include "core/collective/vote.h"
 #include "core/runtime/plan/dependences.h"
 
@@ -55,7 +56,7 @@ Hash128 FingerprintOf(const std::vector<Participation>& participations) {
 absl::Status TooManyDependences(const Node& node, NodeIndex n, int64_t most, int64_t got) {
   Error error(Reason::kQuota);
   error.op = Printable(node.op);
-  error.source = Printable(node.source);
+  error.source = OneLine(node.source);
   error.message = absl::StrCat(
       "node ", n.value(), " (", error.op, error.source.empty() ? "" : " at ", error.source,
       "): which of the graph's collectives need which others: expected at most ", most,
