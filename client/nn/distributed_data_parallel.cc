@@ -117,7 +117,7 @@ class DistributedDataParallel::Pass {
       if (!used_anywhere_[trained[i]]) continue;
       Tensor gradient = request.gradients[i];
       const Tensor& leaf = leaves_[trained[i]];
-      if (HasLocal(request, leaf)) {
+      if (HasLocal(request, trained[i])) {
         gradient = gradient.defined() ? leaf.grad() + gradient : leaf.grad();
         request.leaves->replaced.insert(ImplOf(leaf).get());
       }
@@ -125,7 +125,11 @@ class DistributedDataParallel::Pass {
           gradient.defined() ? gradient : Zeros(leaf.device(), leaf.dtype(), leaf.shape(), site_));
     }
     if (b + 1 == buckets_.size() && request.leaves != nullptr && !internal::Tracing()) {
-      request.leaves->on_success.emplace_back([model = model_] { model->has_local_ = false; });
+      request.leaves->on_success.emplace_back([this] {
+        for (size_t t = 0; t < leaves_.size(); ++t) {
+          model_->synced_[t] = ImplOf(leaves_[t].grad());
+        }
+      });
     }
     CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> reduced,
                             model_->Reduce(local_gradients, scale_, site_));
@@ -138,8 +142,10 @@ class DistributedDataParallel::Pass {
 
  private:
   // Gradients that were added up on this rank alone go with this Backward's.
-  bool HasLocal(const GateRequest& request, const Tensor& leaf) const {
-    return request.leaves != nullptr && model_->has_local_ && leaf.grad().defined() &&
+  bool HasLocal(const GateRequest& request, size_t t) const {
+    const Tensor& leaf = leaves_[t];
+    return request.leaves != nullptr && model_->adds_up_ && !internal::Tracing() &&
+           leaf.grad().defined() && ImplOf(leaf.grad()) != model_->synced_[t].lock() &&
            !request.leaves->replaced.contains(ImplOf(leaf).get());
   }
 
@@ -151,7 +157,7 @@ class DistributedDataParallel::Pass {
       for (size_t i = 0; i < buckets_[b].trained.size(); ++i) {
         const size_t t = buckets_[b].trained[i];
         const uint64_t use = (*request.uses)[b][i];
-        used[t] = use != kUnused || HasLocal(request, leaves_[t]);
+        used[t] = use != kUnused || HasLocal(request, t);
         if (notes) model_->first_uses_[t] = use;
       }
     }
@@ -237,6 +243,7 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
   std::iota(order.rbegin(), order.rend(), 0);
   MakeBuckets(order);
   first_uses_.assign(trained_.size(), kUnused);
+  synced_.resize(trained_.size());
   return absl::OkStatus();
 }
 
@@ -472,7 +479,7 @@ absl::StatusOr<Nest> DistributedDataParallel::Call(const Nest::Items& inputs,
                     "graph would take no mean at later calls either; call module() in it"),
           SourceOf(site));
     }
-    has_local_ = true;
+    adds_up_ = true;
     return module_->CallAt(site, inputs, keywords);
   }
   const absl::Status begun = BeginPass(/*here=*/true, site);

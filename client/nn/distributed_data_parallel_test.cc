@@ -465,6 +465,47 @@ TEST_F(DistributedDataParallelTest, NoSyncAddsUpAndTheNextBackwardTakesTheMeanOf
   ExpectNear(grads[0], wanted);
 }
 
+TEST_F(DistributedDataParallelTest, WhatNoSyncAddsUpLateOrOnceMoreGoesIntoTheNextMean) {
+  const int size = 2;
+  for (const bool late : {true, false}) {
+    SCOPED_TRACE(late ? "late" : "once more");
+    // The losses in the order of their Backward: the first call's behind the second's.
+    const std::vector<int> order = late ? std::vector<int>{1, 0, 2} : std::vector<int>{0, 1, 0, 2};
+    std::vector<Doubles> wanted;
+    {
+      const Session session = daemon_.Open();
+      Chain model(2);
+      ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+      for (const int i : order) {
+        ASSERT_TRUE(Backward(LossOf(model, Rows(session, 4 * i, 4, 3))).ok());
+      }
+      wanted = GradsOf(model);
+    }
+    std::vector<std::vector<Doubles>> grads(size);
+    OnRanks(size, [&](const World& world, int rank) {
+      const auto model = Make(std::make_shared<Chain>(2), world);
+      ASSERT_NE(model, nullptr);
+      const auto loss = [&](int i) { return LossOf(*model, Rows(world, 4 * i + 2 * rank, 2, 3)); };
+      Tensors losses;
+      {
+        const Ddp::NoSync no_sync(model.get());
+        losses.push_back(loss(0));
+      }
+      losses.push_back(loss(1));
+      losses.push_back(loss(2));
+      BackwardOptions retain;
+      retain.retain_graph = true;
+      for (const int i : order) {
+        const absl::Status backward = Backward(losses[static_cast<size_t>(i)], retain);
+        ASSERT_TRUE(backward.ok()) << backward;
+      }
+      grads[static_cast<size_t>(rank)] = GradsOf(*model);
+    });
+    EXPECT_EQ(grads[0], grads[1]);
+    ExpectNear(grads[0], wanted);
+  }
+}
+
 TEST_F(DistributedDataParallelTest, ABackwardThatFailsKeepsWhatWasAddedUp) {
   OnRanks(1, [](const World& world, int) {
     int buckets_left = 0;
