@@ -38,9 +38,11 @@ Tensor CountOf(const Tensor& x) {
   return count;
 }
 
+bool Varies() { return Trace::Current() != nullptr && Trace::Current()->varies(); }
+
 // n / (n - 1) of the n values that each channel of x has. Both ways have the same bits.
 Operand Unbiasing(const Tensor& x, int64_t count) {
-  if (Trace::Current() == nullptr || !Trace::Current()->varies()) {
+  if (!Varies()) {
     const auto n = static_cast<double>(count);
     return n / (n - 1);
   }
@@ -170,9 +172,11 @@ Tensor BatchNorm::Forward(const Tensor& x) {
   if (training() && !shares()) {
     const int64_t count = std::accumulate(x.shape().begin() + 2, x.shape().end(), x.shape()[0],
                                           std::multiplies<int64_t>());
-    if (count < 2) {
-      return Refuse(x, absl::StrCat("expected two values of a channel at least, in training, got ",
-                                    TypeText(x)));
+    // A function whose batch varies is traced with one row, where it may have 3 at most.
+    const bool one = Varies();
+    if (count < (one ? 1 : 2)) {
+      return Refuse(x, absl::StrCat("expected ", one ? "a value" : "two values",
+                                    " of a channel at least, in training, got ", TypeText(x)));
     }
     const Norm norm = {{1, 2}, {1, 2}, options_.epsilon};
     const Tensor moments = Moments(values, norm);
