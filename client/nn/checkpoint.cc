@@ -70,7 +70,7 @@ struct Like {
 };
 
 Like LikeOf(const Tensor& tensor) { return {tensor.dtype(), tensor.shape(), tensor.device()}; }
-// What has failed at once has no dtype, and is on no device: it goes where the others are, or to
+// What has failed at once has no dtype, and is on no device: it goes where all others are, or to
 // the only one there is.
 absl::StatusOr<Like> LikeOf(const NamedVariable& named, const std::vector<NamedVariable>& all) {
   const auto has_type = [](const NamedVariable& one) {
@@ -79,11 +79,19 @@ absl::StatusOr<Like> LikeOf(const NamedVariable& named, const std::vector<NamedV
   if (has_type(named)) return LikeOf(named.variable());
   const auto other = std::find_if(all.begin(), all.end(), has_type);
   const DeviceRef device = (other == all.end() ? named : *other).variable().device();
+  const auto elsewhere = [&](const NamedVariable& one) {
+    const DeviceRef its = one.variable().device();
+    return has_type(one) &&
+           (internal::SessionOf(its) != internal::SessionOf(device) || its.slot() != device.slot());
+  };
   const Session session = internal::SessionFrom(internal::SessionOf(device));
-  if (other == all.end() && session.device_count() != 1) {
+  const char* got = nullptr;
+  if (other == all.end() && session.device_count() != 1) got = "none, for they have failed too";
+  if (std::any_of(other, all.end(), elsewhere)) got = "several";
+  if (got != nullptr) {
     return MakeError(Reason::kWrongState,
-                     absl::StrCat(named.name, " has failed, as all others have, and none says on ",
-                                  "which device: call Init first"));
+                     absl::StrCat(named.name, " has failed, and goes where all others are: ",
+                                  "expected one device, got ", got, "; call Init first"));
   }
   return Like{DType::kUnspecified, named.variable.shape(), device};
 }

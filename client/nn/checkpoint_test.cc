@@ -408,6 +408,26 @@ TEST_F(CheckpointTest, WhereAModelWasThatHasFailedMustBeKnown) {
   }
 }
 
+TEST_F(CheckpointTest, WhereOneOfAModelOnTwoDevicesWasThatHasFailedMustBeKnown) {
+  const Session two = daemon_.Open(2);
+  const auto first = std::make_shared<Linear>(2, 3);
+  const auto second = std::make_shared<Linear>(2, 3);
+  ASSERT_TRUE(first->Init(two, 1).ok());
+  ASSERT_TRUE(second->Init(two.device(1), 2).ok());
+  Sequential model({first, second});
+  ASSERT_TRUE(SaveCheckpoint(path_, model).ok());
+  second->bias().Set(FromError(two, absl::InternalError("lost")));
+  const absl::Status status = LoadCheckpoint(path_, &model).status();
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("1.bias has failed"));
+  EXPECT_FALSE(second->bias()().status().ok());
+  // Of those that have not failed each says where it is.
+  ASSERT_TRUE(second->Init(two.device(1), 3).ok());
+  ASSERT_TRUE(LoadCheckpoint(path_, &model).ok());
+  EXPECT_EQ(first->bias()().device().slot(), 0);
+  EXPECT_EQ(second->bias()().device().slot(), 1);
+}
+
 TEST_F(CheckpointTest, AnotherModelsFileIsRefusedAndChangesNothing) {
   Linear small(2, 2);
   ASSERT_TRUE(small.Init(session_, 1).ok());
