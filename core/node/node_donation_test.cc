@@ -531,6 +531,9 @@ TEST_F(DonationTest, WhatFailsRunsBeforeAStepLeavesItIntact) {
       bodies.push_back(std::move(next));
       rank.SubmitTogether(std::move(bodies));
     }
+    if (!collective) {
+      EXPECT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
+    }
     for (int r = collective ? 0 : 1; r < 2; ++r) {
       EXPECT_THAT(std::string(ranks_[r]->LastOutcome().message()),
                   testing::HasSubstr("launch failed on device 1"));
