@@ -67,6 +67,18 @@ expect "^right: .*/conformance --daemon=$folder/default/server/chorusd .*--trans
 run "$workspace/tools/bench" --quick small || fail "status $?"
 expect "^right: .*/chorus_bench --daemon=$folder/default/server/chorusd .*--quick small"
 
+# With a bash before 5.1 nobody's end is known: that is no success.
+wait() {
+  [[ " $* " != *" -p "* ]] || return 2
+  builtin wait "$@"
+}
+export -f wait
+status=0
+run "$workspace/tools/launch" --ranks=2 -- default/examples/01_all_reduce/all_reduce || status=$?
+unset -f wait
+[[ "$status" -eq 1 ]] || fail "expected the status 1, got $status"
+expect '^launch: expected bash 5.1 or newer'
+
 # A build that fails is no run of what an earlier one has left.
 status=0
 run "$workspace/tools/launch" -- //no_such_target || status=$?
