@@ -28,10 +28,15 @@ executable() {
   chmod +x "$1"
 }
 # Each says that it ran, and fails if it is told to.
+mkfifo "$folder/never"
 for script in tools/setup tools/format tools/lint; do
   executable "$workspace/$script" <<END
 #!/bin/bash
 echo "ran $script \$*"
+if [[ "\${WAITING:-}" == $script ]]; then
+  bash -c 'echo waiting; read -t 30 <>"$folder/never"'
+  echo "$script went on"
+fi
 [[ "\${FAILING:-}" != $script ]]
 END
 done
@@ -84,6 +89,10 @@ expect '\[asan\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
 expect_none 'tools/format|tools/lint|tests/consumer|tsan|locks'
 expect_last '4 passed, 0 failed, 0 skipped'
 
+# What ThreadSanitizer cannot run it does not run in the longer form.
+run --long --config=tsan //core/... || fail "status $?"
+expect 'ran bazel test .* --config=tsan --test_tag_filters=longer,-no-tsan -- //core/...'
+
 # A phase that fails is counted, and the others run.
 ! FAILING=tools/format run || fail "status 0"
 expect 'FAILED \[format\] format: exit status 1'
@@ -98,3 +107,21 @@ expect_last '11 passed, 1 failed, 0 skipped'
 expect 'FAILED \[setup\] setup: exit status 1'
 expect_none 'ran bazel'
 expect_last '0 passed, 1 failed, 0 skipped'
+
+# Whoever interrupts a script that is a phase does not wait for its end.
+: >"$folder/output"
+WAITING=tools/format "$workspace/tools/test" >"$folder/output" 2>&1 &
+job=$!
+left=600
+until grep -q '^waiting$' "$folder/output"; do
+  ((--left > 0)) || fail "the format is not checked"
+  read -r -t 0.1 <>"$folder/never" || true
+done
+kill -TERM "$job"
+! wait "$job" || fail "interrupted, and the status is 0"
+expect 'FAILED \[format\] format: exit status 130'
+expect_none 'went on|ran bazel'
+
+# Help is there wherever one calls from.
+(cd "$workspace/tools" && ./test --help >"$folder/output" 2>&1) || fail "status $?"
+expect '  tools/test --long .*'
