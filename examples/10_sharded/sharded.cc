@@ -1,9 +1,12 @@
 // Lesson 10: a network of which each rank keeps a piece of every layer, beside the same network
 // whole on each rank. Both train alike.
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
 #include "chorus/nn/nn.h"
@@ -83,6 +86,12 @@ absl::Status Run() {
         AllReduceCoalesced({of_sharded, of_replicated * (1.0 / world.size())}, world);
     CHORUS_ASSIGN_OR_RETURN(const float in_pieces, means[0].Item<float>());
     CHORUS_ASSIGN_OR_RETURN(const float at_whole, means[1].Item<float>());
+    // Sums are taken in another order, so the last bits may differ.
+    if (!(std::abs(in_pieces - at_whole) <= 1e-3F)) {
+      return absl::InternalError(absl::StrCat("step ", i, ": expected the loss ", at_whole,
+                                              " of the whole network, got ", in_pieces,
+                                              " in pieces"));
+    }
     if (world.rank() == 0 && i % 10 == 0) {
       std::printf("step %2d: loss %.3f in pieces, %.3f whole\n", static_cast<int>(i),
                   static_cast<double>(in_pieces), static_cast<double>(at_whole));
