@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What gpu_check_run does with the stages' programs, with stubs for them and for Python.
 set -euo pipefail
-folder="$(mktemp -d /tmp/chorus-gpu-check-test.XXXXXX)"
+folder="$(mktemp -d "/tmp/chorus gpu check test.XXXXXX")"
 trap 'rm -rf "$folder"' EXIT
 fail() {
   echo "FAILED: $*" >&2
@@ -19,7 +19,7 @@ cp -L tools/gpu_check_run "$here/run"
 echo "commit of a test" >"$here/about"
 # Each says how it was called; STATUS_NAME in the environment is what one ends with.
 for name in bin/gpu_probe bin/cuda_kernels_test bin/cuda_backend_test bin/cuda_test bin/gpu_bench \
-  bin/worker_loss_test bin/cuda_vectors_test bin/random_programs launch; do
+  bin/worker_loss_test bin/cuda_vectors_test bin/random_programs bin/all_reduce bin/transformer; do
   executable "$here/$name" <<'END'
 #!/bin/sh
 name="$(basename "$0")"
@@ -31,6 +31,13 @@ done
 eval "exit \${STATUS_$name:-0}"
 END
 done
+# One rank of the program is enough.
+executable "$here/launch" <<'END'
+#!/bin/sh
+until [ "$1" = -- ]; do shift; done
+shift
+exec "$@"
+END
 echo "that gpu_torch is run by the stub" >"$here/gpu_torch.py"
 executable "$folder/bin/compute-sanitizer" <<<'#!/bin/sh'
 # Has NVIDIA's libraries and PyTorch where the environment says so.
@@ -59,6 +66,8 @@ HAS_TORCH=1 run
 expect_status 0
 order="$(cut -d: -f1 "$folder/out/summary" | tr '\n' ' ')"
 [[ "$order" == "probe kernels backend conformance daemon worker vectors random bench torch sanitizer " ]] || fail "ran $order"
+expect_in daemon.log '^ran all_reduce $'
+expect_in daemon.log "^ran transformer $here/launch\$"
 # The ops' bench is not a part of `bench`, and PyTorch gets what it wrote.
 expect_in bench.md '^ran gpu_bench $'
 expect_in torch.md '^ran gpu_bench --ops .*--out=.*/ops.jsonl'

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The scripts use programs of the default configuration, wherever bazel-bin points: here to one
-# whose programs fail. Bazel is a stub that knows where the default configuration is.
+# whose programs fail, in a folder whose name has spaces. Bazel is a stub that knows where the default configuration is.
 set -euo pipefail
 runfiles="$PWD"
-folder="$(mktemp -d /tmp/chorus-programs-test.XXXXXX)"
+folder="$(mktemp -d "/tmp/chorus programs test.XXXXXX")"
 trap 'rm -rf "$folder"' EXIT
 fail() {
   echo "FAILED: $*" >&2
@@ -52,6 +52,16 @@ esac
 END
 export PATH="$folder/bin:$PATH"
 
+executable "$folder/default/examples/05_trainer/trainer" <<'END'
+#!/bin/bash
+for argument in "$@"; do
+  case "$argument" in
+    --parameters=*) echo 1 >"${argument#*=}" ;;
+    --report=*) echo "accuracy=0.8499 steps_per_second=1" >"${argument#*=}" ;;
+  esac
+done
+END
+
 cd "$folder"
 run() { "$@" >"$folder/output" 2>&1; }
 run "$workspace/tools/launch" --ranks=2 -- //examples/01_all_reduce:all_reduce || fail "status $?"
@@ -62,10 +72,24 @@ run "$workspace/tools/launch" --ranks=2 -- default/examples/01_all_reduce/all_re
 expect 'rank 1: all_reduce=ok'
 run "$workspace/tools/quickstart" --ranks=2 --example=all_reduce || fail "status $?"
 expect '^quickstart: ranks=2 all_reduce=ok gradient=ok mismatch=reported$'
+# A rank alone has nobody to disagree with.
+run "$workspace/tools/quickstart" --ranks=1 --example=all_reduce || fail "status $?"
+expect '^quickstart: ranks=1 all_reduce=ok gradient=ok mismatch=none$'
+# What accuracy is expected is known of four ranks: others make fewer steps, or more.
+run "$workspace/tools/quickstart" --ranks=5 || fail "status $?"
+expect '^quickstart: accuracy=0.8499 ranks=5 .* identical_parameters=yes$'
+! run "$workspace/tools/quickstart" || fail "status 0"
+expect 'expected an accuracy of at least 0.85'
 run "$workspace/tools/conformance" --transport=unary || fail "status $?"
 expect "^right: .*/conformance --daemon=$folder/default/server/chorusd .*--transport=unary"
 run "$workspace/tools/bench" --quick small || fail "status $?"
 expect "^right: .*/chorus_bench --daemon=$folder/default/server/chorusd .*--quick small"
+
+# Help is there wherever one calls from.
+for script in quickstart conformance bench launch; do
+  (cd "$workspace/tools" && run "./$script" --help) || fail "$script --help: status $?"
+  expect "tools/$script "
+done
 
 # With a bash before 5.1 nobody's end is known: that is no success.
 wait() {
