@@ -16,7 +16,7 @@
 namespace chorus {
 namespace {
 
-// A node is encoded in 9 bytes at least (docs/graph_encoding.md).
+// A node is encoded in 9 bytes at least (proto/chorus/v1/graph_encoding.md).
 constexpr int kMaxNodesOfFrame = static_cast<int>(kMaxFrameBytes / 9);
 
 // Puts `field` before the text of a failure. Called on failure only: the path costs nothing else.
