@@ -339,5 +339,22 @@ TEST_F(MathTest, RandomNumbersAreFunctionsOfSeedAndOffset) {
   EXPECT_FALSE(RandomBits(session_, DType::kI32, {3}, Tensor()).status().ok()) << "no seed";
 }
 
+TEST_F(MathTest, RandomNumbersAreTheSameWhereverSeedAndOffsetStand) {
+  const Session session = daemon_.Open(2);
+  const std::vector<float> expected = Values<float>(RandomUniform(session, DType::kF32, {5}, 1, 2));
+  for (const int seed_at : {0, 1}) {
+    for (const int offset_at : {0, 1}) {
+      const Tensor drawn = RandomUniform(session.device(1), DType::kF32, {5},
+                                         Scalar<int64_t>(session.device(seed_at), 1),
+                                         Scalar<int64_t>(session.device(offset_at), 2));
+      ASSERT_TRUE(drawn.status().ok()) << drawn.status();
+      EXPECT_EQ(drawn.device().slot(), 1);
+      EXPECT_EQ(Values<float>(drawn), expected);
+    }
+  }
+  Refused(RandomUniform(session.device(1), DType::kF32, {5}, Scalar<int64_t>(session_, 1)),
+          "one of another");
+}
+
 }  // namespace
 }  // namespace chorus

@@ -253,9 +253,12 @@ Tensor CumSum(const Tensor& x, int64_t axis, bool reverse, CallSite site) {
 
 // --- Random numbers -----------------------------------------------------------------------------
 
-Tensor RandomNumber::On(const DeviceRef& device) const {
-  if (!is_value_ || SessionOf(device) == nullptr) return tensor_;
-  return IntegerOf(value_, SessionOf(device), device.slot());
+Tensor RandomNumber::On(const DeviceRef& device, CallSite site) const {
+  if (is_value_ && SessionOf(device) != nullptr) {
+    return IntegerOf(value_, SessionOf(device), device.slot());
+  }
+  if (!IsUsable(tensor_) || SessionOf(tensor_.device()) != SessionOf(device)) return tensor_;
+  return tensor_.device().slot() == device.slot() ? tensor_ : CopyTo(tensor_, device, site);
 }
 
 namespace {
@@ -266,7 +269,7 @@ Tensor Random(const char* op, const DeviceRef& device, DType dtype, const Shape&
   for (const int64_t size : shape) type.dims.emplace_back(size);
   NodeSpec spec = Spec(op, site, TypeAttributes(type));
   spec.device_slot = device.slot();
-  return ApplyLocal(std::move(spec), {seed.On(device), offset.On(device)}, &device);
+  return ApplyLocal(std::move(spec), {seed.On(device, site), offset.On(device, site)}, &device);
 }
 
 }  // namespace

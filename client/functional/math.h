@@ -114,16 +114,16 @@ Tensor CumSum(const Tensor& x, int64_t axis = -1, bool reverse = false,
 
 // --- Random numbers -----------------------------------------------------------------------------
 // Functions of the seed, the offset and an element's index alone: the same on every rank and
-// device. `seed` and `offset` are 0-dim i64 tensors, or numbers: other ones are no other graph.
-// Take the step as the offset, and another seed for each line that wants numbers of its own; a
-// rank that wants its own adds its rank to the seed.
+// device. `seed` and `offset` are 0-dim i64 tensors, of any device of the session, or numbers:
+// other ones are no other graph. Take the step as the offset, and another seed for each line that
+// wants numbers of its own; a rank that wants its own adds its rank to the seed.
 
 class RandomNumber {
  public:
   RandomNumber(const Tensor& tensor) : tensor_(tensor) {}          // implicit
   RandomNumber(int64_t value) : value_(value), is_value_(true) {}  // implicit
-  // Beside tensors of a device.
-  Tensor On(const DeviceRef& device) const;
+  // Beside tensors of a device: a copy, if it is on another.
+  Tensor On(const DeviceRef& device, CallSite site = CallSite::Here()) const;
 
  private:
   Tensor tensor_;

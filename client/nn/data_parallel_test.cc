@@ -1194,6 +1194,45 @@ TEST_F(DataParallelTest, ATrainStepOfADataParallelIsThatOfItsModule) {
   for (size_t i = 0; i < numbers[0].size(); ++i) EXPECT_NEAR(numbers[0][i], numbers[1][i], 1e-12);
 }
 
+// The number of the step, which the layers of all devices draw by, is on one of them.
+TEST_F(DataParallelTest, LayersDropOnEveryDeviceOfACompiledFunction) {
+  const auto net = std::make_shared<Sequential>();
+  net->Append<Linear>(1, 64);
+  net->Append<Dropout>(0.5);
+  ASSERT_TRUE(net->Init(session_, 1, DType::kF64).ok());
+  DataParallel model(net, devices_);
+  const Tensor x = Ones({6, 1});
+  const auto kept = [](const Tensor& y) { return Values<bool>(NotEqual(y, 0)); };
+
+  Sgd sgd(model.parameters(), Sgd::Options());
+  TrainStep step(&model, &sgd, [&](const std::vector<Tensor>& in) {
+    const Tensor y = model(in[0]);
+    return Mean(y * y);
+  });
+  for (int i = 0; i < 2; ++i) {
+    const auto loss = step({x});
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    EXPECT_TRUE(loss->Wait().ok()) << loss->Wait();
+  }
+
+  const Compiled forward = Compile([&](const std::vector<Tensor>& in) {
+    const RandomScope random(3, in[1]);
+    return std::vector<Tensor>{model(in[0])};
+  });
+  std::vector<std::vector<bool>> by_offset;
+  for (const int64_t offset : {1, 2, 1}) {
+    const auto y = forward.Run({x, Scalar<int64_t>(session_, offset)});
+    ASSERT_TRUE(y.ok()) << y.status();
+    by_offset.push_back(kept((*y)[0]));
+    // As they do outside, where the offset stands on another device.
+    const RandomScope random(3, Scalar<int64_t>(session_.device(1), offset));
+    EXPECT_EQ(kept(model(x)), by_offset.back());
+  }
+  EXPECT_NE(by_offset[0], by_offset[1]);
+  EXPECT_EQ(by_offset[0], by_offset[2]);
+  EXPECT_EQ(forward.traces(), 1);
+}
+
 }  // namespace
 }  // namespace nn
 }  // namespace chorus
