@@ -70,11 +70,12 @@ class Compiled {
   // (FAILED_PRECONDITION). Groups that it captures are bound anew at each call. Results carry no
   // history: differentiate inside, with regard to the inputs that come from collectives too, and go
   // on from their gradients outside (Grad with seeds), or Detach them: a gradient that would be cut
-  // off there is refused, since other ranks count on it. Under NoGrad the function is another
-  // graph, which records nothing and differentiates nothing, as if it were called eagerly. Returns
-  // at once, like any op, unless as many calls as CompileOptions says are under way. A few bytes
-  // from the host (Scalar, or FromHost of 64 bytes at most) travel with the call: a learning rate,
-  // a step number or a seed that changes costs nothing beside it, and no other graph.
+  // off there is refused, since other ranks count on it; so is any Backward that leads there. Under
+  // NoGrad the function is another graph, which records nothing and differentiates nothing, as if
+  // it were called eagerly. Returns at once, like any op, unless as many calls as CompileOptions
+  // says are under way. A few bytes from the host (Scalar, or FromHost of 64 bytes at most) travel
+  // with the call: a learning rate, a step number or a seed that changes costs nothing beside it,
+  // and no other graph.
   // A run that is refused (an input that has failed or is undefined, a function that cannot be
   // traced, a collective that is refused in it, also where its result is not used, or an exception,
   // which goes on to the caller) counts what all traces so far have counted, and ends the epoch for

@@ -215,7 +215,9 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     }
   }
   if (trace != TraceId()) {
-    CHORUS_RETURN_IF_ERROR(refuse(CheckNothingIsCutOff(request.roots, wanted, trace, tape)));
+    // Backward asks for none to go on from: what it leaves in an input's grad() goes no further.
+    CHORUS_RETURN_IF_ERROR(
+        refuse(CheckNothingIsCutOff(request.roots, request.wanted, trace, tape)));
   }
   std::vector<ValueIndex> wanted_values;
   std::vector<size_t> values_end;  // of each wanted tensor, in `wanted_values`
@@ -267,13 +269,15 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     if (!request.create) return TensorFrom(std::move(impl));
     impl->node = of->node;
     impl->output = of->output;
+    const Companions before = CompanionsIn(trace, *of);
     impl->companions = of->companions;
+    impl->outer_companions =
+        of->outer_companions || (of->companions != nullptr && before == nullptr);
     if (of->leaf_requires_grad) {
       impl->leaf = of->leaf != nullptr ? of->leaf : of;
       impl->leaf_requires_grad = true;
     }
     if (companions == nullptr) return TensorFrom(std::move(impl));
-    const Companions before = CompanionsIn(trace, *impl);
     impl->companions = companions;
     if (before != nullptr) {  // a seed's
       auto both = std::make_shared<std::vector<GradNodePtr>>(*before);

@@ -124,7 +124,7 @@ Leads LeadsOf(const TensorImpl& impl) {
     const TensorImpl& leaf = impl.leaf != nullptr ? *impl.leaf : impl;
     leads.to_leaf = leaf.leaf_requires_grad;
     leads.to_collective = leaf.outer_collective;
-    leads.to_companions = leaf.outer_companions;
+    leads.to_companions = leaf.outer_companions || impl.outer_companions;
     return leads;
   }
   const GradNode& node = *impl.node;

@@ -55,7 +55,8 @@ class TensorImpl {
   int output = 0;    // of `node`
   Companions companions;
   bool leaf_requires_grad = false;
-  // Of an input of a traced function: where what it stands for comes from outside (Leads).
+  // Of an input of a traced function: where what it stands for comes from outside (Leads). Of a
+  // gradient in it, the second: its seed has companions outside.
   bool outer_collective = false;
   bool outer_companions = false;
   // Set where this stands for a leaf, with a copy of its bytes as they were when it was recorded.

@@ -540,13 +540,26 @@ TEST_P(Conformance, WhatAFunctionHasFromACollectiveIsNoLeaf) {
   }
 }
 
+// By Grad, or in the leaves' grad().
+absl::StatusOr<Tensors> GradientsOf(const Tensor& loss, const Tensors& wanted, bool by_backward) {
+  if (!by_backward) return Grad({loss}, wanted);
+  CHORUS_RETURN_IF_ERROR(Backward(loss));
+  Tensors gradients;
+  for (const Tensor& leaf : wanted) gradients.push_back(leaf.grad());
+  return gradients;
+}
+
 // Losses z = AllReduce(w y^2) of y = AllReduce(x) on both ranks. One differentiates its own in a
 // function, where y is from outside: 12 for the other's x, where 24 is right, unless it goes on
-// from y's gradient, or says that y is a constant.
+// from y's gradient, which Backward does not ask for, or says that y is a constant.
 TEST_P(Conformance, AFunctionsGradientGoesOnOutsideOrIsRefused) {
-  enum class Case { kCut, kCutCaptured, kGoesOn, kDetached };
-  for (const Case what : {Case::kCut, Case::kCutCaptured, Case::kGoesOn, Case::kDetached}) {
+  enum class Case { kCut, kCutCaptured, kBackward, kGoesOn, kDetached, kBackwardDetached };
+  for (const Case what : {Case::kCut, Case::kCutCaptured, Case::kBackward, Case::kGoesOn,
+                          Case::kDetached, Case::kBackwardDetached}) {
     SCOPED_TRACE(static_cast<int>(what));
+    const bool detached = what == Case::kDetached || what == Case::kBackwardDetached;
+    const bool by_backward = what == Case::kBackward || what == Case::kBackwardDetached;
+    const bool cut = !detached && what != Case::kGoesOn;
     Job job(GetParam(), 2);
     job.Run([&](int rank, World& world) {
       const Tensor x = LeafOf(world, rank + 1);
@@ -559,28 +572,28 @@ TEST_P(Conformance, AFunctionsGradientGoesOnOutsideOrIsRefused) {
         const absl::StatusOr<Tensors> g = Grad({Sum(loss(y, w))}, {x});
         const absl::StatusOr<Doubles> got =
             g.ok() ? (*g)[0].Read<double>() : absl::StatusOr<Doubles>(g.status());
-        if (what == Case::kCut || what == Case::kCutCaptured) {
+        if (cut) {
           ASSERT_FALSE(got.ok()) << (*got)[0];
           EXPECT_EQ(ErrorOf(got.status()).reason, Reason::kPeerRefused) << got.status();
           EXPECT_EQ(ErrorOf(got.status()).culprit.rank, 1) << got.status();
         } else {
           ASSERT_TRUE(got.ok()) << got.status();
-          EXPECT_EQ(*got, Doubles{what == Case::kDetached ? 12.0 : 24.0});
+          EXPECT_EQ(*got, Doubles{detached ? 12.0 : 24.0});
         }
         return;
       }
-      if (what == Case::kDetached) y = y.Detach();
+      if (detached) y = y.Detach();
       absl::Status refused;
       const Compiled compiled = Compile([&](const Tensors& in) {
         const Tensor& of = what == Case::kCutCaptured ? y : in[0];
         Tensors wanted = {in[1]};
         if (what == Case::kGoesOn) wanted.push_back(of);
-        const absl::StatusOr<Tensors> g = Grad({Sum(loss(of, in[1]))}, wanted);
+        const absl::StatusOr<Tensors> g = GradientsOf(Sum(loss(of, in[1])), wanted, by_backward);
         refused = g.status();
         return g.ok() ? *g : Tensors();
       });
       const absl::StatusOr<Tensors> g = compiled.Run({y, w});
-      if (what == Case::kCut || what == Case::kCutCaptured) {
+      if (cut) {
         EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
         EXPECT_THAT(std::string(refused.message()), HasSubstr("mul at "));
         EXPECT_THAT(std::string(refused.message()), HasSubstr("or Detach it"));
@@ -589,7 +602,7 @@ TEST_P(Conformance, AFunctionsGradientGoesOnOutsideOrIsRefused) {
       }
       ASSERT_TRUE(g.ok()) << g.status();
       EXPECT_EQ(Values<double>((*g)[0]), Doubles{18});
-      if (what == Case::kDetached) return;
+      if (detached) return;
       BackwardOptions seeded;
       seeded.seeds = {(*g)[1]};
       const absl::StatusOr<Tensors> on = Grad({y}, {x}, seeded);
@@ -604,9 +617,21 @@ TEST_P(Conformance, AFunctionsGradientGoesOnOutsideOrIsRefused) {
 // alone, in a function, and G + 5 y on rank 1. If rank 1 asks nothing of y's gradient in the first,
 // its second meets rank 0's first there: 977 for both, where 972 and 185 are right.
 TEST_P(Conformance, AFunctionsGradientIsRefusedWhereItWouldCutOffAConstantOne) {
-  enum class Case { kInput, kCaptured, kComputed, kSeed, kInside, kGoesOn, kDetached };
-  for (const Case what : {Case::kInput, Case::kCaptured, Case::kComputed, Case::kSeed,
-                          Case::kInside, Case::kGoesOn, Case::kDetached}) {
+  enum class Case {
+    kInput,
+    kBackward,
+    kCaptured,
+    kComputed,
+    kSeed,
+    kInside,
+    kItsSeed,
+    kSeedItsSeed,
+    kGoesOn,
+    kDetached
+  };
+  for (const Case what :
+       {Case::kInput, Case::kBackward, Case::kCaptured, Case::kComputed, Case::kSeed, Case::kInside,
+        Case::kItsSeed, Case::kSeedItsSeed, Case::kGoesOn, Case::kDetached}) {
     SCOPED_TRACE(static_cast<int>(what));
     const bool refused = what != Case::kGoesOn && what != Case::kDetached;
     JobOptions options;
@@ -619,8 +644,9 @@ TEST_P(Conformance, AFunctionsGradientIsRefusedWhereItWouldCutOffAConstantOne) {
       const Tensor w = LeafOf(world, 1);
       const Tensor y = AllReduce(x, world, Reduction::kSum, Site(rank));
       BackwardOptions create = Create();
-      if (rank == 1 && what == Case::kSeed) create.seeds = {LeafOf(world, 2)};
-      const Tensor of_y = rank == 0 ? Sum(y * y * y) : what == Case::kSeed ? y : Sum(y * 2);
+      const bool is_seed = what == Case::kSeed || what == Case::kSeedItsSeed;
+      if (rank == 1 && is_seed) create.seeds = {LeafOf(world, 2)};
+      const Tensor of_y = rank == 0 ? Sum(y * y * y) : is_seed ? y : Sum(y * 2);
       const absl::StatusOr<Tensor> g = One(Grad({of_y}, {y}, create));
       ASSERT_TRUE(g.ok()) << g.status();
       EXPECT_EQ(Values<double>(*g), Doubles{rank == 0 ? 27.0 : 2.0});
@@ -650,21 +676,30 @@ TEST_P(Conformance, AFunctionsGradientIsRefusedWhereItWouldCutOffAConstantOne) {
       ASSERT_TRUE(alone.ok()) << alone.status();
       absl::Status inside;
       const Compiled compiled = Compile([&](const Tensors& in) {
-        const bool captured = what == Case::kCaptured || what == Case::kSeed;
+        const bool its_seed = what == Case::kItsSeed || what == Case::kSeedItsSeed;
+        const bool captured = what == Case::kCaptured || what == Case::kSeed || its_seed;
         Tensor of = captured ? *g : what == Case::kDetached ? in[0].Detach() : in[0];
         if (what == Case::kInside) {
           // What the gradient's own call took part in.
           const Tensor all = AllReduce(of, *alone);
           of = *One(Grad({Sum(all * 2)}, {all, of}, Create()));
         }
+        for (int i = 0; its_seed && i < 2; ++i) {
+          // The gradient of in[1], in a call that takes part in another collective.
+          BackwardOptions seeded = Create();
+          seeded.seeds = {of, Tensor()};
+          of = *One(Grad({in[1], AllReduce(in[2], *alone)}, {in[1]}, seeded));
+        }
+        const Tensor loss = Sum(in[1] * of * of);
         Tensors wanted = {in[1]};
         if (what == Case::kGoesOn) wanted.push_back(of);
-        const absl::StatusOr<Tensors> gradients = Grad({Sum(in[1] * of * of)}, wanted);
+        const absl::StatusOr<Tensors> gradients =
+            GradientsOf(loss, wanted, what == Case::kBackward);
         inside = gradients.status();
         return gradients.ok() ? *gradients : Tensors{Tensor()};
       });
       const absl::StatusOr<Tensors> first =
-          compiled.Run({what == Case::kComputed ? *g * 1 : *g, w});
+          compiled.Run({what == Case::kComputed ? *g * 1 : *g, w, LeafOf(world, 3)});
       if (refused) {
         EXPECT_EQ(ErrorOf(inside).reason, Reason::kWrongState) << inside;
         EXPECT_THAT(std::string(inside.message()), HasSubstr("or Detach it"));
