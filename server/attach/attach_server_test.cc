@@ -406,7 +406,7 @@ TEST_F(AttachServerTest, NobodyWaitsForADescriptorThatAClientHasSent) {
   AttachOptions options;
   options.max_connections = 8;
   Serve(options);
-  constexpr size_t kTries = 20;
+  constexpr size_t kTries = 100;
   std::vector<LingeringSocket> lingering(2 + kTries);
   std::vector<std::unique_ptr<RawClient>> crowd;
   EXPECT_TRUE(IsDoneThough(absl::MakeSpan(lingering), [&] {
