@@ -344,6 +344,16 @@ absl::Status Preparer::MakeOutputs(const Run& command, RunState* run) {
   return command.outputs.size() > 1 ? CheckDistinct(*run) : absl::OkStatus();
 }
 
+void Preparer::Await(const CellRef& cell, RunState* run) {
+  ++run->blockers;
+  const auto on_settled = [this, handle = run->handle](const CellRef& tensor) {
+    const bool failed = tensor->state == Cell::State::kFailed;
+    arrived_(handle, Storage::Arrival::kLater,
+             failed ? ToStatus(*tensor->error) : absl::OkStatus());
+  };
+  run->awaited.emplace_back(cell, cell->on_settled.Add(on_settled));
+}
+
 absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
   const GraphRecord& graph = *run->graph;
   run->inputs.resize(command.inputs.size());
@@ -365,15 +375,7 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
                                       ", tensor ", id->slot, ".", id->generation, " on device ",
                                       cell->device.value(), "; copy it first"));
       }
-      if (cell->being_made()) {
-        ++run->blockers;
-        const auto on_settled = [this, handle = run->handle](const CellRef& tensor) {
-          const bool failed = tensor->state == Cell::State::kFailed;
-          arrived_(handle, Storage::Arrival::kLater,
-                   failed ? ToStatus(*tensor->error) : absl::OkStatus());
-        };
-        run->awaited.emplace_back(cell, cell->on_settled.Add(on_settled));
-      }
+      if (cell->being_made()) Await(cell, run);
       run->inputs[i] = std::move(cell);
     }
   }

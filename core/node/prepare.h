@@ -74,6 +74,8 @@ class Preparer {
                                    const GraphStore::Waiting& waiting);
   // The run takes so much more. RESOURCE_EXHAUSTED: its session cannot be charged for it.
   static absl::Status Charge(RunState* run, int64_t bytes);
+  // The run waits until `cell`, an input of it, is ready or has failed; `arrived` is told.
+  void Await(const CellRef& cell, RunState* run);
 
  private:
   // False: it must be waited for.

@@ -383,16 +383,8 @@ bool Runs::AwaitsGangs(RunState* run) {
   for (const CellRef& cell : run->inputs) {
     if (cell == nullptr || cell->settled()) continue;
     const RunState* const producer = table_->Find(cell->producer);
-    if (producer == nullptr || producer->gang < 0 || !gangs_->at(producer->gang).fails_unseen) {
-      continue;
-    }
-    ++run->blockers;
-    const auto on_settled = [this, handle = run->handle](const CellRef& tensor) {
-      const bool failed = tensor->state == Cell::State::kFailed;
-      Arrived(handle, Storage::Arrival::kLater,
-              failed ? ToStatus(*tensor->error) : absl::OkStatus());
-    };
-    run->awaited.emplace_back(cell, cell->on_settled.Add(on_settled));
+    if (producer == nullptr || producer->gang < 0) continue;
+    if (gangs_->at(producer->gang).fails_unseen) preparer_->Await(cell, run);
   }
   return run->blockers > 0;
 }
