@@ -158,6 +158,19 @@ class DistributedDataParallelTest : public ::testing::Test {
     return model.ok() ? *model : nullptr;
   }
 
+  // The gradients of a chain of two that one rank alone has: summed up over these calls, each of as
+  // many rows as two ranks have in theirs together.
+  std::vector<Doubles> GradsOnOne(const std::vector<int>& calls) {
+    const Session session = daemon_.Open();
+    Chain model(2);
+    const absl::Status made = model.Init(session, 1, DType::kF64);
+    EXPECT_TRUE(made.ok()) << made;
+    for (const int i : calls) {
+      EXPECT_TRUE(Backward(LossOf(model, Rows(session, 4 * i, 4, 3))).ok());
+    }
+    return GradsOf(model);
+  }
+
   FakeDaemon daemon_;
 };
 
@@ -416,17 +429,7 @@ TEST_F(DistributedDataParallelTest, WhatIsNotUsedComesLast) {
 
 TEST_F(DistributedDataParallelTest, NoSyncAddsUpAndTheNextBackwardTakesTheMeanOfAll) {
   const int size = 2;
-  std::vector<Doubles> wanted;
-  {
-    // As many rows at a time on one: the sum of three losses.
-    const Session session = daemon_.Open();
-    Chain model(2);
-    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
-    for (int i = 0; i < 3; ++i) {
-      ASSERT_TRUE(Backward(LossOf(model, Rows(session, 4 * i, 4, 3))).ok());
-    }
-    wanted = GradsOf(model);
-  }
+  const std::vector<Doubles> wanted = GradsOnOne({0, 1, 2});
   std::vector<std::vector<Doubles>> grads(size);
   OnRanks(size, [&](const World& world, int rank) {
     const auto model = Make(std::make_shared<Chain>(2), world);
@@ -471,16 +474,7 @@ TEST_F(DistributedDataParallelTest, WhatNoSyncAddsUpLateOrOnceMoreGoesIntoTheNex
     SCOPED_TRACE(late ? "late" : "once more");
     // The losses in the order of their Backward: the first call's behind the second's.
     const std::vector<int> order = late ? std::vector<int>{1, 0, 2} : std::vector<int>{0, 1, 0, 2};
-    std::vector<Doubles> wanted;
-    {
-      const Session session = daemon_.Open();
-      Chain model(2);
-      ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
-      for (const int i : order) {
-        ASSERT_TRUE(Backward(LossOf(model, Rows(session, 4 * i, 4, 3))).ok());
-      }
-      wanted = GradsOf(model);
-    }
+    const std::vector<Doubles> wanted = GradsOnOne(order);
     std::vector<std::vector<Doubles>> grads(size);
     OnRanks(size, [&](const World& world, int rank) {
       const auto model = Make(std::make_shared<Chain>(2), world);
