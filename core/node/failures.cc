@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/work.h"
@@ -135,6 +136,18 @@ ErrorId Failures::TellGivenUp(const World& world, const LaunchedInstance::GivenU
                    " (dropped, used up or not recorded), and others asked for it", what_of_it);
   errors_->Record(world.tenant, &error);
   return error.id;
+}
+
+void Failures::NoteTold(const World& world, const Error& error) {
+  if (error.id == ErrorId() || !errors_->Has(error.id, world.tenant)) return;
+  // One loss is the failure of all that stood on the device, each of which looks the same.
+  if (error.reason == Reason::kDeviceLost) return;
+  errors_->NoteTold(error.id, world.id);
+}
+
+bool Failures::HasTold(const World& world, const Error& error) const {
+  const auto is_of_world = [&world](const Error::EndedEpoch& e) { return e.world == world.id; };
+  return absl::c_any_of(error.ended, is_of_world) || errors_->HasTold(error.id, world.id);
 }
 
 void Failures::Note(FlightKind kind, absl::Time now, const Session* session, const World* world,

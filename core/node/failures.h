@@ -40,6 +40,12 @@ class Failures {
   absl::Status RecordStatus(const std::string& tenant, const FailureOrigin& failure,
                             const absl::Status& status);
 
+  // `error` has ended an epoch of `world`: all its ranks have been told of it. One that is not
+  // recorded is no other's, and not looked for.
+  void NoteTold(const World& world, const Error& error);
+  // By its number, or because it is what came of one that was, which says so itself.
+  bool HasTold(const World& world, const Error& error) const;
+
   // Into the flight record. `session` and `world` may be null.
   void Note(FlightKind kind, absl::Time now, const Session* session, const World* world,
             Sequence sequence = Sequence(), Ticket ticket = Ticket(), ErrorId error = ErrorId());

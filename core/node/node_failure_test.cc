@@ -259,6 +259,31 @@ TEST_F(NodeTest, AFailureEndsAnEpochOnceHoweverOftenItIsUsed) {
   }
 }
 
+// Both have one number, and of the second nobody has been told when it is used.
+TEST_F(NodeTest, AFailureThatLooksLikeOneBeforeIsTold) {
+  Start(2, {}, "launch error device=0 times=2");
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+  }
+  ranks_[0]->Register(1, NegateGraph(2));
+  for (const int32_t round : {0, 1}) {
+    const TensorId failed{2 * round, 1};
+    const TensorId sum{2 * round + 1, 1};
+    ranks_[0]->Submit(DirectRank::LocalRun(1, {DirectRank::Inline({1, 2})}, {failed}));
+    EXPECT_FALSE(ranks_[0]->LastOutcome().ok());
+    ranks_[1]->RunInline(0, {1, 2}, sum);
+    ranks_[1]->WaitUntilTaken();
+    ranks_[0]->RunOn(0, failed, sum);
+    EXPECT_EQ(ErrorOf(ranks_[1]->LastOutcome()).reason, Reason::kPeerRefused) << round;
+    for (int r = 0; r < 2; ++r) {
+      const Error error = ErrorOf(ranks_[r]->LastOutcome());
+      ASSERT_EQ(error.ended.size(), 1u) << error.message;
+      EXPECT_EQ(error.ended[0].open, Epoch(2 + round));
+      ranks_[r]->NextEpoch();
+    }
+  }
+}
+
 // The vote of a call without a position has counted it: that it is refused later must not do so
 // again, or the rank would be out of line with the others for ever.
 class CallsWithoutPositionsTest : public NodeTest {

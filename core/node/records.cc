@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/utf8.h"
@@ -57,6 +58,7 @@ bool ErrorStore::Record(absl::string_view tenant, Error* error) {
   for (size_t i = 0; i < recent; ++i) {
     const Kept& entry = errors[errors.size() - 1 - i];
     if (entry.bytes != bytes) continue;
+    told_.erase(entry.id);
     error->id = entry.id;
     return false;
   }
@@ -73,6 +75,7 @@ void ErrorStore::ForgetOne() {
         return std::make_pair(a.second.size(), b.second.front().id) <
                std::make_pair(b.second.size(), a.second.front().id);
       });
+  told_.erase(most->second.front().id);
   most->second.pop_front();
   if (most->second.empty()) of_tenant_.erase(most);
   --count_;
@@ -99,6 +102,18 @@ absl::optional<Error> ErrorStore::Find(ErrorId id, absl::string_view tenant) con
 bool ErrorStore::Has(ErrorId id, absl::string_view tenant) const {
   const auto it = of_tenant_.find(tenant);
   return it != of_tenant_.end() && FindIn(it->second, id) != nullptr;
+}
+
+void ErrorStore::NoteTold(ErrorId id, WorldId world) {
+  absl::InlinedVector<WorldId, 1>& worlds = told_[id];
+  if (absl::c_linear_search(worlds, world)) return;
+  if (worlds.size() == kMostWorldsTold) worlds.erase(worlds.begin());
+  worlds.push_back(world);
+}
+
+bool ErrorStore::HasTold(ErrorId id, WorldId world) const {
+  const auto worlds = told_.find(id);
+  return worlds != told_.end() && absl::c_linear_search(worlds->second, world);
 }
 
 std::string FailureLine(const FailureOrigin& failure, const Error& error) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
@@ -68,7 +69,7 @@ inline constexpr size_t kMaxErrors = 2048;
 
 // Gives errors their ids and keeps `capacity` of them, each in Error::kMaxBytes at most. Where
 // there are more, the tenant that has most loses its oldest: nobody's failures displace another's.
-// The same cause told to many runs is recorded once.
+// The same cause told to many runs is recorded once: so are failures that look the same.
 class ErrorStore {
  public:
   explicit ErrorStore(size_t capacity) : capacity_(capacity) {}
@@ -77,6 +78,12 @@ class ErrorStore {
   absl::optional<Error> Find(ErrorId id, absl::string_view tenant) const;
   // Whether it is there still, of that tenant.
   bool Has(ErrorId id, absl::string_view tenant) const;
+
+  // All ranks of `world` have been told of this failure, if it is kept: until another is recorded
+  // that looks the same, of which they have not. Of one failure the last kMostWorldsTold are known.
+  static constexpr size_t kMostWorldsTold = 16;
+  void NoteTold(ErrorId id, WorldId world);
+  bool HasTold(ErrorId id, WorldId world) const;
 
  private:
   struct Kept {
@@ -90,7 +97,8 @@ class ErrorStore {
   size_t capacity_;
   int64_t next_ = 1;
   size_t count_ = 0;
-  absl::flat_hash_map<std::string, Errors> of_tenant_;  // of those that have some
+  absl::flat_hash_map<std::string, Errors> of_tenant_;                  // of those that have some
+  absl::flat_hash_map<ErrorId, absl::InlinedVector<WorldId, 1>> told_;  // of those kept
 };
 
 // A failure for the daemon's log: one line (OneLine), whatever bytes its texts have. Numbers that

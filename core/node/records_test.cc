@@ -29,6 +29,34 @@ TEST(ErrorStoreTest, OneCauseHasOneRecord) {
   EXPECT_EQ(store.Find(a.id, "uid:1")->message, "rank 1 died");
 }
 
+TEST(ErrorStoreTest, WhatLooksTheSameHasNotBeenToldOf) {
+  ErrorStore store(2);
+  Error error = Make("rank 1 died");
+  store.Record("uid:1", &error);
+  EXPECT_FALSE(store.HasTold(error.id, WorldId(1)));
+  for (const int64_t world : {1, 2, 1}) store.NoteTold(error.id, WorldId(world));
+  EXPECT_TRUE(store.HasTold(error.id, WorldId(1)));
+  EXPECT_TRUE(store.HasTold(error.id, WorldId(2)));
+  EXPECT_FALSE(store.HasTold(error.id, WorldId(3)));
+  Error other = Make("rank 2 died");
+  store.Record("uid:1", &other);
+  EXPECT_FALSE(store.HasTold(other.id, WorldId(1)));
+  EXPECT_TRUE(store.HasTold(error.id, WorldId(1)));
+  Error again = Make("rank 1 died");
+  store.Record("uid:1", &again);
+  EXPECT_FALSE(store.HasTold(error.id, WorldId(1)));
+  // The oldest worlds are forgotten first, and all with the error.
+  constexpr auto kMost = static_cast<int64_t>(ErrorStore::kMostWorldsTold);
+  for (int64_t world = 0; world <= kMost; ++world) store.NoteTold(error.id, WorldId(world));
+  EXPECT_FALSE(store.HasTold(error.id, WorldId(0)));
+  EXPECT_TRUE(store.HasTold(error.id, WorldId(1)));
+  EXPECT_TRUE(store.HasTold(error.id, WorldId(kMost)));
+  Error third = Make("rank 3 died");
+  store.Record("uid:1", &third);
+  ASSERT_FALSE(store.Has(error.id, "uid:1"));
+  EXPECT_FALSE(store.HasTold(error.id, WorldId(1)));
+}
+
 TEST(ErrorStoreTest, ALongTextIsCut) {
   ErrorStore store(10);
   Error error = Make(std::string(1 << 20, 'x'));

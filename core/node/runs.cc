@@ -33,17 +33,17 @@ absl::Status ExecFailure(const absl::Status& status) {
 // world the other ranks have been told of it, and what comes of it fails alone: if each call that
 // wants its result ended an epoch more, it would take others' calls with it, and what comes of
 // those again, without end.
-Error ForAgreement(const World& world, Error error) {
-  error.alone |= world.HasTold(error);
+Error ForAgreement(const Failures& failures, const World& world, Error error) {
+  error.alone |= failures.HasTold(world, error);
   return error;
 }
 
-// For an error of which the world has been told, in `epoch`: where it has ended that it is noted by
-// its number. Then it says which epoch is open.
-void SayOutcome(Epoch epoch, World* world, Error* error) {
-  const Epoch open_epoch = world->agreement->epoch();
-  if (open_epoch != epoch) world->NoteTold(*error);
-  SayOpenEpoch(*world, open_epoch, error);
+// For an error of which the world has been told, in `epoch`: where it has ended that it is noted.
+// Then it says which epoch is open.
+void SayOutcome(Epoch epoch, const World& world, Failures* failures, Error* error) {
+  const Epoch open_epoch = world.agreement->epoch();
+  if (open_epoch != epoch) failures->NoteTold(world, *error);
+  SayOpenEpoch(world, open_epoch, error);
 }
 
 // That a pending run speaks for first; of one that speaks for none, that its device is of.
@@ -295,9 +295,10 @@ void Runs::Refuse(const std::shared_ptr<Session>& session, Sequence sequence, co
     // Its calls are not known; its next vote shows how many they were.
     if (members.empty()) members.emplace_back().rank = named.rank;
     const Epoch epoch = world->agreement->epoch();
-    decisions.emplace_back(
-        world, world->agreement->Refuse(members, named.epoch, ForAgreement(*world, error), now));
-    SayOutcome(epoch, world.get(), &error);
+    decisions.emplace_back(world,
+                           world->agreement->Refuse(members, named.epoch,
+                                                    ForAgreement(*failures_, *world, error), now));
+    SayOutcome(epoch, *world, failures_, &error);
   }
   failures_->Record(session.get(), run == nullptr ? nullptr : run->world.get(), &error);
   std::vector<TensorId> results;
@@ -320,8 +321,8 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
   // Once its vote has been taken the world's actions say what is dropped.
   if (!run->vote_taken) equal_work_->ForgetInstances(run);
   const Epoch epoch = world->agreement->epoch();
-  Agreement::Decision decision = DecideRefusal(*run, ForAgreement(*world, error), now);
-  SayOutcome(epoch, world.get(), &error);
+  Agreement::Decision decision = DecideRefusal(*run, ForAgreement(*failures_, *world, error), now);
+  SayOutcome(epoch, *world, failures_, &error);
   Fail(run, error, now);
   decision.CarryOut(now);
 }
@@ -587,7 +588,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
       world->agreement->Finished(gang.ticket, status, now);
       // The sequencer's actions may be for later: its members enter the epoch by what they get
       // here.
-      SayOutcome(epoch, world.get(), &error);
+      SayOutcome(epoch, *world, failures_, &error);
     }
     for (RunHandle handle : gang.runs) Fail(table_->Find(handle), error, now);
   }

@@ -41,17 +41,6 @@ absl::Status World::Reserve(size_t calls, int64_t path_bytes, size_t groups, siz
                         kPerMember);
 }
 
-void World::NoteTold(const Error& error) {
-  if (error.id != ErrorId()) told[next_told++ % told.size()] = error.id;
-}
-
-// By its number, or because it is what came of one, which says so itself.
-bool World::HasTold(const Error& error) const {
-  const auto is_own = [this](const Error::EndedEpoch& ended) { return ended.world == id; };
-  return std::any_of(error.ended.begin(), error.ended.end(), is_own) ||
-         (error.id != ErrorId() && std::find(told.begin(), told.end(), error.id) != told.end());
-}
-
 void SayOpenEpoch(const World& world, Epoch open_epoch, Error* error) {
   if (error->alone) return;
   auto ended = std::find_if(error->ended.begin(), error->ended.end(),

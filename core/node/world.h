@@ -5,7 +5,6 @@
 #ifndef CHORUS_CORE_NODE_WORLD_H_
 #define CHORUS_CORE_NODE_WORLD_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -75,9 +74,6 @@ struct World : std::enable_shared_from_this<World> {
   static constexpr int64_t kGivenUpBytes = int64_t{16} << 10;  // of the list, while it grows too
   absl::flat_hash_map<uint64_t, ErrorId> given_up;
   size_t given_up_next = 0;  // of a launch, the collective from which on to tell of them
-  // The last failures that have ended an epoch of it: all members have been told of these.
-  std::array<ErrorId, 64> told;
-  size_t next_told = 0;
   // Of its members' devices, and nobody else's. Null until they are launched together.
   std::shared_ptr<CommunicatorLease> communicators;
 
@@ -91,10 +87,6 @@ struct World : std::enable_shared_from_this<World> {
   }
   // The same for a group that may come next.
   absl::Status ReserveGroup(size_t members) { return Reserve(0, 0, 1, members); }
-
-  // `error` has ended an epoch. One that is not recorded is no other's, and not looked for.
-  void NoteTold(const Error& error);
-  bool HasTold(const Error& error) const;
 
   int size() const { return static_cast<int>(members.size()); }
   bool formed() const { return agreement != nullptr; }

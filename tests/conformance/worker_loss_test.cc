@@ -129,6 +129,25 @@ TEST_P(WorkerLoss, AVoteThatWaitsMeetsTheLossWhenItIsLaunched) {
   ExpectThatItGoesOn();
 }
 
+// A loss has one number for all that stood there. The others are told of each use of another part
+// of it, not that they differ.
+TEST_P(WorkerLoss, EachTensorThatWasLostIsToldOf) {
+  const std::vector<Tensor> parts = {Part(0) * 2, Part(0) * 3, Part(0) * 4};
+  for (const Tensor& part : parts) ASSERT_TRUE(part.Wait().ok());
+  KillWorkerAndAwaitItsEnd();
+  for (const Tensor& part : parts) {
+    std::vector<Tensor> sums = {AllReduce(part, job_.world(0))};
+    for (int rank = 1; rank < kRanks; ++rank) {
+      sums.push_back(AllReduce(Part(rank), job_.world(rank)));
+    }
+    for (const Tensor& sum : sums) {
+      const absl::Status lost = sum.Read<double>().status();
+      EXPECT_EQ(ErrorOf(lost).reason, Reason::kDeviceLost) << lost;
+    }
+  }
+  ExpectThatItGoesOn();
+}
+
 TEST_P(WorkerLoss, CompiledFunctionsAndGradientsAreLoadedAgain) {
   std::vector<Compiled> steps;
   for (int rank = 0; rank < kRanks; ++rank) {
