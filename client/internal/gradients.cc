@@ -62,7 +62,7 @@ absl::Status CheckNothingIsCutOff(absl::Span<const Tensor> roots, absl::Span<con
   for (const Tensor& tensor : wanted) wanted_leaves.insert(EdgeTo(tensor, trace, false).leaf.get());
   // `reader`: null for a root.
   const auto check = [&](const Edge& edge, const GradNode* reader) {
-    if (!edge.cut_off || wanted_leaves.contains(edge.leaf.get())) return absl::OkStatus();
+    if (!edge.cut_off() || wanted_leaves.contains(edge.leaf.get())) return absl::OkStatus();
     return Precondition(absl::StrCat(
         "backward: the gradient leads through what comes from a collective outside of the compiled "
         "function",
@@ -271,6 +271,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     impl->output = of->output;
     const Companions before = CompanionsIn(trace, *of);
     impl->companions = of->companions;
+    impl->outer_collective = of->outer_collective;
     impl->outer_companions =
         of->outer_companions || (of->companions != nullptr && before == nullptr);
     if (of->leaf_requires_grad) {

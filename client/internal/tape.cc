@@ -123,7 +123,7 @@ Leads LeadsOf(const TensorImpl& impl) {
   if (impl.node == nullptr) {
     const TensorImpl& leaf = impl.leaf != nullptr ? *impl.leaf : impl;
     leads.to_leaf = leaf.leaf_requires_grad;
-    leads.to_collective = leaf.outer_collective;
+    leads.to_collective = leaf.outer_collective || impl.outer_collective;
     leads.to_companions = leaf.outer_companions || impl.outer_companions;
     return leads;
   }
@@ -160,9 +160,8 @@ Edge EdgeTo(const Tensor& x, TraceId trace, bool keep_data) {
   }
   if (of_trace) edge.companions = CompanionsIn(trace, impl);
   if (trace != TraceId() && edge.node == nullptr) {
-    const Leads leads = LeadsOf(impl);
-    const bool outer_companions = impl.companions != nullptr && edge.companions == nullptr;
-    edge.cut_off = leads.to_collective || leads.to_companions || outer_companions;
+    edge.outer = LeadsOf(impl);
+    edge.outer.to_companions |= impl.companions != nullptr && edge.companions == nullptr;
   }
   return edge;
 }

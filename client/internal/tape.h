@@ -55,8 +55,9 @@ class TensorImpl {
   int output = 0;    // of `node`
   Companions companions;
   bool leaf_requires_grad = false;
-  // Of an input of a traced function: where what it stands for comes from outside (Leads). Of a
-  // gradient in it, the second: its seed has companions outside.
+  // Of an input of a traced function, or of what stands for a captured tensor in its tape: where
+  // that comes from outside (Leads). Of a gradient in it, the second: its seed has companions
+  // outside.
   bool outer_collective = false;
   bool outer_companions = false;
   // Set where this stands for a leaf, with a copy of its bytes as they were when it was recorded.
@@ -72,8 +73,9 @@ class TensorImpl {
 struct Edge {
   GradNodePtr node;
   int output = 0;
-  // In a trace: it has a history of collectives outside, at which the trace ends.
-  bool cut_off = false;
+  // In a trace: what it has from outside leads so far, and the trace ends here.
+  Leads outer;
+  bool cut_off() const { return outer.to_collective || outer.to_companions; }
   Companions companions;
   // Without node: whose gradient it may be. Null: nobody's, as it required none when this was
   // recorded; if it requires one later, that is of later uses alone.

@@ -183,7 +183,9 @@ RecordedNode TapePart::Record(const GradNodePtr& node) {
       impl->output = behind->output;
     } else {
       impl->leaf = edge.leaf;
-      impl->leaf_requires_grad = edge.leaf != nullptr && edge.leaf->leaf_requires_grad;
+      impl->leaf_requires_grad = edge.leaf != nullptr && edge.leaf->requires_grad();
+      impl->outer_collective = edge.outer.to_collective;
+      impl->outer_companions = edge.outer.to_companions;
       impl->node = edge.node;
       impl->output = edge.output;
     }

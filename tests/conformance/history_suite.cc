@@ -626,12 +626,15 @@ TEST_P(Conformance, AFunctionsGradientIsRefusedWhereItWouldCutOffAConstantOne) {
     kInside,
     kItsSeed,
     kSeedItsSeed,
+    kSecondOrder,
+    kSecondOrderOfItAlone,
     kGoesOn,
     kDetached
   };
   for (const Case what :
        {Case::kInput, Case::kBackward, Case::kCaptured, Case::kComputed, Case::kSeed, Case::kInside,
-        Case::kItsSeed, Case::kSeedItsSeed, Case::kGoesOn, Case::kDetached}) {
+        Case::kItsSeed, Case::kSeedItsSeed, Case::kSecondOrder, Case::kSecondOrderOfItAlone,
+        Case::kGoesOn, Case::kDetached}) {
     SCOPED_TRACE(static_cast<int>(what));
     const bool refused = what != Case::kGoesOn && what != Case::kDetached;
     JobOptions options;
@@ -677,7 +680,8 @@ TEST_P(Conformance, AFunctionsGradientIsRefusedWhereItWouldCutOffAConstantOne) {
       absl::Status inside;
       const Compiled compiled = Compile([&](const Tensors& in) {
         const bool its_seed = what == Case::kItsSeed || what == Case::kSeedItsSeed;
-        const bool captured = what == Case::kCaptured || what == Case::kSeed || its_seed;
+        const bool second = what == Case::kSecondOrder || what == Case::kSecondOrderOfItAlone;
+        const bool captured = what == Case::kCaptured || what == Case::kSeed || its_seed || second;
         Tensor of = captured ? *g : what == Case::kDetached ? in[0].Detach() : in[0];
         if (what == Case::kInside) {
           // What the gradient's own call took part in.
@@ -689,6 +693,13 @@ TEST_P(Conformance, AFunctionsGradientIsRefusedWhereItWouldCutOffAConstantOne) {
           BackwardOptions seeded = Create();
           seeded.seeds = {of, Tensor()};
           of = *One(Grad({in[1], AllReduce(in[2], *alone)}, {in[1]}, seeded));
+        }
+        if (second) {
+          // 2 w G, or G: both gradients are asked for, so that this much is not refused.
+          const Tensor product = what == Case::kSecondOrder ? in[1] * in[1] * of : in[1] * of;
+          const absl::StatusOr<Tensors> both = Grad({Sum(product)}, {in[1], of}, Create());
+          EXPECT_TRUE(both.ok()) << both.status();
+          of = both.ok() ? (*both)[0] : of;
         }
         const Tensor loss = Sum(in[1] * of * of);
         Tensors wanted = {in[1]};
