@@ -117,19 +117,12 @@ class DistributedDataParallel::Pass {
       if (!used_anywhere_[trained[i]]) continue;
       Tensor gradient = request.gradients[i];
       const Tensor& leaf = leaves_[trained[i]];
-      if (HasLocal(request, trained[i])) {
+      if (HasLocal(request, leaf)) {
         gradient = gradient.defined() ? leaf.grad() + gradient : leaf.grad();
         request.leaves->replaced.insert(ImplOf(leaf).get());
       }
       local_gradients.push_back(
           gradient.defined() ? gradient : Zeros(leaf.device(), leaf.dtype(), leaf.shape(), site_));
-    }
-    if (b + 1 == buckets_.size() && request.leaves != nullptr && !internal::Tracing()) {
-      request.leaves->on_success.emplace_back([this] {
-        for (size_t t = 0; t < leaves_.size(); ++t) {
-          model_->synced_[t] = ImplOf(leaves_[t].grad());
-        }
-      });
     }
     CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> reduced,
                             model_->Reduce(local_gradients, scale_, site_));
@@ -141,12 +134,12 @@ class DistributedDataParallel::Pass {
   }
 
  private:
-  // Gradients that were added up on this rank alone go with this Backward's.
-  bool HasLocal(const GateRequest& request, size_t t) const {
-    const Tensor& leaf = leaves_[t];
+  // Gradients that may have been added up on this rank alone go with this Backward's, and with
+  // them what the last mean has left. That is the same everywhere, and so in the mean what it was,
+  // if every rank gives it, also those that have added nothing to it.
+  bool HasLocal(const GateRequest& request, const Tensor& leaf) const {
     return request.leaves != nullptr && model_->adds_up_ && !internal::Tracing() &&
-           leaf.grad().defined() && ImplOf(leaf.grad()) != model_->synced_[t].lock() &&
-           !request.leaves->replaced.contains(ImplOf(leaf).get());
+           leaf.grad().defined() && !request.leaves->replaced.contains(ImplOf(leaf).get());
   }
 
   // Which parameters have gradients.
@@ -157,7 +150,7 @@ class DistributedDataParallel::Pass {
       for (size_t i = 0; i < buckets_[b].trained.size(); ++i) {
         const size_t t = buckets_[b].trained[i];
         const uint64_t use = (*request.uses)[b][i];
-        used[t] = use != kUnused || HasLocal(request, t);
+        used[t] = use != kUnused || HasLocal(request, leaves_[t]);
         if (notes) model_->first_uses_[t] = use;
       }
     }
@@ -243,7 +236,6 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
   std::iota(order.rbegin(), order.rend(), 0);
   MakeBuckets(order);
   first_uses_.assign(trained_.size(), kUnused);
-  synced_.resize(trained_.size());
   return absl::OkStatus();
 }
 

@@ -109,10 +109,10 @@ class DistributedDataParallel : public Module {
   std::vector<std::vector<std::string>> buckets() const;
 
   // While one lives, calls leave gradients where they are: Backward, whenever it comes, adds them
-  // up on each rank, and the next Backward of a call without it takes the mean of all that has been
-  // added up since the last one. A Backward that returns an error leaves that for the next. Not in
-  // a compiled function, whose graph is the same with and without: a call that is traced while one
-  // lives is kWrongState.
+  // up on each rank, and the next Backward of a call without it takes the mean of what is there on
+  // each rank with it (a hook gets that sum, too: also what an earlier mean has left). A Backward
+  // that returns an error leaves that for the next. Not in a compiled function, whose graph is the
+  // same with and without: a call that is traced while one lives is kWrongState.
   class NoSync {
    public:
     explicit NoSync(DistributedDataParallel* model);
@@ -198,9 +198,6 @@ class DistributedDataParallel : public Module {
   std::vector<bool> used_anywhere_;
   bool syncs_ = true;
   bool adds_up_ = false;  // a call has been made under NoSync, whose Backward may come at any time
-  // By trained_: the grad() that the last Backward of a call outside of NoSync has left. Another
-  // one has more in it, which is this rank's own.
-  std::vector<std::weak_ptr<internal::TensorImpl>> synced_;
   int passes_ = 0;        // calls that were gated, outside of traces, until buckets are ordered
   bool ordered_ = false;  // buckets_, as on rank 0
   Join* join_ = nullptr;

@@ -451,18 +451,18 @@ TEST_F(DistributedDataParallelTest, NoSyncAddsUpAndTheNextBackwardTakesTheMeanOf
     EXPECT_EQ(GradsOf(*model), local);
     backward(2);
     grads[static_cast<size_t>(rank)] = GradsOf(*model);
-    // And once more: what all have in common stays as it is.
+    // And once more: of what all have in common the mean is what it was.
     backward(0);
-    std::vector<Doubles> more = GradsOf(*model);
-    EXPECT_NE(more, grads[static_cast<size_t>(rank)]);
+    const std::vector<Doubles> more = GradsOf(*model);
     model->ClearGrads();
     backward(0);
-    const std::vector<Doubles> last = GradsOf(*model);
-    for (size_t i = 0; i < more.size(); ++i) {
-      for (size_t e = 0; e < more[i].size(); ++e) {
-        EXPECT_EQ(more[i][e], grads[static_cast<size_t>(rank)][i][e] + last[i][e]);
+    std::vector<Doubles> sum = GradsOf(*model);
+    for (size_t i = 0; i < sum.size(); ++i) {
+      for (size_t e = 0; e < sum[i].size(); ++e) {
+        sum[i][e] += grads[static_cast<size_t>(rank)][i][e];
       }
     }
+    ExpectNear(more, sum);
   });
   EXPECT_EQ(grads[0], grads[1]);
   ExpectNear(grads[0], wanted);
@@ -500,6 +500,40 @@ TEST_F(DistributedDataParallelTest, WhatNoSyncAddsUpLateOrOnceMoreGoesIntoTheNex
   }
 }
 
+// What the last mean has left is there on all ranks, and one alone adds to it.
+TEST_F(DistributedDataParallelTest, WhatOneRankAloneAddsUpBehindAMeanGoesIntoTheNext) {
+  const int size = 2;
+  std::vector<Doubles> wanted;
+  {
+    const Session session = daemon_.Open();
+    Chain model(2);
+    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+    for (const int i : {0, 2}) {
+      ASSERT_TRUE(Backward(LossOf(model, Rows(session, 4 * i, 4, 3))).ok());
+    }
+    ASSERT_TRUE(Backward(LossOf(model, Rows(session, 4, 2, 3)) * 0.5).ok());  // of one of two
+    wanted = GradsOf(model);
+  }
+  std::vector<std::vector<Doubles>> grads(size);
+  OnRanks(size, [&](const World& world, int rank) {
+    const auto model = Make(std::make_shared<Chain>(2), world);
+    ASSERT_NE(model, nullptr);
+    const auto loss = [&](int i) { return LossOf(*model, Rows(world, 4 * i + 2 * rank, 2, 3)); };
+    ASSERT_TRUE(Backward(loss(0)).ok());
+    {
+      const Ddp::NoSync no_sync(model.get());
+      const Tensor local = loss(1);
+      if (rank == 0) {
+        ASSERT_TRUE(Backward(local).ok());
+      }
+    }
+    ASSERT_TRUE(Backward(loss(2)).ok());
+    grads[static_cast<size_t>(rank)] = GradsOf(*model);
+  });
+  EXPECT_EQ(grads[0], grads[1]);
+  ExpectNear(grads[0], wanted);
+}
+
 TEST_F(DistributedDataParallelTest, ABackwardThatFailsKeepsWhatWasAddedUp) {
   OnRanks(1, [](const World& world, int) {
     int buckets_left = 0;
@@ -533,10 +567,10 @@ TEST_F(DistributedDataParallelTest, ABackwardThatFailsKeepsWhatWasAddedUp) {
       for (double& element : grad) element *= 4;
     }
     EXPECT_EQ(GradsOf(*model), wanted);
-    // From there on it is what all have in common, to which the next one's are added.
+    // The next one's are added to it, and the hook gets the sum.
     ASSERT_TRUE(backward(4).ok());
     for (size_t i = 0; i < wanted.size(); ++i) {
-      for (size_t e = 0; e < wanted[i].size(); ++e) wanted[i][e] += 2 * local[i][e];
+      for (size_t e = 0; e < wanted[i].size(); ++e) wanted[i][e] = 2 * (wanted[i][e] + local[i][e]);
     }
     EXPECT_EQ(GradsOf(*model), wanted);
   });
