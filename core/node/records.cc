@@ -58,7 +58,8 @@ bool ErrorStore::Record(absl::string_view tenant, Error* error) {
   for (size_t i = 0; i < recent; ++i) {
     const Kept& entry = errors[errors.size() - 1 - i];
     if (entry.bytes != bytes) continue;
-    told_.erase(entry.id);
+    // The end of an epoch, which says so, is one failure, of all its runs.
+    if (error->ended.empty()) told_.erase(entry.id);
     error->id = entry.id;
     return false;
   }

@@ -57,6 +57,18 @@ TEST(ErrorStoreTest, WhatLooksTheSameHasNotBeenToldOf) {
   EXPECT_FALSE(store.HasTold(error.id, WorldId(1)));
 }
 
+// It is recorded for each run that fails with it, one of which may have been used by then.
+TEST(ErrorStoreTest, TheEndOfAnEpochIsOneFailure) {
+  ErrorStore store(10);
+  Error error = Make("rank 1 died");
+  error.ended.push_back({WorldId(1), Epoch(2)});
+  Error of_another_run = error;
+  store.Record("uid:1", &error);
+  store.NoteTold(error.id, WorldId(2));
+  EXPECT_FALSE(store.Record("uid:1", &of_another_run));
+  EXPECT_TRUE(store.HasTold(error.id, WorldId(2)));
+}
+
 TEST(ErrorStoreTest, ALongTextIsCut) {
   ErrorStore store(10);
   Error error = Make(std::string(1 << 20, 'x'));

@@ -282,7 +282,8 @@ class FarDevices final : public WorkerDevices {
         const std::string message = std::move(queue_.front().message);
         SendNow(message, life);
       }
-      if (life == life_) queue_.pop_front();
+      // One that was asked for meanwhile, while there is an entry that keeps others from sending.
+      if (life == life_ && SendPing(life)) queue_.pop_front();
     }
     sender_ended_ = true;
     changed_.SignalAll();
