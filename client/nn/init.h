@@ -20,7 +20,7 @@ Initializer Ones();
 // Evenly in [low, high); mean and standard deviation.
 Initializer Uniform(double low, double high);
 Initializer Normal(double mean = 0, double deviation = 1);
-// Normal, cut off at `low` and `high`: numbers beyond are drawn again up to 16 times, and then the
+// Normal, cut off at `low` and `high`: numbers beyond are drawn anew, 16 times in all, and then the
 // bound.
 Initializer TruncatedNormal(double mean, double deviation, double low, double high);
 // Glorot and Bengio 2010: variance 2 gain^2 / (fan_in + fan_out).

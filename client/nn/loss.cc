@@ -115,12 +115,19 @@ Tensor CrossEntropyLoss(const Tensor& logits, const Tensor& labels, const ClassO
   if (!fits.ok()) return Fail(logits, fits, site);
   const double classes = static_cast<double>(logits.shape().back());
   const bool smooth = options.label_smoothing > 0;
+  const bool of_classes = labels.dtype() != logits.dtype();
   Tensor log_p;
-  if (smooth || labels.dtype() == logits.dtype()) {
-    log_p = LogSoftmax(AsComputeType(logits));
+  if (smooth || !of_classes) {
+    Tensor x = AsComputeType(logits);
+    if (of_classes) {
+      // Whatever stands in a row that does not count: 0 times NaN would be its gradient.
+      const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
+      x = Where(Unsqueeze(ignored, -1), 0, x);
+    }
+    log_p = LogSoftmax(x);
     if (options.weights.defined()) log_p = log_p * AsType(options.weights, log_p.dtype());
   }
-  if (labels.dtype() == logits.dtype()) {
+  if (!of_classes) {
     const Tensor p = AsComputeType(labels);
     const Tensor target =
         smooth ? p * (1 - options.label_smoothing) + options.label_smoothing / classes : p;
@@ -182,12 +189,11 @@ Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positiv
   const absl::Status fits = CheckOneShape("BceWithLogitsLoss", x, y);
   if (!fits.ok()) return Fail(x, fits, site);
   return InComputeType(x, y, [&](const Tensor& a, const Tensor& b) {
-    // -log sigmoid(a) = softplus(-a), -log(1 - sigmoid(a)) = a + softplus(-a).
-    Tensor minus_log = Softplus(-a);
-    if (positive_weight.defined()) {
-      minus_log = minus_log * ((AsComputeType(positive_weight) - 1) * b + 1);
-    }
-    return Reduced((1 - b) * a + minus_log, reduce);
+    // -log sigmoid(a) = softplus(-a), -log(1 - sigmoid(a)) = softplus(a): a + softplus(-a) would be
+    // the difference of large numbers where a is, and so would its gradient.
+    Tensor positive = b * Softplus(-a);
+    if (positive_weight.defined()) positive = positive * AsComputeType(positive_weight);
+    return Reduced(positive + (1 - b) * Softplus(a), reduce);
   });
 }
 

@@ -213,6 +213,42 @@ TEST_F(LossTest, BceWithLogitsIsRightAtBothEndsAndInTheMiddle) {
   EXPECT_FALSE(BceWithLogitsLoss(x, inner).status().ok());
 }
 
+// What is left of a certain logit that is right is small, and no difference of large numbers.
+TEST_F(LossTest, BceWithLogitsOfF32IsExactWhereTheLogitIsCertain) {
+  for (const double label : {0.0, 1.0}) {
+    const Doubles sizes = {10, 15, 20, 40};
+    Doubles logits;
+    for (const double size : sizes) logits.push_back(label == 1 ? size : -size);
+    const Tensor x = Cast(F64(logits, {4}), DType::kF32).Detach().RequireGrad();
+    const Tensor y = Cast(F64(Doubles(4, label), {4}), DType::kF32);
+    const Tensor loss = BceWithLogitsLoss(x, y, Tensor(), Reduce::kNone);
+    ASSERT_TRUE(Backward(Sum(loss)).ok());
+    const std::vector<float> losses = Values<float>(loss);
+    const std::vector<float> gradients = Values<float>(x.grad());
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const double p = 1 / (1 + std::exp(sizes[i]));
+      EXPECT_NEAR(losses[i] / std::log1p(std::exp(-sizes[i])), 1, 1e-5) << sizes[i];
+      EXPECT_NEAR(gradients[i] / (label == 1 ? -p : p), 1, 1e-5) << sizes[i];
+    }
+  }
+}
+
+TEST_F(LossTest, WhatStandsInAnIgnoredRowHasNoGradientWithSmoothingEither) {
+  const double inf = std::numeric_limits<double>::infinity();
+  ClassOptions smooth;
+  smooth.label_smoothing = 0.1;
+  const Tensor x = F64({1, 2, inf, 0, std::nan(""), 1, -inf, -inf}, {4, 2}).RequireGrad();
+  const Tensor loss = CrossEntropyLoss(x, I64({0, -100, -100, -100}), smooth);
+  ASSERT_TRUE(Backward(loss).ok());
+  const Tensor one = F64({1, 2}, {1, 2}).RequireGrad();
+  const Tensor alone = CrossEntropyLoss(one, I64({0}), smooth);
+  ASSERT_TRUE(Backward(alone).ok());
+  EXPECT_THAT(Values<double>(loss), Near(Values<double>(alone)));
+  Doubles wanted = Values<double>(one.grad());
+  wanted.resize(8, 0);
+  EXPECT_THAT(Values<double>(x.grad()), Near(wanted));
+}
+
 TEST_F(LossTest, KlDivergenceOfNothingIsNothing) {
   const Tensor x = F64({-1, -2, -0.5}, {3});
   const Tensor y = F64({0.25, 0, 0.75}, {3});

@@ -47,6 +47,12 @@ absl::StatusOr<ValueIndex> GradientContext::EmitCast(ValueIndex x, DType dtype) 
   return Emit("cast", {x}, {{"dtype", std::string(name.data(), name.size())}});
 }
 
+absl::StatusOr<ValueIndex> GradientContext::EmitWide(ValueIndex x) {
+  const DType dtype = TypeOf(x).dtype;
+  const bool is_half = dtype == DType::kF16 || dtype == DType::kBF16;
+  return is_half ? EmitCast(x, DType::kF32) : absl::StatusOr<ValueIndex>(x);
+}
+
 absl::StatusOr<ValueIndex> GradientContext::SumToInput(ValueIndex g, int i) {
   if (!input_type(i).dims.empty() || TypeOf(g).dims.empty()) return g;
   return Emit("sum", {g});

@@ -101,6 +101,9 @@ class GradientContext {
   absl::StatusOr<ValueIndex> EmitFill(const TensorType& type, double value);
   // `x` itself where it is of that dtype.
   absl::StatusOr<ValueIndex> EmitCast(ValueIndex x, DType dtype);
+  // `x` in the type that halves are computed in: f32, where products of them do not overflow on the
+  // way to a number that has room. `x` itself where it is no half.
+  absl::StatusOr<ValueIndex> EmitWide(ValueIndex x);
   // The gradient of input i from that of what it was stretched to: the sum over all elements, where
   // the input is 0-dim and `g` is not.
   absl::StatusOr<ValueIndex> SumToInput(ValueIndex g, int i);

@@ -74,7 +74,7 @@ absl::StatusOr<ValueIndex> SumOverClasses(GradientContext* c, ValueIndex x) {
 // which labels are ignored whatever dtype they are of.
 absl::Status ClearIgnored(GradientContext* c, ValueIndex* x, ValueIndex* y) {
   if (FindAttribute(c->node().attributes, "ignore_index") == nullptr) return absl::OkStatus();
-  const TensorType& logits = c->input_type(0);
+  const TensorType& logits = c->TypeOf(*x);
   const absl::string_view dtype = DTypeName(logits.dtype);
   Attributes attributes = {{"depth", logits.dims.back().size},
                            {"dtype", std::string(dtype.data(), dtype.size())}};
@@ -91,24 +91,30 @@ absl::Status ClearIgnored(GradientContext* c, ValueIndex* x, ValueIndex* y) {
 }
 
 Gradients CrossEntropyGradGradient(GradientContext& c) {
-  const ValueIndex h = *c.grad(0);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex h, c.EmitWide(*c.grad(0)));
+  CHORUS_ASSIGN_OR_RETURN(ValueIndex logits, c.EmitWide(c.input(0)));
+  const DType dtype = c.input_type(0).dtype;
   InputGradients result(3);
   if (c.needs(2)) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex ones, c.EmitFill(c.input_type(2), 1));
+    CHORUS_ASSIGN_OR_RETURN(
+        const ValueIndex ones,
+        c.EmitFill(TensorType(c.TypeOf(logits).dtype, c.input_type(2).dims), 1));
     CHORUS_ASSIGN_OR_RETURN(
         const ValueIndex q,
-        c.Emit("cross_entropy_grad", {c.input(0), c.input(1), ones}, c.node().attributes));
+        c.Emit("cross_entropy_grad", {logits, c.input(1), ones}, c.node().attributes));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {h, q}));
-    CHORUS_ASSIGN_OR_RETURN(result[2], SumOverClasses(&c, product));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, SumOverClasses(&c, product));
+    CHORUS_ASSIGN_OR_RETURN(result[2], c.EmitCast(sum, dtype));
   }
   if (!c.needs(0)) return result;
   const Attributes classes = {{"axis", static_cast<int64_t>(c.input_type(1).dims.size())}};
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, ForEachClass(&c, c.input(2)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_rows, c.EmitWide(c.input(2)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, ForEachClass(&c, of_rows));
   CHORUS_ASSIGN_OR_RETURN(ValueIndex u, c.Emit("mul", {g, h}));
-  ValueIndex logits = c.input(0);
   CHORUS_RETURN_IF_ERROR(ClearIgnored(&c, &logits, &u));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex p, c.Emit("softmax", {logits}, classes));
-  CHORUS_ASSIGN_OR_RETURN(result[0], c.Emit("softmax_grad", {p, u}, classes));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_logits, c.Emit("softmax_grad", {p, u}, classes));
+  CHORUS_ASSIGN_OR_RETURN(result[0], c.EmitCast(of_logits, dtype));
   return result;
 }
 

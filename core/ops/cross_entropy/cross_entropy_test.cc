@@ -78,6 +78,26 @@ TEST(CrossEntropyTest, GradientsEqualDifferences) {
                  });
 }
 
+// The weights of many classes, each rounded to a half type, add up to another number than 1.
+TEST(CrossEntropyTest, SecondGradientsOfHalfTypesAreComputedInF32) {
+  constexpr int64_t kClasses = 1009;
+  const TensorType type(DType::kF16, {1, kClasses});
+  testing::RankCase c;
+  c.inputs = {testing::FromDoubles(type, std::vector<double>(kClasses, 0)),
+              testing::FromDoubles(TensorType(DType::kF16, {1}), {0x1p15})};
+  c.grads = {testing::FromDoubles(type, std::vector<double>(kClasses, 4))};
+  const auto results = testing::RunBackward({c}, [](RankBuilder& b, const Values& x) {
+    return Values{b.Op("cross_entropy_grad", {x[0], Labels(b, {0}, {1}), x[1]})};
+  });
+  ASSERT_EQ(results.size(), 1u);
+  // What comes back is the same for all classes, so it moves no loss: 4 (1 - 1), and for each class
+  // p g (4 - 4), where g times 4 is more than f16 has numbers for.
+  EXPECT_NEAR(testing::ToDoubles(results[0].gradients[1])[0], 0, 2e-4);
+  for (const double element : testing::ToDoubles(results[0].gradients[0])) {
+    EXPECT_NEAR(element, 0, 1e-3);
+  }
+}
+
 TEST(CrossEntropyTest, IgnoredRowsHaveNoGradientWhateverStandsThere) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();

@@ -112,9 +112,16 @@ Gradients DivGradient(GradientContext& c) {
     CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
   }
   if (c.needs(1)) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex gy, c.Emit("mul", {g, c.output(0)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitWide(*c.grad(0)));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex b, c.EmitWide(c.input(1)));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex y, c.EmitWide(c.output(0)));
+    const bool is_half = of_y != *c.grad(0);
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex quotient,
+                            is_half ? c.Emit("div", {of_y, b}) : absl::StatusOr<ValueIndex>(g));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex gy, c.Emit("mul", {quotient, y}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(gy, 1));
-    CHORUS_ASSIGN_OR_RETURN(result[1], c.Emit("neg", {sum}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex negative, c.Emit("neg", {sum}));
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.EmitCast(negative, c.input_type(1).dtype));
   }
   return result;
 }
@@ -204,12 +211,16 @@ Gradients SqrtGradient(GradientContext& c) {
 }
 
 Gradients RsqrtGradient(GradientContext& c) {
-  const ValueIndex y = c.output(0);
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex half, Number(c, -0.5));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex y, c.EmitWide(c.output(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitWide(*c.grad(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex half,
+                          c.EmitFill(TensorType(c.TypeOf(y).dtype, {}), -0.5));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex square, c.Emit("mul", {y, y}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex cube, c.Emit("mul", {square, y}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {cube, half}));
-  return Times(c, slope);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {of_y, slope}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.EmitCast(product, c.input_type(0).dtype));
+  return InputGradients{g};
 }
 
 Gradients TanhGradient(GradientContext& c) {

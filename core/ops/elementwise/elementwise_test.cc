@@ -207,6 +207,27 @@ TEST(ElementwiseTest, TheGradientOfPowIsZeroWhereItIsSaidToBeWhateverComesBack) 
   EXPECT_EQ(elsewhere[1][0], inf);
 }
 
+// What a half type has no number for on the way has one in f32, where the result has.
+TEST(ElementwiseTest, GradientsOfHalfTypesDoNotOverflowOnTheWay) {
+  const TensorType type(DType::kF16, {3});
+  const auto gradients = [&type](const std::string& op, const std::vector<std::vector<double>>& in,
+                                 const std::vector<double>& g) {
+    testing::RankCase c;
+    for (const std::vector<double>& x : in) c.inputs.push_back(testing::FromDoubles(type, x));
+    c.grads = {testing::FromDoubles(type, g)};
+    const auto results = testing::RunBackward(
+        {c}, [&op](RankBuilder& b, const Values& x) { return Values{b.Op(op, x)}; });
+    EXPECT_EQ(results.size(), 1u);
+    return testing::ToDoubles(results[0].gradients.back());
+  };
+  // g / b is 2^17 and 2^18 on the way.
+  EXPECT_EQ(gradients("div", {{0, 0x1p-12, 6}, {0x1p-10, 0x1p-8, 2}}, {0x1p7, 0x1p10, 4}),
+            (std::vector<double>{0, -0x1p14, -6}));
+  // y^3 is 2^18.
+  EXPECT_EQ(gradients("rsqrt", {{0x1p-12, 0.25, 1}}, {0x1p-3, 2, 2}),
+            (std::vector<double>{-0x1p14, -8, -1}));
+}
+
 TEST(ElementwiseTest, AZeroDimOperandsGradientIsTheSumOverAllElements) {
   const TensorType scalar(DType::kF64, {});
   for (const char* op : {"add", "sub"}) {

@@ -55,13 +55,11 @@ absl::StatusOr<InputGradients> SoftmaxGradGradient(GradientContext& c) {
 
 // Of half types in f32: weights that are rounded one by one have another sum than 1.
 absl::StatusOr<InputGradients> LogSoftmaxGradient(GradientContext& c) {
-  const DType dtype = c.input_type(0).dtype;
-  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex x, c.EmitCast(c.input(0), wide));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitCast(*c.grad(0), wide));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex x, c.EmitWide(c.input(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitWide(*c.grad(0)));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex softmax, EmitAlong(&c, "softmax", {x}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_x, EmitAlong(&c, "center_grad", {softmax, of_y}));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.EmitCast(of_x, dtype));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.EmitCast(of_x, c.input_type(0).dtype));
   return InputGradients{g};
 }
 

@@ -186,16 +186,19 @@ Gradients ProdGradient(GradientContext& c) {
     if (reduced[static_cast<size_t>(perm[i])]) rows *= dim.size;
   }
   const int64_t columns = input.num_elements() / rows;
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex front,
-                          c.Emit("transpose", {c.input(0)}, {{"perm", perm}}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex factors, c.EmitWide(c.input(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_product, c.EmitWide(*c.grad(0)));
+  turned.dtype = c.TypeOf(factors).dtype;
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex front, c.Emit("transpose", {factors}, {{"perm", perm}}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex x,
-                          Reshape(c, front, TensorType(input.dtype, {rows, columns})));
+                          Reshape(c, front, TensorType(turned.dtype, {rows, columns})));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g,
-                          Reshape(c, *c.grad(0), TensorType(input.dtype, {1, columns})));
+                          Reshape(c, of_product, TensorType(turned.dtype, {1, columns})));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex others, ProductOfOthers(c, x, g));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex shaped, Reshape(c, others, turned));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex result,
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex back,
                           c.Emit("transpose", {shaped}, {{"perm", inverse}}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex result, c.EmitCast(back, input.dtype));
   return InputGradients{result};
 }
 

@@ -189,12 +189,12 @@ TEST(ReductionsTest, GradientsEqualDifferences) {
 
 // The gradients of sum(g * op(x)), rows of x reduced.
 std::vector<double> GradientAt(const std::string& op, const std::vector<double>& x,
-                               const std::vector<double>& g) {
+                               const std::vector<double>& g, DType dtype = DType::kF64) {
   const int64_t rows = static_cast<int64_t>(g.size());
   const int64_t columns = static_cast<int64_t>(x.size()) / rows;
   testing::RankCase c;
-  c.inputs = {testing::FromDoubles(TensorType(DType::kF64, {rows, columns}), x)};
-  c.grads = {testing::FromDoubles(TensorType(DType::kF64, {rows}), g)};
+  c.inputs = {testing::FromDoubles(TensorType(dtype, {rows, columns}), x)};
+  c.grads = {testing::FromDoubles(TensorType(dtype, {rows}), g)};
   const auto results = testing::RunBackward({c}, [&](RankBuilder& b, const Values& v) {
     return Values{b.Op(op, v, {{"axes", Ints{1}}})};
   });
@@ -214,6 +214,16 @@ TEST(ReductionsTest, TheGradientOfAProductDoesNotMindZeros) {
   EXPECT_EQ(GradientAt("prod", {2, 3, 0, 5, 7, 2, 0, 0, 3, 1}, {1, 1}),
             (std::vector<double>{0, 0, 210, 0, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(GradientAt("prod", {2, 3, 4}, {10}), (std::vector<double>{120, 80, 60}));
+}
+
+// Some of the factors alone are more than a half type has numbers for, or less.
+TEST(ReductionsTest, TheGradientOfAProductOfHalfTypesIsRoundedOnce) {
+  EXPECT_EQ(GradientAt("prod", {0x1p9, 0x1p-10, 0x1p9, 0x1p-10}, {1}, DType::kF16),
+            (std::vector<double>{0x1p-11, 0x1p8, 0x1p-11, 0x1p8}));
+  EXPECT_EQ(GradientAt("prod", {0x1p-13, 0x1p9, 0x1p-13, 0x1p9}, {1}, DType::kF16),
+            (std::vector<double>{0x1p5, 0x1p-17, 0x1p5, 0x1p-17}));
+  EXPECT_EQ(GradientAt("prod", {1, 0, 0x1p9, 1, 1, 1, 0x1p9, 0x1p-4}, {1}, DType::kF16),
+            (std::vector<double>{0, 0x1p14, 0, 0, 0, 0, 0, 0}));
 }
 
 }  // namespace
