@@ -284,6 +284,53 @@ TEST_F(NodeTest, AFailureThatLooksLikeOneBeforeIsTold) {
   }
 }
 
+// Its sizes are those of its inputs, and what has failed may have none.
+TEST_F(NodeTest, ARunThatFixesSizesIsRefusedAsOthersAreWhereItsInputHasFailed) {
+  Start(2, {}, "launch error device=0");
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+    GraphBuilder builder(1, {SlotOf(r, 2)});
+    const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {5}));
+    AddOutput(&builder, AddAllReduce(&builder, AddOp(&builder, "sum", {x}), r, "b.cc:2"));
+    Graph graph = builder.Build();
+    graph.inputs[0].type.dims[0] = Dim::Symbol(0, 5);
+    ranks_[r]->Register(1, graph);
+    ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    ranks_[r]->Register(2, SameGraph(2));
+  }
+  ranks_[0]->Register(3, NegateGraph(2));
+  const TensorId failed{0, 1};
+  ranks_[0]->Submit(DirectRank::LocalRun(3, {DirectRank::Inline({1, 2})}, {failed}));
+  EXPECT_FALSE(ranks_[0]->LastOutcome().ok());
+  const auto good = [this](int r, TensorId name) {
+    ranks_[r]->Submit(DirectRank::LocalRun(2, {DirectRank::Inline({1, 2})}, {name}));
+    return name;
+  };
+  ranks_[1]->RunInline(0, {1, 2}, {1, 1});
+  ranks_[1]->WaitUntilTaken();
+  ranks_[0]->RunOn(0, failed, {1, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_FALSE(ranks_[r]->LastOutcome().ok());
+    ranks_[r]->NextEpoch();
+  }
+  // All have been told of it: who waits for rank 0 there fails alone. A refused call's result has
+  // failed, too, and has no type.
+  for (const int32_t used : {0, 1}) {
+    ranks_[1]->RunOn(1, good(1, {10 + used, 1}), {2 + used, 1});
+    ranks_[1]->WaitUntilTaken();
+    ranks_[0]->RunOn(1, TensorId{used, 1}, {2 + used, 1});
+    const Error waits = ErrorOf(ranks_[1]->LastOutcome());
+    EXPECT_EQ(waits.reason, Reason::kMismatch) << used << ": " << waits.message;
+    EXPECT_TRUE(waits.alone) << used;
+    EXPECT_FALSE(ranks_[0]->LastOutcome().ok());
+  }
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunOn(1, good(r, {20, 1}), {4, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_THAT(*ranks_[r]->Read({4, 1}), testing::ElementsAre(6));
+  }
+}
+
 // The vote of a call without a position has counted it: that it is refused later must not do so
 // again, or the rank would be out of line with the others for ever.
 class CallsWithoutPositionsTest : public NodeTest {

@@ -227,16 +227,22 @@ absl::Status Preparer::FindDevices(const Run& command, RunState* run) {
 }
 
 // The sizes that the run fixes: its tensors have them. That all agree is seen when they are bound.
+// One that has failed may have none, and the run is refused for it once its calls are known, which
+// are the same at every size.
 absl::StatusOr<std::vector<int64_t>> Preparer::SizesOf(const Run& command,
                                                        const RunState& run) const {
   const GraphRecord& graph = *run.graph;
   std::vector<int64_t> sizes(graph.maxima.size(), -1);
+  bool will_fail = false;
   for (size_t i = 0; i < command.inputs.size(); ++i) {
     const TensorType& type = graph.graph.inputs[i].type;
     if (type.is_static() || !absl::holds_alternative<TensorId>(command.inputs[i])) continue;
     const TensorId id = absl::get<TensorId>(command.inputs[i]);
     CHORUS_ASSIGN_OR_RETURN(const CellRef cell, run.session->names.FindTensor(id));
-    if (cell->state == Cell::State::kFailed) return ToStatus(*cell->error);
+    if (cell->state == Cell::State::kFailed) {
+      will_fail = true;
+      continue;
+    }
     if (cell->type->dims.size() != type.dims.size()) {
       return BadType(absl::StrCat("input ", i, " of the graph is ", type.ToString(), ", tensor ",
                                   id.slot, ".", id.generation, " is ", cell->type->ToString()));
@@ -249,6 +255,10 @@ absl::StatusOr<std::vector<int64_t>> Preparer::SizesOf(const Run& command,
   }
   for (size_t s = 0; s < sizes.size(); ++s) {
     if (sizes[s] >= 0) continue;
+    if (will_fail) {
+      sizes[s] = graph.maxima[s];
+      continue;
+    }
     return Malformed(absl::StrCat("symbol ", s,
                                   " of the graph has no size: one of the inputs that "
                                   "have it must be a tensor"));
