@@ -93,6 +93,23 @@ expect_status 1
 expect '^torch: FAILED with status 1'
 ! grep -q gpu_torch "$folder/out/torch.md" || fail "gpu_torch.py ran without rows"
 
+# What has passed is not run again, and what has failed has failed.
+STATUS_cuda_kernels_test=1 run --only=kernels,backend
+expect_status 1
+cp "$folder/out/summary" "$folder/summary"
+resume() {
+  status=0
+  "$here/run" --out="$folder/out" --resume "$@" >"$folder/output" 2>&1 || status=$?
+}
+resume --only=kernels,backend
+expect_status 1
+diff "$folder/summary" "$folder/out/summary" >"$folder/output" || fail "a stage ran again"
+resume --only=backend
+expect_status 0
+resume --only=backend,vectors
+expect_status 0
+expect '^vectors: passed'
+
 # No GPU, and what no stage is called.
 STATUS_gpu_bench=3 run --only=torch
 expect_status 3

@@ -47,6 +47,15 @@ cp "$folder/events" "\$1"
 END
 executable "$folder/bin/bazel" <<END
 #!/bin/bash
+if [[ "\$1" == query ]]; then
+  case "\$3" in
+    attr*) printf '%s' "\${LONGER-//core:longer
+}" ;;
+    *) printf '%s' "\${OTHERS-//core:other
+}" ;;
+  esac
+  exit
+fi
 echo "ran bazel \$*"
 for argument in "\$@"; do
   [[ "\$argument" != --build_event_json_file=* ]] || cp "$folder/events" "\${argument#*=}"
@@ -88,6 +97,19 @@ run --long --config=asan //core/... || fail "status $?"
 expect '\[asan\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
 expect_none 'tools/format|tools/lint|tests/consumer|tsan|locks'
 expect_last '4 passed, 0 failed, 0 skipped'
+
+# One of the forms alone, where no test has the other. Bazel would fail for want of tests.
+LONGER= run --long //core/tensor/... || fail "status $?"
+expect '\[default\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect_none '\[long\]'
+expect_last '2 passed, 0 failed, 0 skipped'
+OTHERS= run --long //tests/hostile/... || fail "status $?"
+expect '\[long\] 2 passed, 0 failed, 0 skipped; [0-9]+ s'
+expect_none '\[default\]'
+expect_last '2 passed, 0 failed, 0 skipped'
+
+LONGER= OTHERS= run --long //no/such/... || fail "status $?"
+expect 'ran bazel test .* -- //no/such/...'
 
 # What ThreadSanitizer cannot run it does not run in the longer form.
 run --long --config=tsan //core/... || fail "status $?"
