@@ -323,30 +323,44 @@ TEST_P(Conformance, SwappedEqualCallsAreSeenWhereLinesAreCompared) {
   }
 }
 
-// Two lines that are as long as one may be, and one more at each order.
+// Two lines that are as long as one may be, and one more at each order. At order `differs` rank 1's
+// is another one, which is seen though neither is kept as a whole.
 TEST_P(Conformance, LongLinesOfGradientsAreCompared) {
-  JobOptions options;
-  options.ranks = 2;
-  options.check_call_sites = CheckCallSites::kRefuse;
-  Job job(GetParam(), options);
   const std::string file = std::string(600, 'd') + "/train.cc";
-  job.Run([&file](int rank, World& world) {
-    const Tensor x = Upload<double>(world, {rank + 1.0}).RequireGrad();
-    const Tensor y = AllReduce(x, world, Reduction::kSum, CallSite{file.c_str(), 1});
-    BackwardOptions create;
-    create.create_graph = true;
-    Tensor loss = Sum(y * y * y * y * y);
-    // Both ranks' losses count: 2 * 5 y^4, and so on.
-    int line = 2;
-    for (const double right : {810, 2160, 4320, 5760}) {
-      const auto g = Grad({loss}, {x}, create, CallSite{file.c_str(), line++});
-      ASSERT_TRUE(g.ok()) << g.status();
-      const absl::StatusOr<std::vector<double>> got = (*g)[0].Read<double>();
-      ASSERT_TRUE(got.ok()) << got.status();
-      EXPECT_THAT(*got, ElementsAre(right));
-      loss = Sum((*g)[0]);
-    }
-  });
+  for (const int differs : {0, 1, 2}) {
+    SCOPED_TRACE(differs);
+    JobOptions options;
+    options.ranks = 2;
+    options.check_call_sites = CheckCallSites::kRefuse;
+    Job job(GetParam(), options);
+    job.Run([&file, differs](int rank, World& world) {
+      const Tensor x = Upload<double>(world, {rank + 1.0}).RequireGrad();
+      const Tensor y = AllReduce(x, world, Reduction::kSum, CallSite{file.c_str(), 1});
+      BackwardOptions create;
+      create.create_graph = true;
+      Tensor loss = Sum(y * y * y * y * y);
+      // Both ranks' losses count: 2 * 5 y^4, and so on.
+      const std::vector<double> right = {810, 2160, 4320, 5760};
+      for (int order = 1; order <= 4; ++order) {
+        const bool is_other = order == differs && rank == 1;
+        const CallSite site{file.c_str(), is_other ? 77 : order + 1};
+        const auto g = Grad({loss}, {x}, create, site);
+        ASSERT_TRUE(g.ok()) << g.status();
+        const absl::StatusOr<std::vector<double>> got = (*g)[0].Read<double>();
+        if (order == differs) {
+          ASSERT_FALSE(got.ok()) << (*got)[0];
+          const Error error = ErrorOf(got.status());
+          EXPECT_EQ(error.reason, Reason::kMismatch) << error.message;
+          EXPECT_THAT(error.message, HasSubstr("train.cc:77"));
+          EXPECT_THAT(error.message, HasSubstr(absl::StrCat("train.cc:", order + 1)));
+          return;
+        }
+        ASSERT_TRUE(got.ok()) << got.status();
+        EXPECT_THAT(*got, ElementsAre(right[static_cast<size_t>(order - 1)]));
+        loss = Sum((*g)[0]);
+      }
+    });
+  }
 }
 
 // Rank 1 leaves y out of the first loss, so its second one meets rank 0's first: 14 for 19.
