@@ -25,6 +25,7 @@ absl::Status World::MakeMembers(int size) {
   static_assert(sizeof(Member) <= kPerMember);
   CHORUS_RETURN_IF_ERROR(rows.Cover(FixedBytes(size)));
   members.resize(static_cast<size_t>(size));
+  first_size = size;
   return absl::OkStatus();
 }
 

@@ -53,6 +53,7 @@ struct World : std::enable_shared_from_this<World> {
   std::string tenant;
   std::string name;
   std::vector<Member> members;  // by rank
+  int first_size = 0;           // of when it was made; a Reform leaves fewer
   SequencerOptions options;
   std::unique_ptr<Agreement> agreement;  // null until all have joined
   absl::Time first_joined;

@@ -141,6 +141,15 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
   absl::StatusOr<std::shared_ptr<World>> world_or = FindOrMake(*session, request, now);
   if (!world_or.ok()) return done(world_or.status());
   const std::shared_ptr<World> world = *std::move(world_or);
+  const auto needs_reform = [&] {
+    return MakeError(
+        Reason::kNeedsReform,
+        absl::StrCat("world \"", request.name, "\" has lost rank ", request.rank.value(),
+                     " and is still in use by others; a world does not grow again: let the others "
+                     "leave or reform, or choose another name"));
+  };
+  const bool has_shrunk = world->size() != world->first_size;
+  if (has_shrunk && request.size == world->first_size) return done(needs_reform());
   if (world->size() != request.size) {
     const absl::Status why =
         MakeError(Reason::kWorldSize,
@@ -169,13 +178,7 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
                           absl::StrCat("rank ", request.rank.value(), " of world \"", request.name,
                                        "\" is taken by pid ", member.pid)));
   }
-  if (world->formed()) {
-    return done(MakeError(
-        Reason::kNeedsReform,
-        absl::StrCat("world \"", request.name, "\" has lost rank ", request.rank.value(),
-                     " and is still in use by others; a world does not grow again: let the others "
-                     "leave or reform, or choose another name")));
-  }
+  if (world->formed()) return done(needs_reform());
   for (int rank = 0; rank < world->size(); ++rank) {
     const World::Member& other = world->members[static_cast<size_t>(rank)];
     if (other.state == World::Member::State::kJoined && other.device == *request.device) {

@@ -277,6 +277,32 @@ TEST_F(WorldsTest, AReformHasItsWholeTime) {
   EXPECT_EQ(ErrorOf(told[1]).reason, Reason::kAgreeTimeout) << told[1];
 }
 
+// Its launcher starts it as the first time: the size that it gives is right, and it is told so.
+TEST_F(WorldsTest, ARankThatIsStartedAgainIsToldThatItsWorldHasShrunk) {
+  Start(3);
+  const WorldId world = JoinAll(3);
+  ASSERT_TRUE(node_->CloseSession(session(2), now_).ok());
+  OpenSession({DeviceIndex(2)});
+  const auto join_again = [this](int size) {
+    absl::Status told;
+    node_->JoinWorld(session(3), RequestOf(2, size), now_,
+                     [&told](const absl::StatusOr<WorldInfo>& info) { told = info.status(); });
+    return ErrorOf(told).reason;
+  };
+  EXPECT_EQ(join_again(3), Reason::kNeedsReform);
+  EXPECT_EQ(join_again(4), Reason::kWorldSize);
+  for (const int rank : {0, 1}) {
+    ReformWorldRequest request;
+    request.world = world;
+    request.rank = Rank(rank);
+    node_->ReformWorld(
+        session(rank), request, now_,
+        [](const absl::StatusOr<ReformResult>& result) { EXPECT_TRUE(result.ok()); });
+  }
+  EXPECT_EQ(join_again(3), Reason::kNeedsReform);
+  EXPECT_EQ(join_again(4), Reason::kWorldSize);
+}
+
 // Ranks 0 and 1 of two worlds are one session's, rank 2 is another's.
 class SeveralRanksTest : public WorldsTest {
  protected:
