@@ -89,6 +89,7 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
                       *server::ParseListenAddress(GetParam().tcp ? tcp_address : "127.0.0.1:0")};
     options.insecure_loopback = true;
     options.node.sequencer.agree_timeout = absl::Seconds(20);
+    options.max_wait = max_wait_;
     absl::StatusOr<std::unique_ptr<server::Daemon>> daemon =
         server::Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
@@ -167,6 +168,7 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
     }));
   }
 
+  absl::Duration max_wait_ = server::DaemonOptions().max_wait;
   std::string directory_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
@@ -699,6 +701,32 @@ TEST_P(DaemonTest, AJoinWithWrongOptionsIsToldToThoseWhoWaitForIt) {
   joined[1] = second.Join(options(1)).status();
   other.join();
   for (const absl::Status& status : joined) EXPECT_TRUE(status.ok()) << status;
+}
+
+// A daemon ends each call after a while: who has more patience waits on, and hears who is missing.
+TEST_P(DaemonTest, RanksWaitForOthersLongerThanACallMayTake) {
+  daemon_.reset();
+  max_wait_ = absl::Milliseconds(200);
+  Start();
+  const Session sessions[] = {Open(), Open()};
+  const auto options = [](int rank) {
+    WorldOptions options;
+    options.name = "patient";
+    options.rank = rank;
+    options.size = 2;
+    options.join_timeout = std::chrono::milliseconds(500);
+    return options;
+  };
+  const absl::Status alone = sessions[0].Join(options(0)).status();
+  EXPECT_EQ(ErrorOf(alone).reason, Reason::kJoinTimeout) << alone;
+  EXPECT_THAT(std::string(alone.message()), HasSubstr("1"));
+  absl::StatusOr<World> worlds[2];
+  std::thread other([&] { worlds[0] = sessions[0].Join(options(0)); });
+  worlds[1] = sessions[1].Join(options(1));
+  other.join();
+  for (const absl::StatusOr<World>& world : worlds) ASSERT_TRUE(world.ok()) << world.status();
+  const absl::Status reformed = worlds[0]->Reform(std::chrono::milliseconds(500)).status();
+  EXPECT_EQ(ErrorOf(reformed).reason, Reason::kAgreeTimeout) << reformed;
 }
 
 TEST_P(DaemonTest, ALongWaitSaysWhomItWaitsFor) {

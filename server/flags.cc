@@ -253,7 +253,8 @@ ABSL_FLAG(chorus::server::DurationFlag, exec_timeout,
 ABSL_FLAG(chorus::server::DurationFlag, gap_timeout, {chorus::server::Defaults().node.gap_timeout},
           "For a command whose predecessor is missing.");
 ABSL_FLAG(chorus::server::DurationFlag, max_wait, {chorus::server::Defaults().max_wait},
-          "Of one call, whatever deadline its client has set.");
+          "Of one call, whatever deadline its client has set; 10 s longer than --join_timeout at "
+          "least.");
 ABSL_FLAG(chorus::server::DurationFlag, read_timeout, {chorus::server::Defaults().read_timeout},
           "For the request of a call of gRPC to come whole, once the daemon reads it.");
 ABSL_FLAG(chorus::server::DurationFlag, drain_timeout, {absl::Seconds(10)},
@@ -299,7 +300,6 @@ DaemonOptions DaemonOptionsFromFlags() {
   options.insecure_loopback = absl::GetFlag(FLAGS_insecure_loopback);
   options.access.mode = absl::GetFlag(FLAGS_socket_mode).mode;
   options.access.group = absl::GetFlag(FLAGS_socket_group);
-  options.max_wait = absl::GetFlag(FLAGS_max_wait).value;
   options.read_timeout = absl::GetFlag(FLAGS_read_timeout).value;
   options.download_timeout = absl::GetFlag(FLAGS_download_timeout).value;
   options.max_connections = Positive("max_connections", absl::GetFlag(FLAGS_max_connections));
@@ -332,6 +332,9 @@ DaemonOptions DaemonOptionsFromFlags() {
   node.max_lease = std::max(Positive("max_lease", absl::GetFlag(FLAGS_max_lease)), node.lease);
   CHORUS_NODE_FLAG(detach_grace, detach_grace);
   CHORUS_NODE_FLAG(join_timeout, join_timeout);
+  // A call that waits for all ranks is to hear who is missing.
+  options.max_wait =
+      std::max(absl::GetFlag(FLAGS_max_wait).value, node.join_timeout + absl::Seconds(10));
   CHORUS_NODE_FLAG(gap_timeout, gap_timeout);
   CHORUS_NODE_FLAG(agree_timeout, sequencer.agree_timeout);
   CHORUS_NODE_FLAG(exec_timeout, sequencer.exec_timeout);

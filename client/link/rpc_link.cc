@@ -209,6 +209,20 @@ absl::StatusOr<Response> RpcLink::Ask(const std::unique_ptr<Stub>& stub,
   return response;
 }
 
+template <typename Request, typename Response>
+absl::StatusOr<Response> RpcLink::AskForOthers(
+    grpc::Status (v1::Worlds::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+    Request request, google::protobuf::Duration* (Request::*field)(), absl::Duration timeout) {
+  const absl::Time end = SteadyNow() + timeout;
+  while (true) {
+    *(request.*field)() = ProtoDuration(timeout);
+    const absl::StatusOr<Response> response = Ask(worlds_, method, request, timeout + kMargin);
+    timeout = end - SteadyNow();
+    const bool is_early = ErrorOf(response.status()).reason == Reason::kTransportTimeout;
+    if (!is_early || timeout <= absl::ZeroDuration()) return response;
+  }
+}
+
 absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
   if (code == absl::StatusCode::kOk) return absl::OkStatus();
   {
@@ -331,9 +345,6 @@ absl::StatusOr<JoinedWorld> RpcLink::Join(const WorldOptions& options, DeviceInd
   request.set_size(options.size);
   request.set_rank(options.rank);
   request.set_device(device.value());
-  if (options.join_timeout > Timeout::zero()) {
-    *request.mutable_join_timeout() = ProtoDuration(join);
-  }
   if (options.agree_timeout > Timeout::zero()) {
     *request.mutable_agree_timeout() = ProtoDuration(absl::FromChrono(options.agree_timeout));
   }
@@ -346,8 +357,10 @@ absl::StatusOr<JoinedWorld> RpcLink::Join(const WorldOptions& options, DeviceInd
     memberships_.push_back({options.name, WorldId(), options.rank});
   }
   const absl::StatusOr<v1::JoinWorldResponse> joined =
-      Ask(worlds_, &v1::Worlds::Stub::Join, std::move(request),
-          join == absl::ZeroDuration() ? kDaemonsTimeout : join + kMargin);
+      join == absl::ZeroDuration()
+          ? Ask(worlds_, &v1::Worlds::Stub::Join, std::move(request), kDaemonsTimeout)
+          : AskForOthers(&v1::Worlds::Stub::Join, std::move(request),
+                         &v1::JoinWorldRequest::mutable_join_timeout, join);
   {
     MutexLock lock(&mutex_);
     const auto membership =
@@ -393,10 +406,10 @@ absl::Status RpcLink::Leave(WorldId world, Rank rank) {
 
 absl::StatusOr<ReformedWorld> RpcLink::Reform(WorldId world, Rank rank, Timeout timeout) {
   auto request = RequestOf<v1::ReformWorldRequest>(world, rank);
-  *request.mutable_timeout() = ProtoDuration(absl::FromChrono(timeout));
-  CHORUS_ASSIGN_OR_RETURN(const v1::ReformWorldResponse response,
-                          Ask(worlds_, &v1::Worlds::Stub::Reform, std::move(request),
-                              absl::FromChrono(timeout) + kMargin));
+  CHORUS_ASSIGN_OR_RETURN(
+      const v1::ReformWorldResponse response,
+      AskForOthers(&v1::Worlds::Stub::Reform, std::move(request),
+                   &v1::ReformWorldRequest::mutable_timeout, absl::FromChrono(timeout)));
   // The session makes a list of the ranks.
   if (response.size() != response.survivors_size() || response.rank() < 0 ||
       response.rank() >= response.size()) {

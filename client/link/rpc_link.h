@@ -126,6 +126,12 @@ class RpcLink : public Link {
                                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
                                                             Response*),
                                Request request, absl::Duration timeout);
+  // The same for a request that waits for other ranks for `timeout`, its `field`. The daemon ends
+  // each call after its --max_wait: then it is made again for the time that is left.
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> AskForOthers(
+      grpc::Status (v1::Worlds::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+      Request request, google::protobuf::Duration* (Request::*field)(), absl::Duration timeout);
   void RenewLease();
 
   OpenedSession opened_;
