@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/base/source_line.h"
 #include "core/base/work.h"
 
 namespace chorus {
@@ -1658,7 +1659,10 @@ absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int
   // The ends of a pair stand in lines of their own.
   if (!difference.has_value() && options_.check_call_sites == CheckCallSites::kRefuse &&
       !instance.key.is_pair() && one.source != other.source) {
-    difference = Difference{"line", one.source, other.source};
+    // Both are to be in an error as it is told, of which a client may get a thousand bytes.
+    constexpr size_t kMostOfLine = 256;
+    difference = Difference{"line", std::string(ShortSourceLine(one.source, kMostOfLine)),
+                            std::string(ShortSourceLine(other.source, kMostOfLine))};
   }
   return difference;
 }
