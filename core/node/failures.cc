@@ -163,7 +163,9 @@ void Failures::Note(FlightKind kind, absl::Time now, const Session* session, con
   event.sequence = sequence;
   event.ticket = ticket;
   event.error = error;
-  flight_.Add(event);
+  flight_.Add(event, session != nullptr ? absl::string_view(session->tenant->name)
+                     : world != nullptr ? absl::string_view(world->tenant)
+                                        : absl::string_view());
 }
 
 }  // namespace chorus::node

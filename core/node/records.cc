@@ -38,14 +38,38 @@ absl::string_view FlightKindName(FlightKind kind) {
   return "unknown";
 }
 
-std::vector<FlightEvent> FlightRecord::Latest(size_t limit) const {
-  const uint64_t available = std::min<uint64_t>(count_, ring_.size());
-  const uint64_t count = std::min<uint64_t>(available, limit);
-  std::vector<FlightEvent> events;
-  events.reserve(static_cast<size_t>(count));
-  for (uint64_t i = count_ - count; i < count_; ++i) {
-    events.push_back(ring_[static_cast<size_t>(i % ring_.size())]);
+void FlightRecord::Add(const FlightEvent& event, absl::string_view tenant) {
+  // Users come and go; of those whose events are gone nothing is kept.
+  constexpr size_t kManyTenants = 1024;
+  const auto last = last_.find(tenant);
+  if (last == last_.end() && last_.size() >= kManyTenants) {
+    absl::erase_if(last_, [this](const auto& one) { return !IsKept(one.second); });
   }
+  Row& row = ring_[static_cast<size_t>(count_++ % ring_.size())];
+  row.event = event;
+  uint64_t& newest = last != last_.end() ? last->second : last_[std::string(tenant)];
+  row.before = std::exchange(newest, count_);
+}
+
+std::vector<FlightEvent> FlightRecord::Latest(size_t limit) const {
+  std::vector<FlightEvent> events;
+  for (uint64_t number = count_; IsKept(number) && events.size() < limit; --number) {
+    events.push_back(RowOf(number).event);
+  }
+  std::reverse(events.begin(), events.end());
+  return events;
+}
+
+std::vector<FlightEvent> FlightRecord::LatestOf(absl::string_view tenant, size_t limit) const {
+  const auto last = last_.find(tenant);
+  std::vector<FlightEvent> events;
+  uint64_t number = last == last_.end() ? 0 : last->second;
+  while (IsKept(number) && events.size() < limit) {
+    const Row& row = RowOf(number);
+    events.push_back(row.event);
+    number = row.before;
+  }
+  std::reverse(events.begin(), events.end());
   return events;
 }
 

@@ -49,19 +49,30 @@ struct FlightEvent {
   ErrorId error;
 };
 
+// The newest `capacity` events, of all tenants together.
 class FlightRecord {
  public:
   explicit FlightRecord(size_t capacity) : ring_(capacity) {}
-  void Add(const FlightEvent& event) {
-    ring_[static_cast<size_t>(count_ % ring_.size())] = event;
-    ++count_;
-  }
+  // `tenant`: whose session or world it is of; "": nobody's.
+  void Add(const FlightEvent& event, absl::string_view tenant);
   // The newest last; at most `limit`.
   std::vector<FlightEvent> Latest(size_t limit) const;
+  // Of those of `tenant`, also of its sessions and worlds that are gone. It looks at no others.
+  std::vector<FlightEvent> LatestOf(absl::string_view tenant, size_t limit) const;
 
  private:
-  std::vector<FlightEvent> ring_;
+  struct Row {
+    FlightEvent event;
+    uint64_t before = 0;  // its tenant's event before this one, counted from 1; 0: it is the first
+  };
+  bool IsKept(uint64_t number) const { return number > 0 && number + ring_.size() > count_; }
+  const Row& RowOf(uint64_t number) const {
+    return ring_[static_cast<size_t>((number - 1) % ring_.size())];
+  }
+
+  std::vector<Row> ring_;
   uint64_t count_ = 0;
+  absl::flat_hash_map<std::string, uint64_t> last_;  // event of each tenant, counted from 1
 };
 
 // Errors that a node keeps.

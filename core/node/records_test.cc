@@ -16,6 +16,39 @@ Error Make(const std::string& message) {
   return error;
 }
 
+TEST(FlightRecordTest, EachTenantHasItsNewestWhateverOthersDo) {
+  FlightRecord record(8);
+  const auto add = [&record](const std::string& tenant, int64_t ticket) {
+    FlightEvent event;
+    event.ticket = Ticket(ticket);
+    record.Add(event, tenant);
+  };
+  const auto tickets = [](const std::vector<FlightEvent>& events) {
+    std::vector<int64_t> result;
+    for (const FlightEvent& event : events) result.push_back(event.ticket.value());
+    return result;
+  };
+  EXPECT_THAT(tickets(record.Latest(3)), testing::IsEmpty());
+  EXPECT_THAT(tickets(record.LatestOf("uid:1", 3)), testing::IsEmpty());
+  for (const int64_t ticket : {1, 2, 3}) add("uid:1", ticket);
+  for (const int64_t ticket : {4, 5, 6, 7}) add("uid:2", ticket);
+  add("", 8);
+  EXPECT_THAT(tickets(record.LatestOf("uid:1", 2)), testing::ElementsAre(2, 3));
+  EXPECT_THAT(tickets(record.LatestOf("uid:1", 9)), testing::ElementsAre(1, 2, 3));
+  EXPECT_THAT(tickets(record.LatestOf("uid:2", 9)), testing::ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(tickets(record.Latest(2)), testing::ElementsAre(7, 8));
+  // The oldest have made room.
+  add("uid:2", 9);
+  add("uid:1", 10);
+  EXPECT_THAT(tickets(record.Latest(99)), testing::ElementsAre(3, 4, 5, 6, 7, 8, 9, 10));
+  EXPECT_THAT(tickets(record.LatestOf("uid:1", 9)), testing::ElementsAre(3, 10));
+  // Tenants without number, and one that comes again when its events are gone.
+  for (int64_t i = 0; i < 5000; ++i) add("uid:" + std::to_string(100 + i), i);
+  EXPECT_THAT(tickets(record.LatestOf("uid:1", 9)), testing::IsEmpty());
+  add("uid:1", 11);
+  EXPECT_THAT(tickets(record.LatestOf("uid:1", 9)), testing::ElementsAre(11));
+}
+
 TEST(ErrorStoreTest, OneCauseHasOneRecord) {
   ErrorStore store(10);
   Error a = Make("rank 1 died");
@@ -144,7 +177,7 @@ TEST(FlightRecordTest, KeepsTheLatestInOrder) {
   for (int i = 1; i <= 5; ++i) {
     FlightEvent event;
     event.sequence = Sequence(i);
-    record.Add(event);
+    record.Add(event, "uid:1");
   }
   const std::vector<FlightEvent> all = record.Latest(10);
   ASSERT_EQ(all.size(), 3u);

@@ -120,23 +120,10 @@ Listing<PendingView> ViewPending(const Viewed& node, absl::string_view tenant, a
 
 std::vector<FlightEvent> ViewFlight(const Viewed& node, absl::string_view tenant, int64_t limit) {
   if (limit <= 0) return {};
-  std::vector<FlightEvent> events = node.flight->Latest(static_cast<size_t>(limit));
+  const auto most = static_cast<size_t>(limit);
+  std::vector<FlightEvent> events =
+      tenant.empty() ? node.flight->Latest(most) : node.flight->LatestOf(tenant, most);
   CountWork(static_cast<int64_t>(events.size()));
-  if (tenant.empty()) return events;
-  absl::flat_hash_set<SessionId> sessions;
-  node.sessions->ForEach([&](const std::shared_ptr<Session>& session) {
-    if (tenant == session->tenant->name) sessions.insert(session->id);
-  });
-  absl::flat_hash_set<WorldId> worlds;
-  node.worlds->ForEach([&](const World& world) {
-    if (tenant == world.tenant) worlds.insert(world.id);
-  });
-  events.erase(std::remove_if(events.begin(), events.end(),
-                              [&](const FlightEvent& event) {
-                                return !sessions.contains(event.session) &&
-                                       !worlds.contains(event.world);
-                              }),
-               events.end());
   return events;
 }
 
