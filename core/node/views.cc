@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/work.h"
 #include "core/node/describe.h"

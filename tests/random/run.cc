@@ -144,7 +144,11 @@ class Trainer {
         if (statement.op == Op::kLeaf) MakeLeaf(statement, &values);
       }
       Execute(&values, part_.mode.waits);
-      outcomes = Read(values);
+      Outcomes read = Read(values);
+      if (run == 0) outcomes.swap(read);
+      if (run > 0) {
+        for (const auto& [v, again] : read) AddRun(again, &outcomes[v]);
+      }
     }
     return outcomes;
   }
@@ -304,15 +308,23 @@ class Trainer {
         if (first.status.code() == absl::StatusCode::kFailedPrecondition &&
             WasHandedOn(observed[i])) {
           first = again;
-        } else if (first.status.ok() && !again.status.ok()) {
-          first.status =
-              absl::Status(again.status.code(), absl::StrCat("in run 2: ", again.status.message()));
-        } else if (first.status.ok() && first.bytes != again.bytes) {
-          first.status = absl::DataLossError("the second run has other bits");
+        } else {
+          AddRun(again, &first);
         }
       }
     }
     return outcomes;
+  }
+
+  // A second run says what the first one did, or it has failed.
+  static void AddRun(const Outcome& again, Outcome* first) {
+    if (!first->status.ok()) return;
+    if (!again.status.ok()) {
+      first->status =
+          absl::Status(again.status.code(), absl::StrCat("in run 2: ", again.status.message()));
+    } else if (first->bytes != again.bytes) {
+      first->status = absl::DataLossError("the second run has other bits");
+    }
   }
 
   // A leaf that is returned as it came, given to the next run and donated to it is gone by right.
