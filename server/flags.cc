@@ -243,10 +243,12 @@ ABSL_FLAG(chorus::server::DurationFlag, detach_grace,
           {chorus::server::Defaults().node.detach_grace},
           "How long the votes of a session stand that has lost its channel.");
 ABSL_FLAG(chorus::server::DurationFlag, join_timeout,
-          {chorus::server::Defaults().node.join_timeout}, "For all ranks to join a world.");
+          {chorus::server::Defaults().node.join_timeout},
+          "For all ranks to join a world, unless a rank says otherwise.");
 ABSL_FLAG(chorus::server::DurationFlag, agree_timeout,
           {chorus::server::Defaults().node.sequencer.agree_timeout},
-          "For all ranks to ask for an instance, from the first one.");
+          "For all ranks to ask for an instance, from the first one, unless its world says "
+          "otherwise.");
 ABSL_FLAG(chorus::server::DurationFlag, exec_timeout,
           {chorus::server::Defaults().node.sequencer.exec_timeout},
           "For a launched gang to finish, unless its world says otherwise.");

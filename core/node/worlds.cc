@@ -146,7 +146,7 @@ void Worlds::Join(const std::shared_ptr<Session>& session, const JoinRequest& or
         Reason::kNeedsReform,
         absl::StrCat("world \"", request.name, "\" has lost rank ", request.rank.value(),
                      " and is still in use by others; a world does not grow again: let the others "
-                     "leave or reform, or choose another name"));
+                     "leave, or choose another name"));
   };
   const bool has_shrunk = world->size() != world->first_size;
   if (has_shrunk && request.size == world->first_size) return done(needs_reform());
