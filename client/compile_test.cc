@@ -487,6 +487,28 @@ TEST(CompileTest, WhatIsNoFunctionOfABatchThatVariesSaysWhere) {
   EXPECT_TRUE(two.Run({Vector(session, {1, 2}), Vector(session, {1, 2})}).ok());
 }
 
+// Also where all that the graph has of the two groups is equal.
+TEST(CompileTest, AFunctionOfABatchThatVariesHasOneGroupForAllSizes) {
+  FakeDaemon daemon;
+  Ranks ranks(4, &daemon);
+  const auto large = ranks.worlds[0].NewGroup({0, 1});
+  const auto small = ranks.worlds[0].NewGroup({0, 3});
+  ASSERT_TRUE(large.ok() && small.ok());
+  CompileOptions options;
+  options.varying = {0};
+  options.max_size = 8;
+  const auto out = Compile(
+                       [&](const std::vector<Tensor>& in) {
+                         const bool is_large = in[0].shape()[0] > 4;
+                         return std::vector<Tensor>{AllReduce(in[0], is_large ? *large : *small)};
+                       },
+                       options)
+                       .Run({Vector(ranks.worlds[0], {1, 2, 3})});
+  EXPECT_EQ(ErrorOf(out.status()).reason, Reason::kBadType) << out.status();
+  EXPECT_THAT(std::string(out.status().message()), HasSubstr("the group of all_reduce at "));
+  EXPECT_THAT(std::string(out.status().message()), HasSubstr("compile_test.cc"));
+}
+
 // What is not linear in the size is an error, however small the largest size is; or right at all
 // sizes, where there are no more than the rules are made of.
 TEST(CompileTest, ABatchOfFewSizesMayVary) {

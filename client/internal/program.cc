@@ -61,11 +61,24 @@ absl::Status CheckSame(const Traced& a, const Traced& b, size_t num_inputs) {
     same = a.results[i].output == b.results[i].output &&
            a.results[i].outside == b.results[i].outside && a.results[i].input == b.results[i].input;
   }
-  if (same) return absl::OkStatus();
-  return BadType(
-      "a function of a batch whose size varies must be one function, but what it uses or gives "
-      "back "
-      "depends on the size");
+  if (!same) {
+    return BadType(
+        "a function of a batch whose size varies must be one function, but what it uses or gives "
+        "back depends on the size");
+  }
+  // Where there are more slots in one of them, its graph is another one (UnifyGraphs).
+  for (size_t s = 0; s < std::min(a.trace.slots.size(), b.trace.slots.size()); ++s) {
+    if (a.trace.slots[s].groups == b.trace.slots[s].groups) continue;
+    const auto user =
+        std::find_if(a.trace.graph.nodes.begin(), a.trace.graph.nodes.end(), [s](const Node& node) {
+          return node.collective.has_value() &&
+                 node.collective->group_slot == static_cast<int32_t>(s);
+        });
+    return BadType(absl::StrCat(
+        "a function of a batch whose size varies must be one function, but the group of ", user->op,
+        " at ", user->source, " is another one for another size"));
+  }
+  return absl::OkStatus();
 }
 
 // What the function is with inputs of these types.
