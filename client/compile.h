@@ -84,7 +84,7 @@ class Compiled {
   // are all undefined, or none, are of no session: where the process has several, so are the ranks
   // of all of them. These, and what failed before it was on any device, do not tell ranks of one
   // session apart: where nothing else does, so are all that it has of the world. While a function
-  // is traced nothing is sent.
+  // is traced nothing is sent but the bytes that it makes tensors of itself.
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs,
                                           CallSite site = CallSite::Here()) const;
   // How many graphs the function has been made into: one for each list of types of its inputs (and

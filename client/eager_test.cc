@@ -902,13 +902,18 @@ TEST(EagerTest, WhatIsPendingGetsNamesThatWereDropped) {
   const auto make = [&session](float value) {
     return FromHost<float>(session, Floats(17, value), {17});
   };
-  std::vector<Tensor> held;
-  for (int i = 0; i < FakeDaemon::kMaxTensors; ++i) held.push_back(make(static_cast<float>(i)));
-  const Tensor sum = held[0] + held[1];
-  for (int i = 0; i < 3; ++i) held[i] = Tensor();
-  held[3] = Tensor();
-  EXPECT_EQ(Values<float>(make(5)), Floats(17, 5));
-  EXPECT_EQ(Values<float>(sum), Floats(17, 1));
+  // A few that are dropped wait for company, many are released at once.
+  for (const int dropped : {4, 64, 200}) {
+    SCOPED_TRACE(dropped);
+    std::vector<Tensor> held;
+    for (int i = 0; i < FakeDaemon::kMaxTensors; ++i) held.push_back(make(static_cast<float>(i)));
+    const Tensor sum = held[0] + held[1];
+    const Tensor next = sum + sum;
+    for (int i = 0; i < dropped; ++i) held[i] = Tensor();
+    EXPECT_EQ(Values<float>(make(5)), Floats(17, 5));
+    EXPECT_EQ(Values<float>(sum), Floats(17, 1));
+    EXPECT_EQ(Values<float>(next), Floats(17, 2));
+  }
 }
 
 // As when there was no memory for it, and is now.

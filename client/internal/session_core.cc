@@ -499,16 +499,15 @@ void SessionCore::Drain(bool all) {
   leaving_.insert(leaving_.end(), std::make_move_iterator(batch.worlds.begin()),
                   std::make_move_iterator(batch.worlds.end()));
   if (!leaving_.empty()) Leave();
-  if (all) {
-    const auto used = std::partition(batch.tensors.begin(), batch.tensors.end(),
-                                     [this](TensorId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
-                                         session_lock) { return fragments_.Use(id); });
-    const auto count = static_cast<size_t>(used - batch.tensors.begin());
-    SendRelease(absl::MakeConstSpan(batch.tensors).subspan(count), {});
-    batch.tensors.resize(count);
-  }
+  // What no pending fragment uses goes first: that these are sent, below, may need its names.
+  const auto used = std::partition(batch.tensors.begin(), batch.tensors.end(),
+                                   [this](TensorId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+                                     return fragments_.Use(id);
+                                   });
+  const auto count = static_cast<size_t>(used - batch.tensors.begin());
+  SendRelease(absl::MakeConstSpan(batch.tensors).subspan(count), {});
+  batch.tensors.resize(count);
   if (batch.tensors.empty() && batch.arenas.empty()) return;
-  // The pending fragments may use them.
   Flush();
   SendRelease(batch.tensors, batch.arenas);
 }

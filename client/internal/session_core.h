@@ -164,8 +164,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::Status MakeReadableIf(bool on_device, TensorId id) ABSL_LOCKS_EXCLUDED(session_lock);
   // Sends the fragment of this id, if it is open.
   void FlushOne(int64_t fragment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Sends what destructors left. `all`: also the few tensors that could wait for company; names
-  // that no pending fragment uses first, for these may want them.
+  // Sends what destructors left. `all`: also the few tensors that could wait for company.
   void Drain(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Tells that these are gone, behind what has been sent.
   void SendRelease(absl::Span<const TensorId> tensors, absl::Span<const ArenaId> arenas)
