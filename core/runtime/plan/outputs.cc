@@ -132,7 +132,9 @@ void PlaceOutputs(PlanState* state) {
     output.device_slot = state->table.device_slot(v);
     NoteOrigin(*state, origins[v], &output);
   }
-  FindSole(&state->plan);
+  // On several devices one may read what another has, and who waits for an output waits for its
+  // own device alone.
+  if (state->graph.num_device_slots == 1) FindSole(&state->plan);
 }
 
 }  // namespace chorus::planning

@@ -133,6 +133,23 @@ TEST(OutputsTest, OnlyAnOutputThatNobodyElseReadsHasItsMemoryAlone) {
   EXPECT_EQ(sole, (std::vector<bool>{true, false, false, false, false, false, false}));
 }
 
+// Whoever waits for `there` waits for the device on which it is: the other one may still read the
+// bytes, for `of_it`.
+TEST(OutputsTest, WhatTwoDevicesOfARunReadIsNotOnesAlone) {
+  RankBuilder b(0, 2, /*num_device_slots=*/2);
+  const ValueIndex x = b.Op("neg", {b.Input(F32({4}))});
+  const ValueIndex there = b.Op("copy", {x}, {}, /*device_slot=*/1);
+  const ValueIndex of_it = b.Op("sin", {x});
+  AddOutput(&b, there);
+  AddOutput(&b, of_it);
+  PlanOptions options;
+  options.one_domain = OneDomain{{true}, true};
+  const absl::StatusOr<Plan> plan = CompilePlan(b.graph().Build(), options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->buffers[plan->outputs[0].buffer].kind, BufferSpec::Kind::kOwned);
+  EXPECT_FALSE(plan->outputs[0].sole);
+}
+
 // Whatever may be written over comes behind all collectives, in every order of them.
 TEST(OutputsTest, WhatTakesOverAnInputIsHeldBack) {
   RankBuilder b(0, 2);
