@@ -63,6 +63,7 @@ void Variable::Set(const Tensor& tensor) const {
   if (slot_ == nullptr) return;
   Variable::Slot* const slot = StateScope::Find(slot_.get());
   slot->tensor = tensor.Detach();
+  slot->before_frozen = Tensor();
   if (requires_grad()) slot->tensor.RequireGrad();
 }
 
@@ -74,10 +75,32 @@ const Shape& Variable::shape() const {
 bool Variable::is_parameter() const { return slot_ != nullptr && slot_->is_parameter; }
 bool Variable::requires_grad() const { return is_parameter() && !slot_->frozen; }
 
+void Variable::Slot::Freeze() {
+  if (!tensor.defined()) return;
+  before_frozen = tensor;
+  tensor = tensor.Detach();
+}
+
+void Variable::Slot::Thaw() {
+  if (!tensor.defined()) return;
+  if (!before_frozen.defined()) before_frozen = tensor.Detach().RequireGrad();
+  tensor = std::exchange(before_frozen, Tensor());
+}
+
 void Variable::RequireGrad(bool required) const {
   if (!is_parameter() || slot_->frozen == !required) return;
   slot_->frozen = !required;
-  if (slot_->tensor.defined()) Set(slot_->tensor);
+  const auto change = required ? &Slot::Thaw : &Slot::Freeze;
+  (slot_.get()->*change)();
+  Slot* const in_scope = StateScope::Find(slot_.get());
+  if (in_scope != slot_.get()) (in_scope->*change)();
+}
+
+void Variable::ClearGrad() const {
+  if (slot_ == nullptr) return;
+  const Slot* const slot = StateScope::Find(slot_.get());
+  slot->tensor.ClearGrad();
+  slot->before_frozen.ClearGrad();
 }
 
 // --- StateScope ---------------------------------------------------------------------------------
@@ -146,6 +169,7 @@ class Module::Mirror final : public Module {
       if (!variable.defined()) {
         variable = Variable(std::make_shared<Variable::Slot>(*named.variable.slot_));
         variable.slot_->tensor = named.variable();
+        variable.slot_->before_frozen = Tensor();
       }
       variables_.push_back({named.name, variable});
     }
@@ -376,9 +400,7 @@ std::vector<Variable> Module::buffers() const {
 }
 
 void Module::ClearGrads() const {
-  for (const Variable& variable : parameters()) {
-    if (variable().defined()) variable().ClearGrad();
-  }
+  for (const Variable& variable : parameters()) variable.ClearGrad();
 }
 
 void Module::RequireGrad(bool required) const {

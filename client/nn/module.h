@@ -78,10 +78,13 @@ class Variable {
   bool is_parameter() const;  // false: a buffer, which has no gradient
   // False: a buffer, or frozen.
   bool requires_grad() const;
-  // Frozen or not, from now on.
+  // Frozen or not, from now on; in a StateScope what it has for the variable, too. Who freezes and
+  // thaws it has the leaf that there was, with its gradient so far, unless Set has come between.
   void RequireGrad(bool required) const;
-  // Of the tensor.
+  // Of the tensor; of one that is frozen undefined.
   Tensor grad() const { return (*this)().grad(); }
+  // Also of one that is frozen, for when it is thawed.
+  void ClearGrad() const;
 
   friend bool operator==(const Variable& a, const Variable& b) { return a.slot_ == b.slot_; }
   friend bool operator!=(const Variable& a, const Variable& b) { return a.slot_ != b.slot_; }
@@ -96,6 +99,10 @@ class Variable {
     DType dtype = DType::kUnspecified;  // of a buffer whose dtype is not the module's
     Initializer init;
     Tensor tensor;
+    Tensor before_frozen;  // the tensor, where it was frozen since
+
+    void Freeze();
+    void Thaw();
   };
   explicit Variable(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) {}
 

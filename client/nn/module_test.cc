@@ -124,6 +124,60 @@ TEST_F(ModuleTest, GradientsComeToParametersThatAreNotFrozen) {
   EXPECT_FALSE(two(Row({1, 1})).requires_grad());
 }
 
+// As a discriminator is while its generator is trained.
+TEST_F(ModuleTest, WhatIsFrozenForAWhileKeepsItsGradient) {
+  Two two(2);
+  ASSERT_TRUE(two.Init(session_, 1).ok());
+  const Variable& scale = two.b_.scale_;
+  two.a_.scale_.Set(Row({2, 3}));
+  ASSERT_TRUE(Backward(Sum(two(Row({1, -1})))).ok());
+  const std::vector<float> before = Values<float>(scale.grad());
+  const Tensor recorded = Sum(two(Row({1, -1})));
+  scale.RequireGrad(false);
+  EXPECT_FALSE(scale().requires_grad());
+  EXPECT_FALSE(scale.grad().defined());
+  ASSERT_TRUE(Backward(Sum(two(Row({1, -1})))).ok());
+  scale.RequireGrad(true);
+  EXPECT_EQ(Values<float>(scale.grad()), before);
+  ASSERT_TRUE(Backward(recorded).ok());
+  EXPECT_THAT(Values<float>(scale.grad()), ElementsAre(2 * before[0], 2 * before[1]));
+  // What is cleared meanwhile is.
+  two.RequireGrad(false);
+  two.ClearGrads();
+  two.RequireGrad(true);
+  EXPECT_FALSE(scale.grad().defined());
+  // Nor is it the old leaf behind a Set.
+  scale.RequireGrad(false);
+  scale.Set(Row({4, 5}));
+  scale.RequireGrad(true);
+  EXPECT_TRUE(scale().requires_grad());
+  EXPECT_THAT(Values<float>(scale()), ElementsAre(4, 5));
+}
+
+// The step's own tensors are frozen, not replaced by those of when it was traced.
+TEST_F(ModuleTest, WhatACompiledFunctionFreezesForAWhileIsItsInput) {
+  Affine affine(2);
+  ASSERT_TRUE(affine.Init(session_, 1).ok());
+  affine.Eval();
+  const Compiled step = Compile([&affine](const std::vector<Tensor>& in) {
+    const StateScope scope(affine, {in[0], in[1], in[2]});
+    affine.RequireGrad(false);
+    const Tensor frozen = affine(in[3]);
+    affine.RequireGrad(true);
+    const Tensor loss = Sum(affine(frozen));
+    const auto gradients = Grad({loss}, {in[0], in[1]});
+    EXPECT_TRUE(gradients.ok()) << gradients.status();
+    return std::vector<Tensor>{frozen, gradients.ok() ? (*gradients)[0] : Tensor()};
+  });
+  for (const float scale : {2.f, 3.f}) {
+    const auto out = step.Run(
+        {Row({scale, 1}).RequireGrad(), Row({0, 0}).RequireGrad(), affine.calls_(), Row({1, 1})});
+    ASSERT_TRUE(out.ok()) << out.status();
+    EXPECT_THAT(Values<float>((*out)[0]), ElementsAre(scale, 1));
+    EXPECT_THAT(Values<float>((*out)[1]), ElementsAre(scale, 1));
+  }
+}
+
 TEST_F(ModuleTest, ATiedVariableIsOneVariable) {
   struct Tied : Module {
     Tied() : Module("Tied"), first(Add<Affine>("first", 1)), second(Add<Affine>("second", 1)) {

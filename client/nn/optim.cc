@@ -101,9 +101,7 @@ std::vector<Tensor> Optimizer::gradients() const {
 }
 
 void Optimizer::ClearGrads() const {
-  for (const Variable& parameter : parameters_) {
-    if (parameter().defined()) parameter().ClearGrad();
-  }
+  for (const Variable& parameter : parameters_) parameter.ClearGrad();
 }
 
 std::vector<Tensor> Optimizer::SlotsOf(size_t parameter, const Tensor& like) const {

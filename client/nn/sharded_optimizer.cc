@@ -213,9 +213,7 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
 
 void ShardedOptimizer::ClearGrads() const {
   for (const ParameterGroup& group : groups_) {
-    for (const Variable& parameter : group.parameters) {
-      if (parameter().defined()) parameter().ClearGrad();
-    }
+    for (const Variable& parameter : group.parameters) parameter.ClearGrad();
   }
 }
 
