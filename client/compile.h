@@ -26,16 +26,16 @@ using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& in
 struct CompileOptions {
   // Inputs whose memory outputs of their types may take over (parameters that the step replaces),
   // by index. Honoured where nobody else has the tensor (detached from it, for a gradient, or in
-  // another run that is not over), the function runs on one device and does not return the input
-  // itself, and no collective needs the output, nor an op that fails for what it reads (an index
-  // out of range); else the step gets memory of its own, and the input stays. Where it is honoured
-  // the tensor, and every copy of its handle, is gone: its use is FAILED_PRECONDITION `DONATED`.
-  // The result of a call that is under way may be given to the next. Steps are whole: one that
-  // fails (a mismatch, a late rank, no memory, a kernel or a device of any rank) leaves what went
-  // into it, and its handle, as they were, and the calls behind it that use its results fail with
-  // its error: keep the handles of the last steps, and go on from the last one that can be waited
-  // for. Only a device that fails while it writes the outputs themselves loses what was donated;
-  // what was not donated never is.
+  // another run that is not over), the session has one device, the function does not return the
+  // input itself, and no collective needs the output, nor an op that fails for what it reads (an
+  // index out of range); else the step gets memory of its own, and the input stays. Where it is
+  // honoured the tensor, and every copy of its handle, is gone: its use is FAILED_PRECONDITION
+  // `DONATED`. The result of a call that is under way may be given to the next. Steps are whole:
+  // one that fails (a mismatch, a late rank, no memory, a kernel or a device of any rank) leaves
+  // what went into it, and its handle, as they were, and the calls behind it that use its results
+  // fail with its error: keep the handles of the last steps, and go on from the last one that can
+  // be waited for. Only a device that fails while it writes the outputs themselves loses what was
+  // donated; what was not donated never is.
   std::vector<int> donate;
   // A dimension of an input that may change from call to call, like the rows of a last short batch.
   struct Varying {
@@ -46,8 +46,9 @@ struct CompileOptions {
   // They all have one size, of 1 to `max_size`; another size is neither another trace nor another
   // graph. The function is traced with a few sizes, also a small one, and must be the same op by op
   // but for shapes, whose sizes may be linear in it: what it makes of the size otherwise (a number
-  // 1 / size: use Mean) is an error that names the line. With several ranks each may have its own
-  // size, unless a collective's shape depends on it.
+  // 1 / size: use Mean) is an error that names the line. From a `max_size` of 4 on it is not traced
+  // at size 1: what it does otherwise there alone is not seen. With several ranks each may have its
+  // own size, unless a collective's shape depends on it.
   std::vector<Varying> varying;
   int64_t max_size = 0;
   // How many calls of a rank may be under way: one more waits for the first of them. Each has

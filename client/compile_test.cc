@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <future>
 #include <memory>
@@ -485,6 +486,27 @@ TEST(CompileTest, WhatIsNoFunctionOfABatchThatVariesSaysWhere) {
   EXPECT_FALSE(two.Run({Vector(session, {1, 2})}).ok());
   EXPECT_FALSE(two.Run({Scalar<double>(session, 2), Vector(session, {1})}).ok());
   EXPECT_TRUE(two.Run({Vector(session, {1, 2}), Vector(session, {1, 2})}).ok());
+}
+
+// A number that an op has may be a NaN, and is another one if only its sign is.
+TEST(CompileTest, AFunctionOfABatchThatVariesHasItsNumbersForAllSizes) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  CompileOptions options;
+  options.varying = {0};
+  options.max_size = 8;
+  const auto run = [&](const std::function<double(int64_t rows)>& value) {
+    return Compile(
+               [&](const std::vector<Tensor>& in) {
+                 const int64_t n = in[0].shape()[0];
+                 return std::vector<Tensor>{Full(in[0].device(), DType::kF64, {n}, value(n))};
+               },
+               options)
+        .Run({Vector(session, {1, 2, 3})})
+        .status();
+  };
+  EXPECT_TRUE(run([](int64_t) { return std::nan(""); }).ok());
+  EXPECT_EQ(ErrorOf(run([](int64_t n) { return n > 4 ? 0.0 : -0.0; })).reason, Reason::kBadType);
 }
 
 // Also where all that the graph has of the two groups is equal.

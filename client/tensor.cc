@@ -109,7 +109,9 @@ absl::Status Tensor::Wait(Timeout timeout) const { return Await(impl_, timeout).
 
 absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)> allocate) const {
   CHORUS_ASSIGN_OR_RETURN(const bool on_device, Await(impl_));
-  const TensorData& data = *impl_->data;
+  // Kept meanwhile: what only one handle has may be given to a run of another thread.
+  const TensorDataPtr kept = impl_->data;
+  const TensorData& data = *kept;
   if (data.info == nullptr) {
     return MakeError(Reason::kWrongState, "read: this rank gets no result of that collective");
   }
@@ -118,7 +120,7 @@ absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)
     return BadType(absl::StrCat("read: expected a tensor of ", expected, ", got ",
                                 data.info->type.ToString()));
   }
-  return data.session->Read(impl_->data, on_device, allocate(data.info->elements));
+  return data.session->Read(kept, on_device, allocate(data.info->elements));
 }
 
 absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(DType dtype) const {

@@ -179,7 +179,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<S
       site_(site),
       // More than there may be batches under way would find nothing to do.
       workers_(std::make_unique<Workers>([this](int64_t number) { return Make(number); },
-                                         std::min(options.threads, options.prefetch + 1))) {
+                                         std::min(options.threads - 1, options.prefetch) + 1)) {
   Begin();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -142,7 +143,7 @@ TEST(DataLoaderTest, BatchesAreTheSamplersWhateverTheThreads) {
     const auto dataset = std::make_shared<Numbers>(size);
     for (const int64_t batch : {1, 3, 8, 30}) {
       for (const int threads : {0, 1, 3}) {
-        for (const int prefetch : {1, 5}) {
+        for (const int prefetch : {1, 5, std::numeric_limits<int>::max()}) {
           for (const bool drop_last : {false, true}) {
             DataLoader::Options options = Batches(batch, threads, prefetch);
             options.drop_last = drop_last;

@@ -94,6 +94,9 @@ class Trace {
   std::vector<std::shared_ptr<MemberCore>> members_;
 };
 
+// Whether this thread traces a function for several sizes.
+inline bool TracesSizes() { return Trace::Current() != nullptr && Trace::Current()->varies(); }
+
 // Outside of any for null.
 inline TraceId IdOf(const Trace* trace) { return trace == nullptr ? TraceId() : trace->id(); }
 // FAILED_PRECONDITION kWrongState: `data` is a value of another trace than this one.

@@ -1,5 +1,6 @@
 #include "client/internal/unify.h"
 
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,14 @@ bool Fit(int64_t a, int64_t b, int64_t m, int64_t n, SizeRule* rule) {
   rule->scale = (a - b) / (m - n);
   rule->offset = a - rule->scale * m;
   return true;
+}
+
+// Doubles by their bits: -0 is another number than 0, and a NaN the one that it is.
+bool Same(const Attribute& a, const Attribute& b) {
+  const auto* number = absl::get_if<double>(&a.value);
+  const auto* other = absl::get_if<double>(&b.value);
+  if (number == nullptr || other == nullptr) return a == b;
+  return a.name == b.name && std::memcmp(number, other, sizeof(*number)) == 0;
 }
 
 class Unifier {
@@ -73,17 +82,17 @@ class Unifier {
     const Node& node = most_.nodes[static_cast<size_t>(n)];
     const Attribute& a = node.attributes[static_cast<size_t>(i)];
     const Attribute& b = less_.nodes[static_cast<size_t>(n)].attributes[static_cast<size_t>(i)];
-    if (a == b) return absl::OkStatus();
+    if (Same(a, b)) return absl::OkStatus();
     SizeRule rule;
     rule.node = n;
     rule.attribute = i;
+    const bool is_one = a.name == b.name;
     const auto* number = absl::get_if<int64_t>(&a.value);
     const auto* other = absl::get_if<int64_t>(&b.value);
-    if (number != nullptr && other != nullptr) return Add(rule, *number, *other, a.name);
+    if (is_one && number != nullptr && other != nullptr) return Add(rule, *number, *other, a.name);
     const auto* list = absl::get_if<std::vector<int64_t>>(&a.value);
     const auto* others = absl::get_if<std::vector<int64_t>>(&b.value);
-    if (a.name != b.name || list == nullptr || others == nullptr ||
-        list->size() != others->size()) {
+    if (!is_one || list == nullptr || others == nullptr || list->size() != others->size()) {
       return Differs(node,
                      absl::StrCat("'", a.name,
                                   "' depends on the size in a way that is not"

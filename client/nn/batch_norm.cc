@@ -22,7 +22,7 @@ namespace chorus {
 namespace nn {
 
 using internal::IsUsable;
-using internal::Trace;
+using internal::TracesSizes;
 using internal::TypeText;
 
 namespace {
@@ -38,11 +38,9 @@ Tensor CountOf(const Tensor& x) {
   return count;
 }
 
-bool Varies() { return Trace::Current() != nullptr && Trace::Current()->varies(); }
-
 // n / (n - 1) of the n values that each channel of x has. Both ways have the same bits.
 Operand Unbiasing(const Tensor& x, int64_t count) {
-  if (!Varies()) {
+  if (!TracesSizes()) {
     const auto n = static_cast<double>(count);
     return n / (n - 1);
   }
@@ -173,7 +171,7 @@ Tensor BatchNorm::Forward(const Tensor& x) {
     const int64_t count = std::accumulate(x.shape().begin() + 2, x.shape().end(), x.shape()[0],
                                           std::multiplies<int64_t>());
     // A function whose batch varies is traced with one row, where it may have 3 at most.
-    const bool one = Varies();
+    const bool one = TracesSizes();
     if (count < (one ? 1 : 2)) {
       return Refuse(x, absl::StrCat("expected ", one ? "a value" : "two values",
                                     " of a channel at least, in training, got ", TypeText(x)));

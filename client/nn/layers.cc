@@ -26,6 +26,7 @@ namespace {
 
 using internal::IsUsable;
 using internal::Trace;
+using internal::TracesSizes;
 using internal::TypeText;
 
 // Over the last `dims` dimensions.
@@ -204,7 +205,9 @@ Tensor PositionEmbedding::Forward(const Tensor& x) {
                                   TypeText(x)));
   }
   const int64_t n = x.shape()[x.shape().size() - 2];
-  return x + (n == length_ ? weight_() : Slice(weight_(), 0, 0, n));
+  // Where the length varies the largest is traced, too: there is a slice of all then.
+  const bool whole = n == length_ && !TracesSizes();
+  return x + (whole ? weight_() : Slice(weight_(), 0, 0, n));
 }
 
 std::string PositionEmbedding::description() const {

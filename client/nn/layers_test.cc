@@ -98,6 +98,18 @@ TEST_F(LayersTest, PositionsAddTheirRows) {
   EXPECT_FALSE(places(Numbers({3, 3})).status().ok());
   PositionEmbedding other(3, 2);
   ExpectLayerGradients(&other, Numbers({2, 3, 2}));
+  // Of any length, the largest included.
+  CompileOptions options;
+  options.varying = {{0, 0}};
+  options.max_size = 4;
+  const Compiled compiled = Compile(
+      [&places](const std::vector<Tensor>& in) { return std::vector<Tensor>{places(in[0])}; },
+      options);
+  for (const int64_t n : {4, 3, 1}) {
+    const auto out = compiled.Run({Zeros(session_, DType::kF64, {n, 2})});
+    ASSERT_TRUE(out.ok()) << out.status();
+    EXPECT_EQ(Values<double>((*out)[0]), Values<double>(Slice(table, 0, 0, n))) << n;
+  }
 }
 
 TEST_F(LayersTest, NormsNormalise) {
