@@ -117,7 +117,7 @@ class DistributedDataParallel::Pass {
       if (!used_anywhere_[trained[i]]) continue;
       Tensor gradient = request.gradients[i];
       const Tensor& leaf = leaves_[trained[i]];
-      if (HasLocal(request, leaf)) {
+      if (HasGrad(request, leaf)) {
         gradient = gradient.defined() ? leaf.grad() + gradient : leaf.grad();
         request.leaves->replaced.insert(ImplOf(leaf).get());
       }
@@ -134,27 +134,29 @@ class DistributedDataParallel::Pass {
   }
 
  private:
-  // Gradients that may have been added up on this rank alone go with this Backward's, and with
-  // them what the last mean has left. That is the same everywhere, and so in the mean what it was,
-  // if every rank gives it, also those that have added nothing to it.
-  bool HasLocal(const GateRequest& request, const Tensor& leaf) const {
-    return request.leaves != nullptr && model_->adds_up_ && !internal::Tracing() &&
-           leaf.grad().defined() && !request.leaves->replaced.contains(ImplOf(leaf).get());
+  // What is there goes with this Backward's: what this rank alone has added up, and what the last
+  // mean has left. That is the same everywhere, and so in the mean what it was, if every rank gives
+  // it: none knows whether another has added to it.
+  static bool HasGrad(const GateRequest& request, const Tensor& leaf) {
+    return request.leaves != nullptr && !internal::Tracing() && leaf.grad().defined() &&
+           !request.leaves->replaced.contains(ImplOf(leaf).get());
   }
 
   // Which parameters have gradients.
   absl::Status Begin(const GateRequest& request) {
     std::vector<bool> used(leaves_.size());
+    std::vector<bool> added_up(leaves_.size());
     const bool notes = !internal::Tracing();
     for (size_t b = 0; b < buckets_.size(); ++b) {
       for (size_t i = 0; i < buckets_[b].trained.size(); ++i) {
         const size_t t = buckets_[b].trained[i];
         const uint64_t use = (*request.uses)[b][i];
-        used[t] = use != kUnused || HasLocal(request, leaves_[t]);
+        used[t] = use != kUnused;
+        added_up[t] = model_->adds_up_ && HasGrad(request, leaves_[t]);
         if (notes) model_->first_uses_[t] = use;
       }
     }
-    CHORUS_ASSIGN_OR_RETURN(used_anywhere_, model_->UsedAnywhere(used, site_));
+    CHORUS_ASSIGN_OR_RETURN(used_anywhere_, model_->UsedAnywhere(used, added_up, site_));
     return absl::OkStatus();
   }
 
@@ -386,8 +388,10 @@ absl::StatusOr<std::shared_ptr<Module>> DistributedDataParallel::Gated(CallSite 
 }
 
 absl::StatusOr<std::vector<bool>> DistributedDataParallel::UsedAnywhere(
-    const std::vector<bool>& used_here, CallSite site) {
-  const bool all = std::find(used_here.begin(), used_here.end(), false) == used_here.end();
+    const std::vector<bool>& used_here, const std::vector<bool>& added_up, CallSite site) {
+  std::vector<bool> given = used_here;
+  for (size_t t = 0; t < given.size(); ++t) given[t] = given[t] || added_up[t];
+  const bool all = std::find(given.begin(), given.end(), false) == given.end();
   const bool may_leave_out = options_.find_unused_parameters || options_.static_graph;
   const auto names = [this](const std::vector<bool>& of, bool value) {
     std::vector<std::string> texts;
@@ -397,20 +401,20 @@ absl::StatusOr<std::vector<bool>> DistributedDataParallel::UsedAnywhere(
     return absl::StrJoin(texts, ", ");
   };
   if (!may_leave_out) {
-    if (all) return used_here;
-    return MakeError(
-        Reason::kWrongState,
-        absl::StrCat("DistributedDataParallel: on rank ", group_.rank(),
-                     " of the group the loss does not depend on ", names(used_here, false),
-                     "; find_unused_parameters lets losses leave parameters out"));
+    if (all) return given;
+    return MakeError(Reason::kWrongState,
+                     absl::StrCat("DistributedDataParallel: on rank ", group_.rank(),
+                                  " of the group the loss does not depend on ", names(given, false),
+                                  "; find_unused_parameters lets losses leave parameters out"));
   }
-  if (internal::Tracing()) return std::vector<bool>(used_here.size(), true);
+  if (internal::Tracing()) return std::vector<bool>(given.size(), true);
   if (options_.static_graph && !used_anywhere_.empty()) {
     std::vector<bool> changed;
     for (size_t t = 0; t < used_here.size(); ++t) {
-      // The first loss of a rank that had no inputs when the others began may use what theirs do.
-      changed.push_back(used_here_.empty() ? used_here[t] && !used_anywhere_[t]
-                                           : used_here[t] != used_here_[t]);
+      // The first loss of a rank that had no inputs when the others began may use what theirs do,
+      // and each may have gradients of that.
+      changed.push_back((given[t] && !used_anywhere_[t]) ||
+                        (!used_here_.empty() && used_here[t] != used_here_[t]));
     }
     if (std::find(changed.begin(), changed.end(), true) == changed.end()) {
       used_here_ = used_here;
@@ -426,7 +430,7 @@ absl::StatusOr<std::vector<bool>> DistributedDataParallel::UsedAnywhere(
   const DeviceRef device = DeviceOf(group_);
   CHORUS_ASSIGN_OR_RETURN(
       const std::vector<bool> anywhere,
-      AllReduce(FromHost(device, used_here, {static_cast<int64_t>(used_here.size())}, site), group_,
+      AllReduce(FromHost(device, given, {static_cast<int64_t>(given.size())}, site), group_,
                 Reduction::kMax, site)
           .Read<bool>());
   if (options_.static_graph) {
@@ -587,7 +591,7 @@ absl::Status DistributedDataParallel::TakePart(CallSite site) {
     anywhere = used_anywhere_;
   } else if (options_.static_graph || options_.find_unused_parameters) {
     const std::vector<bool> none(trained_.size(), false);
-    CHORUS_ASSIGN_OR_RETURN(anywhere, UsedAnywhere(none, site));
+    CHORUS_ASSIGN_OR_RETURN(anywhere, UsedAnywhere(none, none, site));
     used_here_.clear();  // it has had no loss
   }
   for (const Bucket& bucket : buckets_) {

@@ -21,6 +21,9 @@
 // nothing else: no gradient is copied into one, and no bit depends on their sizes. In a compiled
 // function all of it is part of the graph.
 //
+// As Backward adds to grad(), it takes the mean of what each rank has there with it. What an
+// earlier mean has left is the same on all, and so in the mean what it was, but for rounding.
+//
 // Every rank calls it as often, and asks for gradients as often. One that does not is told of by
 // name (chorus.h: kMismatch, or a late rank); Join is for ranks that have fewer inputs. A Backward
 // or Grad that is refused makes some of its buckets' calls or none, so its rank is out of line
@@ -55,7 +58,8 @@ namespace chorus {
 namespace nn {
 
 // What becomes of a bucket's gradients: as many, of their types, every rank's the same. `gradients`
-// are this rank's; of parameters that it has not used zeros. Each rank calls the same collectives.
+// are this rank's, a Backward's with what is in grad() already, also what an earlier mean has left;
+// zeros where it has none. Each rank calls the same collectives.
 using GradientHook = std::function<absl::StatusOr<std::vector<Tensor>>(
     const std::vector<Tensor>& gradients, const Group& group)>;
 // Their mean, sent in bf16: half the bytes of f32, 8 bits of each gradient.
@@ -109,10 +113,11 @@ class DistributedDataParallel : public Module {
   std::vector<std::vector<std::string>> buckets() const;
 
   // While one lives, calls leave gradients where they are: Backward, whenever it comes, adds them
-  // up on each rank, and the next Backward of a call without it takes the mean of what is there on
-  // each rank with it (a hook gets that sum, too: also what an earlier mean has left). A Backward
-  // that returns an error leaves that for the next. Not in a compiled function, whose graph is the
-  // same with and without: a call that is traced while one lives is kWrongState.
+  // up on each rank, as often as that rank likes, and the next Backward of a call without it takes
+  // the mean of what is there on each rank with it. What a rank has added up counts as used there
+  // (find_unused_parameters, static_graph). A Backward that returns an error leaves that for the
+  // next. Not in a compiled function, whose graph is the same with and without: a call that is
+  // traced while one lives is kWrongState.
   class NoSync {
    public:
     explicit NoSync(DistributedDataParallel* model);
@@ -127,9 +132,10 @@ class DistributedDataParallel : public Module {
 
   // While one lives, ranks may have different numbers of inputs. Each call then waits to hear which
   // ranks are still there. A rank that has no more calls Finish, in which it takes part with zeros
-  // in what the others call here, until all have come to it. (Not in other collectives of the
-  // module, as those of SyncBatchNorm.) Each call outside of NoSync is followed by one Backward;
-  // where steps are counted (World::Step), one begins before each.
+  // in what the others call here, until all have come to it: of what is in its grad() nothing goes
+  // into their means. (Not in other collectives of the module, as those of SyncBatchNorm.) Each
+  // call outside of NoSync is followed by one Backward; where steps are counted (World::Step), one
+  // begins before each.
   class Join {
    public:
     struct Options {
@@ -177,8 +183,10 @@ class DistributedDataParallel : public Module {
   // What ranks do together before a call.
   absl::Status BeginPass(bool here, CallSite site);
   absl::StatusOr<std::shared_ptr<Module>> Gated(CallSite site);
-  // Which parameters are used by some rank's loss, of those that this one's uses, by trained_.
-  absl::StatusOr<std::vector<bool>> UsedAnywhere(const std::vector<bool>& used_here, CallSite site);
+  // By trained_: which parameters have gradients on some rank, of those that this one's loss uses,
+  // and those of which it may have added up gradients by itself.
+  absl::StatusOr<std::vector<bool>> UsedAnywhere(const std::vector<bool>& used_here,
+                                                 const std::vector<bool>& added_up, CallSite site);
   // A bucket's gradients, for all ranks: the mean times `scale`, or the hook's.
   absl::StatusOr<std::vector<Tensor>> Reduce(const std::vector<Tensor>& gradients, double scale,
                                              CallSite site) const;

@@ -500,7 +500,8 @@ TEST_F(DistributedDataParallelTest, WhatNoSyncAddsUpLateOrOnceMoreGoesIntoTheNex
   }
 }
 
-// What the last mean has left is there on all ranks, and one alone adds to it.
+// What the last mean has left is there on all ranks, and one alone adds to it, whether the other
+// has a call of its own under NoSync or none.
 TEST_F(DistributedDataParallelTest, WhatOneRankAloneAddsUpBehindAMeanGoesIntoTheNext) {
   const int size = 2;
   std::vector<Doubles> wanted;
@@ -514,24 +515,27 @@ TEST_F(DistributedDataParallelTest, WhatOneRankAloneAddsUpBehindAMeanGoesIntoThe
     ASSERT_TRUE(Backward(LossOf(model, Rows(session, 4, 2, 3)) * 0.5).ok());  // of one of two
     wanted = GradsOf(model);
   }
-  std::vector<std::vector<Doubles>> grads(size);
-  OnRanks(size, [&](const World& world, int rank) {
-    const auto model = Make(std::make_shared<Chain>(2), world);
-    ASSERT_NE(model, nullptr);
-    const auto loss = [&](int i) { return LossOf(*model, Rows(world, 4 * i + 2 * rank, 2, 3)); };
-    ASSERT_TRUE(Backward(loss(0)).ok());
-    {
-      const Ddp::NoSync no_sync(model.get());
-      const Tensor local = loss(1);
-      if (rank == 0) {
-        ASSERT_TRUE(Backward(local).ok());
+  for (const bool both_call : {true, false}) {
+    SCOPED_TRACE(both_call ? "both call" : "one calls");
+    std::vector<std::vector<Doubles>> grads(size);
+    OnRanks(size, [&](const World& world, int rank) {
+      const auto model = Make(std::make_shared<Chain>(2), world);
+      ASSERT_NE(model, nullptr);
+      const auto loss = [&](int i) { return LossOf(*model, Rows(world, 4 * i + 2 * rank, 2, 3)); };
+      ASSERT_TRUE(Backward(loss(0)).ok());
+      if (both_call || rank == 0) {
+        const Ddp::NoSync no_sync(model.get());
+        const Tensor local = loss(1);
+        if (rank == 0) {
+          ASSERT_TRUE(Backward(local).ok());
+        }
       }
-    }
-    ASSERT_TRUE(Backward(loss(2)).ok());
-    grads[static_cast<size_t>(rank)] = GradsOf(*model);
-  });
-  EXPECT_EQ(grads[0], grads[1]);
-  ExpectNear(grads[0], wanted);
+      ASSERT_TRUE(Backward(loss(2)).ok());
+      grads[static_cast<size_t>(rank)] = GradsOf(*model);
+    });
+    EXPECT_EQ(grads[0], grads[1]);
+    ExpectNear(grads[0], wanted);
+  }
 }
 
 TEST_F(DistributedDataParallelTest, ABackwardThatFailsKeepsWhatWasAddedUp) {
@@ -1004,6 +1008,62 @@ TEST_F(DistributedDataParallelTest, AStaticGraphIsAskedForOnceAndHeldTo) {
                 HasSubstr("on rank 0 of the group the loss depends on link1.weight, link1.bias, "
                           "link2.weight, link2.bias at one step and not at another"));
   });
+}
+
+// Each mean leaves a gradient on the rank that does not use the parameter.
+TEST_F(DistributedDataParallelTest, UnderNoSyncAStaticGraphIsWhatLossesDependOn) {
+  std::vector<std::vector<Doubles>> grads(2);
+  std::vector<std::vector<Doubles>> own(2);
+  OnRanks(2, [&](const World& world, int rank) {
+    const size_t r = static_cast<size_t>(rank);
+    Options options;
+    options.static_graph = true;
+    auto chain = std::make_shared<Chain>(3);
+    chain->use = rank == 0 ? std::vector<int>{0} : std::vector<int>{0, 1};
+    const auto model = Make(chain, world, options);
+    ASSERT_NE(model, nullptr);
+    const auto alone = chain->Clone(world);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    const auto backward = [&](int i) {
+      const Tensor x = Rows(world, 4 * i + 2 * rank, 2, 3);
+      ASSERT_TRUE(Backward(LossOf(**alone, x)).ok());
+      const absl::Status status = Backward(LossOf(*model, x));
+      ASSERT_TRUE(status.ok()) << status;
+    };
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(world.Step(i + 1).ok());
+      {
+        const Ddp::NoSync no_sync(model.get());
+        backward(2 * i);
+      }
+      backward(2 * i + 1);
+    }
+    grads[r] = GradsOf(*model);
+    own[r] = GradsOf(**alone);
+
+    // A loss under NoSync is held to it like any other.
+    ASSERT_TRUE(world.Step(4).ok());
+    if (rank == 0) {
+      const Ddp::NoSync no_sync(model.get());
+      chain->use = {0, 2};
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 0, 2, 3))).ok());
+      chain->use = {0};
+    }
+    absl::Status status = Backward(LossOf(*model, Rows(world, 0, 2, 3)));
+    if (rank == 1 && status.ok()) status = model->parameters()[0].grad().Wait();
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("on rank 0 of the group the loss depends on link2.weight, link2.bias at "
+                          "one step and not at another"));
+  });
+  std::vector<Doubles> wanted;
+  for (size_t p = 0; p < own[1].size(); ++p) {
+    wanted.push_back(own[1][p]);
+    for (size_t e = 0; e < wanted[p].size(); ++e) {
+      wanted[p][e] = (wanted[p][e] + (own[0][p].empty() ? 0 : own[0][p][e])) / 2;
+    }
+  }
+  EXPECT_EQ(grads[0], grads[1]);
+  ExpectNear(grads[0], wanted);
 }
 
 TEST_F(DistributedDataParallelTest, HooksTakeTheMeansPlace) {
