@@ -552,8 +552,10 @@ absl::Status DistributedDataParallel::Join::Finish(Optimizer* optimizer, CallSit
     CHORUS_RETURN_IF_ERROR(refuse(model_->TakePart(site)));
   }
   const auto last = std::find(before.begin(), before.end(), 1);
-  // All have come here after as many steps.
-  if (std::find(before.begin(), before.end(), 0) == before.end()) return absl::OkStatus();
+  // All have come here after as many steps, or none has made one since all were here.
+  if (last == before.end() || std::find(before.begin(), before.end(), 0) == before.end()) {
+    return absl::OkStatus();
+  }
 
   const int root = static_cast<int>(last - before.begin());
   std::vector<Tensor> values;

@@ -1657,6 +1657,29 @@ TEST_F(DistributedDataParallelTest, ARankMayBeginAStaticGraphWithoutInputs) {
   });
 }
 
+TEST_F(DistributedDataParallelTest, UnderOneJoinAnEpochMayHaveNoInputsOnAnyRank) {
+  OnRanks(2, [&](const World& world, int rank) {
+    const auto model = Make(std::make_shared<Chain>(1), world);
+    ASSERT_NE(model, nullptr);
+    Sgd sgd(model->parameters(), {});
+    Ddp::Join join(model.get());
+    std::vector<Doubles> values;
+    for (const int inputs : {rank, 0, 0, 1 - rank}) {
+      for (int i = 0; i < inputs; ++i) {
+        ASSERT_TRUE(Backward(LossOf(*model, Rows(world, rank, 1, 3))).ok());
+        ASSERT_TRUE(sgd.Step().ok());
+        model->ClearGrads();
+      }
+      const absl::Status finished = join.Finish(&sgd);
+      ASSERT_TRUE(finished.ok()) << finished;
+      values.push_back(Values<double>(model->parameters()[0]()));
+    }
+    EXPECT_EQ(values[1], values[0]);
+    EXPECT_EQ(values[2], values[0]);
+    EXPECT_NE(values[3], values[0]);
+  });
+}
+
 TEST_F(DistributedDataParallelTest, WhereAllAreToStopAtOnceTheRanksThatHaveFinishedAreNamed) {
   OnRanks(3, [&](const World& world, int rank) {
     const auto model = Make(std::make_shared<Chain>(1), world);
