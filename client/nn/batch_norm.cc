@@ -79,7 +79,9 @@ void BatchNorm::Track(const Tensor& mean, const Tensor& unbiased_variance) {
 
 ReplicaScope* BatchNorm::replicas() const {
   ReplicaScope* const scope = options_.replicas ? ReplicaScope::Innermost() : nullptr;
-  return scope == nullptr || scope->count() == 1 ? nullptr : scope;
+  if (scope == nullptr) return nullptr;
+  // Other ranks may have rows for more replicas, and then gather those of all devices.
+  return scope->count() == 1 && !options_.ranks.has_value() ? nullptr : scope;
 }
 
 bool BatchNorm::shares() const { return options_.ranks.has_value() || replicas() != nullptr; }

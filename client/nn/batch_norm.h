@@ -66,7 +66,8 @@ class BatchNorm : public Module {
  private:
   // Of a batch, a number for each channel.
   void Track(const Tensor& mean, const Tensor& unbiased_variance);
-  // Those of which it is one; null: it is alone on its rank, or they have nothing in common.
+  // Those of which it is one; null: it is the only one that has the batch, or they have nothing in
+  // common.
   ReplicaScope* replicas() const;
   bool shares() const;
   int ReplicaIndex(const ReplicaScope& scope) const;

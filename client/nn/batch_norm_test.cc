@@ -721,32 +721,24 @@ TEST_F(SyncBatchNormTest, ALayerOnNoneOfTheReplicasDevicesIsRefused) {
   EXPECT_TRUE(norm(x).Wait().ok());
 }
 
-// Two ranks of two devices each.
+// Of two devices each, for which the second one's rows are enough or not.
 TEST_F(SyncBatchNormTest, RanksOfSeveralDevicesAreOneBatch) {
-  const Doubles rows = chorus::testing::Numbers(7 * 2, 1);
-  const std::vector<int64_t> begin = {0, 4, 7};
-  BatchNorm plain(2);
-  ASSERT_TRUE(plain.Init(session_, 1, DType::kF64).ok());
-  const Tensor whole = FromHost(session_, rows, {7, 2}).RequireGrad();
-  const Tensor y = plain(whole);
-  const auto expected = Grad({Sum(y * y * y)}, {whole});
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  const Doubles results = Values<double>(y);
-  const Doubles gradients = Values<double>((*expected)[0]);
-  FakeDaemon daemon;
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 2; ++r) {
-    threads.emplace_back([&, r] {
+  for (const int64_t end : {7, 5, 4}) {
+    SCOPED_TRACE(end);
+    const Doubles rows = chorus::testing::Numbers(end * 2, 1);
+    const std::vector<int64_t> begin = {0, 4, end};
+    BatchNorm plain(2);
+    ASSERT_TRUE(plain.Init(session_, 1, DType::kF64).ok());
+    const Tensor whole = FromHost(session_, rows, {end, 2}).RequireGrad();
+    const Tensor y = plain(whole);
+    const auto expected = Grad({Sum(y * y * y)}, {whole});
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    const Doubles results = Values<double>(y);
+    const Doubles gradients = Values<double>((*expected)[0]);
+    OnRanksOfTwoDevices([&](const Session& session, const World& world, int r) {
       const auto at = static_cast<size_t>(r);
-      const Session session = daemon.Open(2);
-      WorldOptions world_options;
-      world_options.name = "job";
-      world_options.rank = r;
-      world_options.size = 2;
-      const auto world = session.Join(world_options);
-      ASSERT_TRUE(world.ok()) << world.status();
       BatchNormOptions options;
-      options.ranks = *world;
+      options.ranks = world;
       options.replicas = true;
       const auto norm = std::make_shared<BatchNorm>(2, options);
       ASSERT_TRUE(norm->Init(session, 1, DType::kF64).ok());
@@ -764,7 +756,6 @@ TEST_F(SyncBatchNormTest, RanksOfSeveralDevicesAreOneBatch) {
                   Near(Values<double>(plain.running_var()())));
     });
   }
-  for (std::thread& thread : threads) thread.join();
 }
 
 // However many replicas of a rank there are, the others count one call.
