@@ -61,17 +61,20 @@ BatchNorm::BatchNorm(int64_t channels, const BatchNormOptions& options)
   num_batches_tracked_ = AddBuffer("num_batches_tracked", {}, init::Zeros(), DType::kI64);
 }
 
-void BatchNorm::Track(const Tensor& mean, const Tensor& unbiased_variance) {
-  num_batches_tracked_.Set(num_batches_tracked_() + 1);
-  const auto replace = [this](const Variable& running, const Tensor& batch) {
-    running.Set(InComputeType(running(), [&](const Tensor& before) {
-      const Tensor value = AsType(batch, before.dtype());
-      if (options_.momentum.has_value()) {
-        return before * (1 - *options_.momentum) + value * *options_.momentum;
-      }
-      const Tensor count = Cast(num_batches_tracked_(), before.dtype());
-      return before * ((count - 1) / count) + value / count;
-    }));
+void BatchNorm::Track(const Tensor& mean, const Tensor& unbiased_variance, const Tensor& has_rows) {
+  const auto set = [&has_rows](const Variable& variable, const Tensor& after) {
+    variable.Set(has_rows.defined() ? Where(has_rows, after, variable()) : after);
+  };
+  set(num_batches_tracked_, num_batches_tracked_() + 1);
+  const auto replace = [&](const Variable& running, const Tensor& batch) {
+    set(running, InComputeType(running(), [&](const Tensor& before) {
+          const Tensor value = AsType(batch, before.dtype());
+          if (options_.momentum.has_value()) {
+            return before * (1 - *options_.momentum) + value * *options_.momentum;
+          }
+          const Tensor count = Cast(num_batches_tracked_(), before.dtype());
+          return before * ((count - 1) / count) + value / count;
+        }));
   };
   replace(running_mean_, mean);
   replace(running_var_, unbiased_variance);
@@ -138,15 +141,16 @@ BatchNorm::Statistics BatchNorm::OfAll(const Tensor& x) const {
               Reshape(Sum(centered * centered, others), {1, channels_}), Reshape(count, {1, 1})},
              1);
   const Tensor all = GatherRows(row);
-  if (!IsUsable(all)) return {all, all, all};
+  if (!IsUsable(all)) return {all, all, all, all};
   const std::vector<Tensor> parts = Split(all, {channels_, channels_, 1}, 1);
   const Tensor& means = parts[0];
-  const Tensor total = ClampMin(Sum(parts[2]), 1);
+  const Tensor counted = Sum(parts[2]);
+  const Tensor total = ClampMin(counted, 1);
   const Tensor shares = parts[2] / total;
   const Tensor mean = Sum(means * shares, 0);
   const Tensor apart = means - mean;
   const Tensor squares = Sum(parts[1] + apart * apart * parts[2], 0);
-  return {mean, squares / total, squares / ClampMin(total - 1, 1)};
+  return {mean, squares / total, squares / ClampMin(total - 1, 1), Greater(counted, 0)};
 }
 
 Tensor BatchNorm::Tell(const Tensor& refused) const {
@@ -190,12 +194,14 @@ Tensor BatchNorm::Forward(const Tensor& x) {
   Tensor mean;
   Tensor variance;
   Tensor unbiased;  // in training
+  Tensor has_rows;  // in training
   if (training()) {
     const Statistics all = OfAll(values);
     if (!IsUsable(all.mean)) return all.mean;
     mean = all.mean;
     variance = all.variance;
     unbiased = all.unbiased;
+    has_rows = all.has_rows;
   } else {
     mean = AsType(running_mean_(), dtype);
     variance = AsType(running_var_(), dtype);
@@ -207,7 +213,7 @@ Tensor BatchNorm::Forward(const Tensor& x) {
   Tensor y = (values - Reshape(mean, per_channel)) * Reshape(scale, per_channel);
   if (bias_.defined()) y = y + Reshape(parameter(bias_), per_channel);
   y = AsType(y, x.dtype());
-  if (training() && IsUsable(y)) Track(mean, unbiased);
+  if (training() && IsUsable(y)) Track(mean, unbiased, has_rows);
   return y;
 }
 

@@ -44,11 +44,12 @@ struct BatchNormOptions {
 // compiled step's inputs say, is replaced there. Half types are computed in f32, and rounded once.
 //
 // A batch that several have in common is every value's, however many rows each one has, none
-// included; where there is one value in all, the variance is 0. It takes one AllGather of 2
-// channels + 1 numbers, and each call on one of them must come with one on the others, also where
-// it is refused: they are told. All get the same bits. Gradients are those of the whole batch, to
-// any order, of the sum of the losses (chorus/chorus.h): one ReduceScatter, for which a loss of
-// each rank, or of a result that DataParallel has gathered, asks.
+// included; where there is one value in all, the variance is 0, and where there is none the buffers
+// stay as they are. It takes one AllGather of 2 channels + 1 numbers, and each call on one of them
+// must come with one on the others, also where it is refused: they are told. All get the same bits.
+// Gradients are those of the whole batch, to any order, of the sum of the losses (chorus/chorus.h):
+// one ReduceScatter, for which a loss of each rank, or of a result that DataParallel has gathered,
+// asks.
 class BatchNorm : public Module {
  public:
   explicit BatchNorm(int64_t channels, const BatchNormOptions& options = BatchNormOptions());
@@ -64,8 +65,10 @@ class BatchNorm : public Module {
   const Variable& num_batches_tracked() const { return num_batches_tracked_; }
 
  private:
-  // Of a batch, a number for each channel.
-  void Track(const Tensor& mean, const Tensor& unbiased_variance);
+  // Of a batch, a number for each channel. Where `has_rows` says no, it changes nothing; undefined:
+  // it has.
+  void Track(const Tensor& mean, const Tensor& unbiased_variance,
+             const Tensor& has_rows = Tensor());
   // Those of which it is one; null: it is the only one that has the batch, or they have nothing in
   // common.
   ReplicaScope* replicas() const;
@@ -73,11 +76,12 @@ class BatchNorm : public Module {
   int ReplicaIndex(const ReplicaScope& scope) const;
   // The rows of all ranks and replicas that share a batch, from this one's.
   Tensor GatherRows(const Tensor& row) const;
-  // The mean, the variance and the unbiased variance of their values.
+  // The mean, the variance and the unbiased variance of their values, and whether there are any.
   struct Statistics {
     Tensor mean;
     Tensor variance;
     Tensor unbiased;
+    Tensor has_rows;
   };
   Statistics OfAll(const Tensor& x) const;
   // `refused`, of which the ranks that wait have been told: in the place of the rank's AllGather.

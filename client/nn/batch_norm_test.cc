@@ -758,6 +758,56 @@ TEST_F(SyncBatchNormTest, RanksOfSeveralDevicesAreOneBatch) {
   }
 }
 
+// The next one is their first, also for what is a mean over all of them.
+TEST_F(SyncBatchNormTest, ABatchWithoutRowsChangesNoStatistics) {
+  const Session session = daemon_.Open(2);
+  for (const std::optional<double> momentum :
+       {std::optional<double>(0.1), std::optional<double>()}) {
+    SCOPED_TRACE(momentum.has_value() ? "momentum" : "mean over batches");
+    BatchNormOptions options;
+    options.momentum = momentum;
+    options.replicas = true;
+    const auto norm = std::make_shared<BatchNorm>(2, options);
+    ASSERT_TRUE(norm->Init(session, 1, DType::kF64).ok());
+    DataParallel replicas(norm, *DeviceGroup::Create(session));
+    const auto statistics = [](const BatchNorm& of) {
+      return std::vector<Doubles>{Values<double>(of.running_mean()()),
+                                  Values<double>(of.running_var()()),
+                                  Values<double>(Cast(of.num_batches_tracked()(), DType::kF64))};
+    };
+    const auto before = statistics(*norm);
+    const Tensor none = replicas(Zeros(session, DType::kF64, {0, 2}));
+    EXPECT_EQ(none.shape(), (Shape{0, 2}));
+    EXPECT_TRUE(none.Wait().ok()) << none.status();
+    EXPECT_EQ(statistics(*norm), before);
+
+    BatchNorm plain(2, options);
+    ASSERT_TRUE(plain.Init(session, 1, DType::kF64).ok());
+    const Tensor x = chorus::testing::Numbers(session, {4, 2}, 1);
+    EXPECT_THAT(Values<double>(replicas(x)), Near(Values<double>(plain(x))));
+    const auto wanted = statistics(plain);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_THAT(statistics(*norm)[i], Near(wanted[i])) << i;
+    }
+
+    OnRanks(2, [&](const World& world, int r) {
+      BatchNormOptions shared;
+      shared.momentum = momentum;
+      shared.ranks = world.group();
+      BatchNorm of_ranks(2, shared);
+      ASSERT_TRUE(of_ranks.Init(world, 1, DType::kF64).ok());
+      EXPECT_TRUE(of_ranks(Zeros(world, DType::kF64, {0, 2})).Wait().ok());
+      EXPECT_EQ(statistics(of_ranks), before);
+      // Of one of them alone they are all there are.
+      of_ranks(r == 1 ? chorus::testing::Numbers(world, {4, 2}, 1)
+                      : Zeros(world, DType::kF64, {0, 2}));
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        EXPECT_THAT(statistics(of_ranks)[i], Near(wanted[i])) << i;
+      }
+    });
+  }
+}
+
 // However many replicas of a rank there are, the others count one call.
 TEST_F(SyncBatchNormTest, ReplicasThatAreRefusedAreOneCallOfTheirRank) {
   OnRanksOfTwoDevices([&](const Session& session, const World& world, int r) {
