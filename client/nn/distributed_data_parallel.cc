@@ -142,6 +142,12 @@ class DistributedDataParallel::Pass {
            !request.leaves->replaced.contains(ImplOf(leaf).get());
   }
 
+  // Not a parameter that a compiled step does not train: the tape does not lead to it, so whether
+  // the loss depends on it is not known.
+  static bool IsAskedFor(const Tensor& leaf) {
+    return !internal::Tracing() || leaf.requires_grad();
+  }
+
   // Which parameters have gradients.
   absl::Status Begin(const GateRequest& request) {
     std::vector<bool> used(leaves_.size());
@@ -151,12 +157,15 @@ class DistributedDataParallel::Pass {
       for (size_t i = 0; i < buckets_[b].trained.size(); ++i) {
         const size_t t = buckets_[b].trained[i];
         const uint64_t use = (*request.uses)[b][i];
-        used[t] = use != kUnused;
+        used[t] = use != kUnused || !IsAskedFor(leaves_[t]);
         added_up[t] = model_->adds_up_ && HasGrad(request, leaves_[t]);
         if (notes) model_->first_uses_[t] = use;
       }
     }
     CHORUS_ASSIGN_OR_RETURN(used_anywhere_, model_->UsedAnywhere(used, added_up, site_));
+    for (size_t t = 0; t < leaves_.size(); ++t) {
+      used_anywhere_[t] = used_anywhere_[t] && IsAskedFor(leaves_[t]);
+    }
     return absl::OkStatus();
   }
 

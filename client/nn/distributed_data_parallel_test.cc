@@ -1406,6 +1406,34 @@ TEST_F(DistributedDataParallelTest, InACompiledStepItIsThePartOfTheGraphThatTake
   EXPECT_EQ(values[0], values[1]);
 }
 
+// As eagerly, where the others' gradients are there and nobody takes them.
+TEST_F(DistributedDataParallelTest, ACompiledStepMayTrainSomeOfTheParametersAlone) {
+  Options options;
+  options.first_bucket_bytes = 1;  // one of a parameter that is not trained
+  OnRanks(2, [&](const World& world, int rank) {
+    std::vector<std::vector<Doubles>> values;
+    for (const bool compiled : {false, true}) {
+      SCOPED_TRACE(compiled ? "compiled" : "eager");
+      const auto model = Make(std::make_shared<Chain>(3), world, options);
+      ASSERT_NE(model, nullptr);
+      const std::vector<Variable> all = model->parameters();
+      Sgd sgd({all[2], all[3]}, {});
+      const Tensor x = Rows(world, 2 * rank, 2, 3);
+      if (compiled) {
+        TrainStep step(model.get(), &sgd,
+                       [&model](const Tensors& in) { return LossOf(*model, in[0]); });
+        const auto loss = step({x});
+        ASSERT_TRUE(loss.ok()) << loss.status();
+      } else {
+        ASSERT_TRUE(Backward(LossOf(*model, x)).ok());
+        ASSERT_TRUE(sgd.Step().ok());
+      }
+      values.push_back(ValuesOf(*model));
+    }
+    ExpectNear(values[1], values[0]);
+  });
+}
+
 // Its graph would take no mean at later calls either.
 TEST_F(DistributedDataParallelTest, NoSyncIsNoPartOfACompiledStep) {
   OnRanks(2, [](const World& world, int rank) {
