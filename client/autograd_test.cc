@@ -101,7 +101,7 @@ TEST(AutogradTest, AnInputUsedTwiceGetsBothGradientsOnce) {
 
 TEST(AutogradTest, SeedsWeighTheRoots) {
   FakeDaemon daemon;
-  const Session session = daemon.Open();
+  const Session session = daemon.Open(2);
   const Tensor x = Leaf(session, {1, 2});
   const Tensor y = x * x;
   BackwardOptions options;
@@ -111,6 +111,9 @@ TEST(AutogradTest, SeedsWeighTheRoots) {
   const Tensor z = x * x;
   const absl::Status no_seed = Backward(z);
   EXPECT_THAT(std::string(no_seed.message()), HasSubstr("a root of one element"));
+  options.seeds = {FromHost<double>(session.device(1), {10, 100}, {2})};
+  EXPECT_THAT(std::string(Backward(x + x, options).message()),
+              HasSubstr("expected a seed on the root's device, 0 of the session's, got one on 1"));
 }
 
 // A gradient call asks for what its roots' history leads to, and for nothing that the leaves lead
@@ -708,6 +711,34 @@ TEST(CollectiveGradientTest, AskedForAgainInTheNextStep) {
     }
   }
   ExpectNoLeaks(daemon);
+}
+
+// s is a number that came of a call for gradients, a constant with a history of collectives: passed
+// on as it is, it is still the one that was given.
+TEST(CollectiveGradientTest, AConstantGradientThatIsASeedIsItself) {
+  FakeDaemon daemon;
+  const Ranks ranks(1, &daemon);
+  const World& world = ranks.worlds[0];
+  const auto leaf = [&world](double value) { return Scalar<double>(world, value).RequireGrad(); };
+  const Tensor b = leaf(2);
+  const Tensor loss = b * Scalar<double>(world, 5) + AllReduce(leaf(3), world);
+  BackwardOptions create;
+  create.create_graph = true;
+  const auto of_b = Grad({loss}, {b}, create);
+  ASSERT_TRUE(of_b.ok()) << of_b.status();
+  const Tensor s = (*of_b)[0];
+  EXPECT_THAT(Values<double>(s), ElementsAre(5));
+  for (const double factor : {1, 3}) {
+    const Tensor w = leaf(1);
+    const Tensor r = factor == 1 ? w + leaf(4) : w * factor;
+    BackwardOptions seeded = create;
+    seeded.seeds = {s};
+    const auto of_w = Grad({r}, {w}, seeded);
+    ASSERT_TRUE(of_w.ok()) << of_w.status();
+    const auto of_s = Grad({Sum((*of_w)[0])}, {s}, create);
+    ASSERT_TRUE(of_s.ok()) << of_s.status();
+    EXPECT_THAT(Values<double>((*of_s)[0]), ElementsAre(factor));
+  }
 }
 
 TEST(CollectiveGradientTest, EqualCallsOnTwoLinesAreToldApart) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chorus/chorus.h"
+#include "chorus/functional/math.h"
 #include "chorus/user_memory.h"
 #include "client/internal/access.h"
 #include "client/internal/member.h"
@@ -681,6 +682,42 @@ TEST(PositionsTest, ARefusedGradientIsNotTakenForAnother) {
       EXPECT_EQ(daemon.counts().ended_epochs, 1);
       ExpectGradientsOfWhatIsRecordedAnew(ranks, x);
     }
+  }
+}
+
+// x, h = AllReduce(x), y = Broadcast(h). Rank 1 uses y's entry up and takes part in h's with zeros
+// alone, which leaves that: its next Grad of y is refused, and rank 0's must not meet the one of h
+// behind it. So with an op behind which no gradient goes.
+TEST(PositionsTest, ARefusedGradientOfWhatIsUsedUpIsNotTakenForAnother) {
+  for (const bool broadcasts : {true, false}) {
+    FakeDaemon daemon;
+    const Ranks ranks(2, &daemon);
+    BackwardOptions retain;
+    retain.retain_graph = true;
+    std::vector<Tensor> x, h, y;
+    for (int r = 0; r < 2; ++r) {
+      x.push_back(Scalar<double>(ranks.worlds[r], 1).RequireGrad());
+      h.push_back(AllReduce(x[r], ranks.worlds[r]));
+      if (broadcasts) {
+        y.push_back(Broadcast(h[r], 0, ranks.worlds[r]));
+      } else {
+        y.push_back(r == 0 ? h[0] : Sign(h[1]));
+      }
+    }
+    const auto first = Grad({y[0]}, {x[0]}, retain);
+    ASSERT_TRUE(Grad({y[1]}, {x[1]}).ok());
+    ASSERT_TRUE(first.ok());
+    EXPECT_THAT(Values<double>((*first)[0]), ElementsAre(broadcasts ? 2 : 1));
+    const auto second = Grad({y[0] * 10}, {x[0]}, retain);
+    ASSERT_TRUE(second.ok());
+    const auto refused = Grad({y[1] * 10}, {x[1]});
+    EXPECT_EQ(ErrorOf(refused.status()).reason, Reason::kWrongState) << refused.status();
+    EXPECT_THAT(Text(refused.status()), HasSubstr("was taken before"));
+    EXPECT_EQ(ErrorOf((*second)[0].Wait()).reason, Reason::kPeerRefused);
+    const auto third = Grad({h[1] * 1000}, {x[1]});
+    EXPECT_EQ(ErrorOf(third.status()).reason, Reason::kTapeConsumed) << third.status();
+    EXPECT_EQ(daemon.counts().ended_epochs, 1);
+    ExpectGradientsOfWhatIsRecordedAnew(ranks, x);
   }
 }
 

@@ -176,6 +176,11 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
       if (ImplOf(seed)->data->session != session || seed.absent()) {
         return refuse(BadType("backward: a seed must be a tensor of the roots' session"));
       }
+      if (ImplOf(seed)->data->device_slot != ImplOf(root)->data->device_slot) {
+        return refuse(BadType(absl::StrCat(
+            "backward: expected a seed on the root's device, ", ImplOf(root)->data->device_slot,
+            " of the session's, got one on ", ImplOf(seed)->data->device_slot)));
+      }
       CHORUS_RETURN_IF_ERROR(refuse(CheckTrace("backward", *ImplOf(seed)->data, trace)));
       seed = Settled(seed, source);
       CHORUS_RETURN_IF_ERROR(seed.status());
@@ -274,9 +279,10 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     impl->outer_collective = of->outer_collective;
     impl->outer_companions =
         of->outer_companions || (of->companions != nullptr && before == nullptr);
-    if (of->leaf_requires_grad) {
+    // A constant that came of collectives may be asked for, too, as a leaf is.
+    if (of->node == nullptr && of->requires_grad()) {
       impl->leaf = of->leaf != nullptr ? of->leaf : of;
-      impl->leaf_requires_grad = true;
+      impl->leaf_requires_grad = of->leaf_requires_grad;
     }
     if (companions == nullptr) return TensorFrom(std::move(impl));
     impl->companions = companions;
@@ -322,10 +328,19 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
   if (!request.retain && !request.create) {
     // What was only taken part in with zeros may be asked for by another loss.
     const GateMembers through = tape.MembersOfGates();
+    auto left = std::make_shared<std::vector<std::weak_ptr<GradNode>>>();
+    for (const BackwardResult::Visited& visited : built->visited) {
+      const GradNodePtr& node = tape.nodes()[visited.node];
+      const bool is_of_others = node->member != nullptr || node->gates != nullptr;
+      if (!visited.reached && is_of_others) left->push_back(node);
+    }
+    if (left->empty()) left = nullptr;
     for (const BackwardResult::Visited& visited : built->visited) {
       if (!visited.reached) continue;
-      tape.nodes()[visited.node]->Consume();
-      tape.nodes()[visited.node]->consumed_through = through;
+      GradNode* const node = tape.nodes()[visited.node].get();
+      node->Consume();
+      node->consumed_through = through;
+      node->left_live = left;
     }
   }
   return gradients;

@@ -51,8 +51,14 @@ Asked MembersAsked(absl::Span<const Tensor> roots, TraceId trace) {
     stack.pop_back();
     if (!seen.insert(node.get()).second) continue;
     if (node->consumed) {
-      if (node->consumed_through == nullptr) continue;
-      for (const auto& member : *node->consumed_through) add_gates_of(member);
+      if (node->consumed_through != nullptr) {
+        for (const auto& member : *node->consumed_through) add_gates_of(member);
+      }
+      if (node->left_live != nullptr) {
+        for (const std::weak_ptr<GradNode>& left : *node->left_live) {
+          if (GradNodePtr live = left.lock()) stack.push_back(std::move(live));
+        }
+      }
       continue;
     }
     if (node->gates != nullptr) {

@@ -103,6 +103,8 @@ struct GradNode {
   bool consumed = false;
   // Of the gates that the call which consumed it went through; null: none.
   GateMembers consumed_through;
+  // What that call took part in with zeros, and has left for another. Null: nothing.
+  std::shared_ptr<const std::vector<std::weak_ptr<GradNode>>> left_live;
 
   // Collectives.
   std::shared_ptr<MemberCore> member;
