@@ -710,6 +710,29 @@ TEST(HostKernelsTest, LibrariesComputeInTheThreadsThatCallThem) {
   }
 }
 
+// Added up in f32 one after the other, so many would be percents off.
+TEST(HostKernelsTest, SumsOfManyTermsKeepTheirDigits) {
+  constexpr int64_t kTerms = (int64_t{1} << 21) + 77;
+  const std::pair<Ints, Ints> cases[] = {{{kTerms, 2}, {0}},
+                                         {{2, kTerms}, {1}},
+                                         {{kTerms, 2}, {0, 1}},
+                                         {{kTerms / 2, 2, 2}, {0, 2}},
+                                         {{3, 2, kTerms / 3, 5}, {0, 2}}};
+  for (const auto& [dims, axes] : cases) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const TensorType type = WithDType(dtype, dims);
+      SCOPED_TRACE(type.ToString());
+      const Value x = testing::FromDoubles(
+          type, std::vector<double>(static_cast<size_t>(type.num_elements()), 0.6875));
+      const Kernel mean("mean", {x}, {{"axes", axes}});
+      ASSERT_TRUE(mean.ok());
+      for (const double value : testing::ToDoubles(mean.Run({(*mean).units()}))) {
+        EXPECT_NEAR(value, 0.6875, 1e-6);
+      }
+    }
+  }
+}
+
 // A sum of many numbers in f32 would lose a digit or two of them.
 TEST(HostKernelsTest, MomentsOfLongRowsKeepTheirDigits) {
   const int64_t size = 1 << 20;

@@ -22,6 +22,7 @@ struct SumReduction {
   CHORUS_DEVICE static A Of(A a, A b) { return a + b; }
   CHORUS_DEVICE static A Finish(A a, int64_t) { return a; }
   static constexpr bool finishes = false;
+  static constexpr bool adds = true;
 };
 template <typename T>
 struct MeanReduction : SumReduction<T> {
@@ -36,6 +37,7 @@ struct ProdReduction {
   CHORUS_DEVICE static A Of(A a, A b) { return a * b; }
   CHORUS_DEVICE static A Finish(A a, int64_t) { return a; }
   static constexpr bool finishes = false;
+  static constexpr bool adds = false;
 };
 // Whether it is -0, of numbers that are 0.
 template <typename A>
@@ -59,6 +61,7 @@ struct MaxReduction {
   }
   CHORUS_DEVICE static A Finish(A a, int64_t) { return a; }
   static constexpr bool finishes = false;
+  static constexpr bool adds = false;
 };
 // NaN wins, and of both zeros -0.
 template <typename T>
@@ -73,6 +76,7 @@ struct MinReduction {
   }
   CHORUS_DEVICE static A Finish(A a, int64_t) { return a; }
   static constexpr bool finishes = false;
+  static constexpr bool adds = false;
 };
 
 // An element's part where it is repeated so many times.

@@ -80,6 +80,23 @@ typename F::A ReduceContiguous(const T* x, int64_t size) {
   return lanes[0];
 }
 
+// Terms that are added up in f32 one after the other: what is small beside their sum gets lost, so
+// that of more than 2^24 equal ones nothing more is added. Sums of so many are put together in f64.
+constexpr int64_t kMostTerms = 4096;
+
+template <typename F>
+using Total = typename std::conditional<F::adds && std::is_same<typename F::A, float>::value,
+                                        double, typename F::A>::type;
+
+template <typename F>
+void PutTogether(typename F::A part, Total<F>* total) {
+  if constexpr (F::adds) {
+    *total += part;
+  } else {
+    *total = F::Of(*total, part);
+  }
+}
+
 template <typename F, typename T>
 class Reduce : public HostKernel {
  public:
@@ -100,27 +117,44 @@ class Reduce : public HostKernel {
     if (inner_.reduced) {
       for (int64_t o = begin; o < end; ++o) {
         const T* const first = in + RowOf(o, kept_) * inner_.size;
-        A result = F::Nothing();
+        Total<F> total = F::Nothing();
+        A part = F::Nothing();
+        int64_t terms = 0;  // in `part`
         for (int64_t term = 0; term < num_terms_; ++term) {
-          result = F::Of(result, ReduceContiguous<F>(first + RowOf(term, reduced_) * inner_.size,
-                                                     inner_.size));
+          const T* const x = first + RowOf(term, reduced_) * inner_.size;
+          for (int64_t at = 0; at < inner_.size; at += kMostTerms) {
+            const int64_t size = std::min(inner_.size - at, kMostTerms);
+            part = F::Of(part, ReduceContiguous<F>(x + at, size));
+            terms += size;
+            if (terms < kMostTerms) continue;
+            PutTogether<F>(std::exchange(part, F::Nothing()), &total);
+            terms = 0;
+          }
         }
-        out[o] = static_cast<T>(F::Finish(result, num_terms_ * inner_.size));
+        PutTogether<F>(part, &total);
+        out[o] = static_cast<T>(F::Finish(static_cast<A>(total), num_terms_ * inner_.size));
       }
       return absl::OkStatus();
     }
+    const bool in_parts = !std::is_same<A, Total<F>>::value && num_terms_ > kMostTerms;
     while (begin < end) {
       const int64_t column = begin % inner_.size;
       const int64_t columns =
-          std::min({inner_.size - column, end - begin, in_place ? end : kPiece});
+          std::min({inner_.size - column, end - begin, in_place && !in_parts ? end : kPiece});
       const T* const first = in + RowOf(begin / inner_.size, kept_) * inner_.size + column;
-      A piece[in_place ? 1 : kPiece];
+      A piece[kPiece];
       A* results = piece;
       if constexpr (in_place) results = out + begin;
-      std::fill(results, results + columns, F::Nothing());
-      for (int64_t term = 0; term < num_terms_; ++term) {
-        const T* const x = first + RowOf(term, reduced_) * inner_.size;
-        for (int64_t i = 0; i < columns; ++i) results[i] = F::Of(results[i], static_cast<A>(x[i]));
+      if (in_parts) {
+        Total<F> totals[kPiece];
+        std::fill(totals, totals + columns, F::Nothing());
+        for (int64_t term = 0; term < num_terms_; term += kMostTerms) {
+          Add(first, columns, term, std::min(num_terms_, term + kMostTerms), results);
+          for (int64_t i = 0; i < columns; ++i) PutTogether<F>(results[i], &totals[i]);
+        }
+        for (int64_t i = 0; i < columns; ++i) results[i] = static_cast<A>(totals[i]);
+      } else {
+        Add(first, columns, 0, num_terms_, results);
       }
       if constexpr (!in_place || F::finishes) {
         for (int64_t i = 0; i < columns; ++i) {
@@ -134,6 +168,15 @@ class Reduce : public HostKernel {
 
  private:
   using A = typename F::A;
+  // Of some columns, rows `begin` to `end` of those that come into one of the result.
+  void Add(const T* first, int64_t columns, int64_t begin, int64_t end, A* results) const {
+    std::fill(results, results + columns, F::Nothing());
+    for (int64_t term = begin; term < end; ++term) {
+      const T* const x = first + RowOf(term, reduced_) * inner_.size;
+      for (int64_t i = 0; i < columns; ++i) results[i] = F::Of(results[i], static_cast<A>(x[i]));
+    }
+  }
+
   // Results grow where the result stands, or, where they are wider than it, in pieces.
   static constexpr bool in_place = std::is_same<A, T>::value;
   static constexpr int64_t kPiece = 512;
