@@ -18,6 +18,8 @@ namespace {
 
 // A node is encoded in 9 bytes at least (proto/chorus/v1/graph_encoding.md).
 constexpr int kMaxNodesOfFrame = static_cast<int>(kMaxFrameBytes / 9);
+// And a bound instance in 7.
+constexpr int kMaxInstancesOfFrame = static_cast<int>(kMaxFrameBytes / 7);
 
 // Puts `field` before the text of a failure. Called on failure only: the path costs nothing else.
 absl::Status Within(absl::string_view field, const absl::Status& status) {
@@ -1038,6 +1040,11 @@ absl::StatusOr<CommandBody> FromProto(const v1::Run& message) {
   for (int i = 0; i < message.groups_size(); ++i) {
     CHORUS_ASSIGN_FIELD(Indexed("groups", i), RunGroup group, RunGroupFrom(message.groups(i)));
     run.groups.push_back(std::move(group));
+  }
+  // As of a graph's nodes.
+  if (message.instances_size() > kMaxInstancesOfFrame) {
+    return Malformed(absl::StrCat("instances: expected at most ", kMaxInstancesOfFrame, ", got ",
+                                  message.instances_size()));
   }
   for (int i = 0; i < message.instances_size(); ++i) {
     CHORUS_ASSIGN_FIELD(Indexed("instances", i), InstanceKey key, FromProto(message.instances(i)));

@@ -323,6 +323,10 @@ TEST(ConvertTest, HostileRunsAndOtherCommandsAreRefusedByField) {
            [](auto* c) {
              c->mutable_run()->mutable_instances(0)->add_gradient_path()->set_step(kMaxCallNumber);
            }},
+          {"instances: expected at most 9362, got 9363",
+           [](auto* c) {
+             while (c->run().instances_size() < 9363) c->mutable_run()->add_instances();
+           }},
           {"instances[0].gradient_path: expected at most 64 requests, got 65",
            [](auto* c) {
              for (size_t i = 0; i <= kMaxGradientOrder; ++i) {

@@ -102,7 +102,10 @@ Gradients CrossEntropyGradGradient(GradientContext& c) {
     CHORUS_ASSIGN_OR_RETURN(
         const ValueIndex q,
         c.Emit("cross_entropy_grad", {logits, c.input(1), ones}, c.node().attributes));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {h, q}));
+    ValueIndex counted = h;
+    ValueIndex counted_q = q;  // zeros there already
+    CHORUS_RETURN_IF_ERROR(ClearIgnored(&c, &counted_q, &counted));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {counted, counted_q}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, SumOverClasses(&c, product));
     CHORUS_ASSIGN_OR_RETURN(result[2], c.EmitCast(sum, dtype));
   }

@@ -50,8 +50,16 @@ Gradients MulGradient(GradientContext& c) {
   InputGradients result(2);
   for (int i = 0; i < 2; ++i) {
     if (!c.needs(i)) continue;
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {*c.grad(0), c.input(1 - i)}));
-    CHORUS_ASSIGN_OR_RETURN(result[i], c.SumToInput(g, i));
+    ValueIndex of_y = *c.grad(0);
+    ValueIndex other = c.input(1 - i);
+    // What is added up is not rounded before.
+    if (c.TypeOf(of_y).dims != c.input_type(i).dims) {
+      CHORUS_ASSIGN_OR_RETURN(of_y, c.EmitWide(of_y));
+      CHORUS_ASSIGN_OR_RETURN(other, c.EmitWide(other));
+    }
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {of_y, other}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(g, i));
+    CHORUS_ASSIGN_OR_RETURN(result[i], c.EmitCast(sum, c.input_type(i).dtype));
   }
   return result;
 }
@@ -130,14 +138,16 @@ Gradients DivGradient(GradientContext& c) {
 // of its result: so the gradient of the gradient does not meet the NaN either.
 Gradients PowGradient(GradientContext& c) {
   InputGradients result(2);
-  const ValueIndex a = c.input(0);
-  const ValueIndex b = c.input(1);
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex zero, Number(c, 0));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, Number(c, 1));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex a, c.EmitWide(c.input(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex b, c.EmitWide(c.input(1)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex wide_g, c.EmitWide(*c.grad(0)));
+  const TensorType number(c.TypeOf(a).dtype, {});
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex zero, c.EmitFill(number, 0));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex one, c.EmitFill(number, 1));
   if (c.needs(0)) {
     // At b = 0 only where 1 / a is no number: elsewhere it is the derivative by b.
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex infinity,
-                            Number(c, std::numeric_limits<double>::infinity()));
+                            c.EmitFill(number, std::numeric_limits<double>::infinity()));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex inverse, c.Emit("div", {one, a}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex size, c.Emit("abs", {inverse}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex is_number, c.Emit("lt", {size, infinity}));
@@ -148,12 +158,13 @@ Gradients PowGradient(GradientContext& c) {
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex power, c.Emit("pow", {a, exponent}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {b, power}));
     // Of an infinite one, 0 times it. Others stay at b = 0, for the derivative by b.
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g_size, c.Emit("abs", {*c.grad(0)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g_size, c.Emit("abs", {wide_g}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex g_is_number, c.Emit("lt", {g_size, infinity}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex counts, c.Emit("logical_or", {g_is_number, differs}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.Emit("where", {counts, *c.grad(0), zero}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.Emit("where", {counts, wide_g, zero}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {of_y, slope}));
-    CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(g, 0));
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.EmitCast(sum, c.input_type(0).dtype));
   }
   if (c.needs(1)) {
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex a_is_zero, c.Emit("eq", {a, zero}));
@@ -161,10 +172,12 @@ Gradients PowGradient(GradientContext& c) {
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex both, c.Emit("logical_and", {a_is_zero, is_limit}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex base, c.Emit("where", {both, one, a}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex log, c.Emit("log", {base}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {c.output(0), log}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.Emit("where", {both, zero, *c.grad(0)}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex y, c.EmitWide(c.output(0)));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {y, log}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.Emit("where", {both, zero, wide_g}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {of_y, slope}));
-    CHORUS_ASSIGN_OR_RETURN(result[1], c.SumToInput(g, 1));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(g, 1));
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.EmitCast(sum, c.input_type(1).dtype));
   }
   return result;
 }
@@ -261,12 +274,17 @@ Gradients SigmoidGradGradient(GradientContext& c) { return SlopeGradient(c, 2, -
 
 Gradients ErfGradient(GradientContext& c) {
   constexpr double kTwoOverRootPi = 1.1283791670955125739;
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex factor, Number(c, kTwoOverRootPi));
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex square, c.Emit("mul", {c.input(0), c.input(0)}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex x, c.EmitWide(c.input(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitWide(*c.grad(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex factor,
+                          c.EmitFill(TensorType(c.TypeOf(x).dtype, {}), kTwoOverRootPi));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex square, c.Emit("mul", {x, x}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex minus, c.Emit("neg", {square}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex exp, c.Emit("exp", {minus}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {exp, factor}));
-  return Times(c, slope);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {of_y, slope}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.EmitCast(product, c.input_type(0).dtype));
+  return InputGradients{g};
 }
 
 Saved SaveAll(const NodeSpec&, int, int) { return {0, 0}; }

@@ -226,6 +226,41 @@ TEST(ElementwiseTest, GradientsOfHalfTypesDoNotOverflowOnTheWay) {
   // y^3 is 2^18.
   EXPECT_EQ(gradients("rsqrt", {{0x1p-12, 0.25, 1}}, {0x1p-3, 2, 2}),
             (std::vector<double>{-0x1p14, -8, -1}));
+  // y log(a) is 340,696.
+  EXPECT_EQ(gradients("pow", {{0x1p15, 1, 2}, {1, 1, 1}}, {0x1p-6, 1, 0}),
+            (std::vector<double>{5324, 0, 0}));
+}
+
+TEST(ElementwiseTest, GradientsOfHalfTypesAreRoundedOnce) {
+  const auto gradients = [](const std::string& op, const std::vector<testing::Value>& in,
+                            const testing::Value& g) {
+    testing::RankCase c;
+    c.inputs = in;
+    c.grads = {g};
+    const auto results = testing::RunBackward(
+        {c}, [&op](RankBuilder& b, const Values& x) { return Values{b.Op(op, x)}; });
+    EXPECT_EQ(results.size(), 1u);
+    return testing::ToDoubles(results[0].gradients[0]);
+  };
+  const auto f16 = [](const std::vector<double>& x) {
+    return testing::FromDoubles(TensorType(DType::kF16, {static_cast<int64_t>(x.size())}), x);
+  };
+  // Of a: a^(b-1) is 2^18, and 2^-26, which is 0 in f16.
+  EXPECT_EQ(gradients("pow", {f16({0x1p-12, 0x1p-13}), f16({-0.5, 3})}, f16({0x1p-3, 0x1p15})),
+            (std::vector<double>{-0x1p14, 3 * 0x1p-11}));
+  // Of a number: the products are infinite, and 0.
+  const testing::Value number = testing::FromDoubles(TensorType(DType::kF16, {}), {2});
+  EXPECT_EQ(gradients("mul", {number, f16({300, -300})}, f16({300, 300})),
+            (std::vector<double>{0}));
+  EXPECT_EQ(gradients("mul", {number, f16(std::vector<double>(1024, 0x1p-12))},
+                      f16(std::vector<double>(1024, 0x1p-14))),
+            (std::vector<double>{0x1p-16}));
+  // x^2 is 10.97, which is not a number of bf16: it would be 11.
+  const TensorType bf16(DType::kBF16, {1});
+  const double slope = 1.1283791670955126 * std::exp(-3.3125 * 3.3125);
+  const std::vector<double> of_erf =
+      gradients("erf", {testing::FromDoubles(bf16, {3.3125})}, testing::FromDoubles(bf16, {1}));
+  EXPECT_NEAR(of_erf[0] / slope, 1, 0x1p-8);
 }
 
 TEST(ElementwiseTest, AZeroDimOperandsGradientIsTheSumOverAllElements) {
