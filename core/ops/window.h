@@ -59,9 +59,12 @@ struct Window {
 };
 using Windows = std::array<Window, 2>;  // over height and width
 
-// Two numbers within [least, 2^20], or `otherwise` twice where the attribute is absent.
+// The most of what is no size of a tensor: keeps products of them and of sizes within 64 bits.
+inline constexpr int64_t kMostOfWindow = int64_t{1} << 20;
+// Two numbers within [least, most], or `otherwise` twice where the attribute is absent.
 absl::StatusOr<std::array<int64_t, 2>> PairAttribute(const NodeView& node, absl::string_view name,
-                                                     int64_t least, int64_t otherwise);
+                                                     int64_t least, int64_t most,
+                                                     int64_t otherwise);
 
 // With attributes stride, padding and dilation, whose defaults are Window's. `kernel`: two numbers
 // from 1 on, of 2^40 at most.

@@ -45,7 +45,7 @@ absl::Status CheckY(const NodeView& node, const TensorType& x, const TensorType&
 
 Types InferDataGrad(const NodeView& node) {
   CHORUS_RETURN_IF_ERROR(CheckOperands(node));
-  CHORUS_ASSIGN_OR_RETURN(const auto size, PairAttribute(node, "size", 0, 0));
+  CHORUS_ASSIGN_OR_RETURN(const auto size, PairAttribute(node, "size", 0, kMaxValueBytes, 0));
   const TensorType& w = node.input(1);
   const int64_t groups = IntAttribute(node.attributes, "groups", 1);
   // Beyond that x could not be, and their product not be told.
@@ -58,13 +58,14 @@ Types InferDataGrad(const NodeView& node) {
                       absl::StrCat(groups, " groups of ", w.ToString()));
   }
   const TensorType x(w.dtype, {node.input(0).dims[0], groups * w.dims[1].size, size[0], size[1]});
+  CHORUS_RETURN_IF_ERROR(x.Validate(kMaxValueBytes));
   CHORUS_RETURN_IF_ERROR(CheckY(node, x, w, 0));
   return std::vector<TensorType>{x};
 }
 
 Types InferWeightGrad(const NodeView& node) {
   CHORUS_RETURN_IF_ERROR(CheckOperands(node));
-  CHORUS_ASSIGN_OR_RETURN(const auto size, PairAttribute(node, "size", 1, 1));
+  CHORUS_ASSIGN_OR_RETURN(const auto size, PairAttribute(node, "size", 1, kMaxValueBytes, 1));
   const TensorType& x = node.input(0);
   const int64_t groups = IntAttribute(node.attributes, "groups", 1);
   if (groups < 1 || x.dims[1].size % groups != 0) {
@@ -72,6 +73,7 @@ Types InferWeightGrad(const NodeView& node) {
                       absl::StrCat(groups));
   }
   const TensorType w(x.dtype, {node.input(1).dims[1], x.dims[1].size / groups, size[0], size[1]});
+  CHORUS_RETURN_IF_ERROR(w.Validate(kMaxValueBytes));
   CHORUS_RETURN_IF_ERROR(CheckY(node, x, w, 1));
   return std::vector<TensorType>{w};
 }

@@ -121,6 +121,23 @@ TEST(ConvolutionTest, ShapesOfGradients) {
             std::string::npos);
 }
 
+// As wide as what they are of may be.
+TEST(ConvolutionTest, GradientsOfWideOnesAreOfTheirSize) {
+  const int64_t wide = (int64_t{1} << 20) + 3;
+  const TensorType x = Type({1, 1, 1, wide});
+  const TensorType w = Type({1, 1, 1, 2});
+  const TensorType y = Type({1, 1, 1, wide - 1});
+  EXPECT_EQ(InferText("convolution", {x, w}), y.ToString());
+  EXPECT_EQ(InferText("convolution_data_grad", {y, w}, {{"size", Ints{1, wide}}}), x.ToString());
+  EXPECT_EQ(InferText("convolution_weight_grad", {x, w}, {{"size", Ints{1, wide - 1}}}),
+            y.ToString());
+  // What no tensor can be.
+  const int64_t large = int64_t{1} << 40;
+  EXPECT_NE(InferText("convolution_data_grad", {y, w}, {{"size", Ints{large, large}}})
+                .find("f32[1,1,1099511627776,1099511627776]"),
+            std::string::npos);
+}
+
 struct Sizes {
   Ints x, w, y;
   Attributes attributes;

@@ -29,12 +29,13 @@ Types InferAvgPool(const NodeView& node) {
 
 // The x of attribute `size` of which a pooling gives input 0.
 absl::StatusOr<TensorType> TypeOfPooled(const NodeView& node) {
-  CHORUS_ASSIGN_OR_RETURN(const auto size, PairAttribute(node, "size", 1, 1));
+  CHORUS_ASSIGN_OR_RETURN(const auto size, PairAttribute(node, "size", 1, kMaxValueBytes, 1));
   TensorType x = node.input(0);
   if (x.dims.size() == 4) {
     x.dims[2] = Dim(size[0]);
     x.dims[3] = Dim(size[1]);
   }
+  CHORUS_RETURN_IF_ERROR(x.Validate(kMaxValueBytes));
   CHORUS_ASSIGN_OR_RETURN(const PoolSizes sizes, SizesOfPool(node, x));
   const TensorType expected = TypeOfY(x, sizes);
   if (node.input(0) == expected) return x;
@@ -160,7 +161,7 @@ const OpDef* MakeByIndex(absl::string_view name, absl::string_view doc,
 
 absl::StatusOr<PoolSizes> SizesOfPool(const NodeView& node, const TensorType& x) {
   if (x.dims.size() != 4) return ShapeError(node, "x [n, channels, h, w]", x.ToString());
-  CHORUS_ASSIGN_OR_RETURN(const auto kernel, PairAttribute(node, "kernel", 1, 1));
+  CHORUS_ASSIGN_OR_RETURN(const auto kernel, PairAttribute(node, "kernel", 1, kMostOfWindow, 1));
   PoolSizes s;
   CHORUS_ASSIGN_OR_RETURN(s.windows, WindowsOf(node, kernel));
   for (size_t d = 0; d < 2; ++d) {

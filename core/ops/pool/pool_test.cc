@@ -111,6 +111,19 @@ Attributes Sized(Attributes attributes, const Ints& x) {
   return attributes;
 }
 
+TEST(PoolTest, GradientsOfWideOnesAreOfTheirSize) {
+  const int64_t wide = (int64_t{1} << 20) + 4;
+  const TensorType x = Type({1, 1, 1, wide});
+  const Attributes attributes = {{"kernel", Ints{1, 2}}, {"stride", Ints{1, 2}}};
+  const TensorType y = Type({1, 1, 1, wide / 2});
+  EXPECT_EQ(InferText("avg_pool", {x}, attributes), y.ToString());
+  EXPECT_EQ(InferText("avg_pool_grad", {y}, Sized(attributes, {1, 1, 1, wide})), x.ToString());
+  const int64_t large = int64_t{1} << 40;
+  EXPECT_NE(InferText("avg_pool_grad", {y}, Sized(attributes, {1, 1, large, large}))
+                .find("f32[1,1,1099511627776,1099511627776]"),
+            std::string::npos);
+}
+
 TEST(PoolTest, GradientsEqualDifferences) {
   for (const Sizes& s : kSizes) {
     SCOPED_TRACE(&s - kSizes);
