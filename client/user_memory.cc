@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/autograd.h"
 #include "client/internal/access.h"
+#include "client/internal/errors.h"
 #include "client/internal/member.h"
 #include "client/internal/record.h"
 #include "client/internal/refusals.h"
@@ -31,6 +32,7 @@ using internal::AllReduceIn;
 using internal::CallInRuns;
 using internal::CoreOf;
 using internal::DeviceFrom;
+using internal::ForkedError;
 using internal::ImplOf;
 using internal::MemberOf;
 using internal::RefuseRest;
@@ -147,6 +149,8 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
         MakeError(Reason::kWrongState, "UserMemory: the group ended when its world was reformed"),
         SourceOf(site));
   }
+  // Its stagings are not mapped there.
+  if (CoreOf(group_)->member->session->Forked()) return WithSource(ForkedError(), SourceOf(site));
   path_ = Path::kUpload;
   const NoGrad not_recorded;
   CallInRuns call;

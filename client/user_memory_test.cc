@@ -1,6 +1,9 @@
 // All_reduce of the trainer's own memory, against a whole daemon in this process.
 #include "chorus/user_memory.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -156,6 +159,26 @@ void ExpectTheBitsOfAllReduce(UserMemory* memory, const World& world, size_t cou
   EXPECT_EQ(out.front(), T{77});
   EXPECT_EQ(out.back(), T{77});
   EXPECT_EQ(memory->path(), path);
+}
+
+// Which lacks what the parent has mapped.
+TEST_P(UserMemoryTest, AForkedChildIsToldSo) {
+  RunRanks(1, [](const World& world) {
+    const size_t count = 100000;
+    std::vector<float> values(count, 1);
+    UserMemory memory(world);
+    ASSERT_TRUE(memory.AllReduce(values.data(), values.data(), count).ok());
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      const absl::Status status = memory.AllReduce(values.data(), values.data(), count);
+      ::_exit(ErrorOf(status).reason == Reason::kForked ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << WTERMSIG(status);
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+  });
 }
 
 TEST_P(UserMemoryTest, GivesTheBitsOfAllReduceAtEverySize) {

@@ -29,6 +29,8 @@ void SetSent(TensorId id, Sequence producer, TensorData* data) {
 // The session whose lock this thread holds.
 thread_local const SessionCore* locked_session = nullptr;
 
+absl::Status ClosedError() { return MakeError(Reason::kSessionLost, "the session is closed"); }
+
 }  // namespace
 
 // --- SessionLock --------------------------------------------------------------------------------
@@ -41,8 +43,8 @@ SessionLock::SessionLock(SessionCore* core) : core_(core) {
   core_->mutex_.Lock();
   held_ = true;
   locked_session = core_;
-  if (core_->closed_) {
-    status_ = MakeError(Reason::kSessionLost, "the session is closed");
+  if (core_->closed_.load(std::memory_order_relaxed)) {
+    status_ = ClosedError();
   } else {
     status_ = core_->log_.broken();
   }
@@ -420,7 +422,11 @@ absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* 
       break;
   }
   CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
-  return link_->Read(data->id, data->producer, out, data->info->bytes, wait_timeout_);
+  CHORUS_RETURN_IF_ERROR(
+      link_->Read(data->id, data->producer, out, data->info->bytes, wait_timeout_));
+  // Closed meanwhile, its memory may have become another's.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return closed_.load(std::memory_order_relaxed) ? ClosedError() : absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr& data,
@@ -464,8 +470,7 @@ absl::Status SessionCore::Close() {
   {
     SessionLock lock(this);
     if (Forked()) return lock.status();
-    if (closed_) return absl::OkStatus();
-    closed_ = true;
+    if (closed_.exchange(true)) return absl::OkStatus();
     fragments_.Clear();
   }
   return link_->Close();
@@ -473,7 +478,7 @@ absl::Status SessionCore::Close() {
 
 void SessionCore::Drain(bool all) {
   Releases::Batch batch = releases_.Take(all);
-  if (closed_) return;
+  if (closed_.load(std::memory_order_relaxed)) return;
   // What a fragment uses that is being sent goes later.
   for (const Fragment* fragment : sending_) {
     const auto keep = [&](auto* names, const auto& put_back) {

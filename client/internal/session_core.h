@@ -178,9 +178,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   const std::vector<DeviceIndex> devices_;
   const ForkMark mark_;
 
-  Mutex mutex_;  // what session_lock stands for
-  bool closed_ ABSL_GUARDED_BY(session_lock) = false;
-  Log log_;  // guarded by session_lock, but for Log::IsFull
+  Mutex mutex_;                      // what session_lock stands for
+  std::atomic<bool> closed_{false};  // becomes true under session_lock
+  Log log_;                          // guarded by session_lock, but for Log::IsFull
   StagingPool staging_ ABSL_GUARDED_BY(session_lock);
   Interner interner_ ABSL_GUARDED_BY(session_lock);
   OriginTable origins_ ABSL_GUARDED_BY(session_lock);

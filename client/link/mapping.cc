@@ -33,7 +33,10 @@ absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(int fd, int64_t bytes, in
   return std::unique_ptr<Mapping>(new Mapping(static_cast<char*>(at), bytes));
 }
 
-Mapping::~Mapping() { ::munmap(data_, static_cast<size_t>(bytes_)); }
+Mapping::~Mapping() {
+  // In a forked child something else may stand there.
+  if (!mark_.Forked()) ::munmap(data_, static_cast<size_t>(bytes_));
+}
 
 }  // namespace internal
 }  // namespace chorus

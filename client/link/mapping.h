@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "client/internal/fork_mark.h"
 
 namespace chorus {
 namespace internal {
@@ -31,6 +32,7 @@ class Mapping {
   Mapping(char* data, int64_t bytes) : data_(data), bytes_(bytes) {}
   char* const data_;
   const int64_t bytes_;
+  const ForkMark mark_;
 };
 
 }  // namespace internal

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/base/error.h"
@@ -43,6 +44,28 @@ TEST(MappingTest, RefusesWhatIsNotThereOrMayGo) {
   EXPECT_EQ(ErrorOf(Mapping::Make(open.get(), kBytes, PROT_READ).status()).reason,
             Reason::kInternal);
   EXPECT_EQ(ErrorOf(Mapping::Make(-1, kBytes, PROT_READ).status()).reason, Reason::kInternal);
+}
+
+// Where it was something of the child's own may stand.
+TEST(MappingTest, AForkedChildUnmapsNothing) {
+  const UniqueFd whole = File(kBytes, F_SEAL_SHRINK);
+  auto mapping = Mapping::Make(whole.get(), kBytes, PROT_READ);
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    char* const own =
+        static_cast<char*>(::mmap((*mapping)->data(), kBytes, PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0));
+    if (own != (*mapping)->data()) ::_exit(1);
+    mapping->reset();
+    own[0] = 1;
+    ::_exit(own[0] == 1 ? 0 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ bool HasFailed(const Tensor& tensor) {
   if (!tensor.status().ok()) return true;
   const TensorData& data = *ImplOf(tensor)->data;
   if (data.state.load(std::memory_order_acquire) != TensorData::State::kSent) return false;
+  if (data.session->Forked()) return false;  // whoever waits for it hears that
   const auto outcome = data.session->link().Peek(data.producer);
   return outcome.ok() && outcome->has_value() && (*outcome)->code != absl::StatusCode::kOk;
 }
