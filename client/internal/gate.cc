@@ -61,5 +61,12 @@ std::vector<std::vector<Tensor>> PassGates(const std::vector<Gate>& gates,
   return passed;
 }
 
+Tensor LeafOfCast(const Tensor& tensor) {
+  const Edge edge = EdgeTo(tensor, IdOf(Trace::Current()), false);
+  if (edge.node == nullptr || edge.node->spec->op != "cast" || edge.node->inputs.empty()) return {};
+  const std::shared_ptr<TensorImpl>& leaf = edge.node->inputs[0].leaf;
+  return leaf == nullptr || !leaf->leaf_requires_grad ? Tensor() : TensorFrom(leaf);
+}
+
 }  // namespace internal
 }  // namespace chorus

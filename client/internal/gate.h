@@ -75,6 +75,9 @@ std::vector<std::vector<Tensor>> PassGates(const std::vector<Gate>& gates,
                                            const std::shared_ptr<MemberCore>& member,
                                            const std::string& name, CallSite site);
 
+// The leaf that `tensor` is a cast of, in this trace or outside of any; undefined: it is none.
+Tensor LeafOfCast(const Tensor& tensor);
+
 }  // namespace internal
 }  // namespace chorus
 

@@ -102,6 +102,23 @@ void TapePart::MoveGates() {
       if (name.first != nullptr) gates_.emplace(name, GateOutput{node, static_cast<int>(i)});
     }
   }
+  const auto for_each_edge = [this](const auto& visit) {
+    for (const GradNodePtr& node : nodes_) {
+      for (const Edge& edge : node->inputs) visit(edge, node.get());
+      for (const Edge& edge : node->behind) visit(edge, node.get());
+    }
+  };
+  absl::flat_hash_map<const GradNode*, uint64_t> casts;  // the order of the first reader
+  for (const GradNodePtr& node : nodes_) {
+    if (node->spec->op == "cast") casts.emplace(node.get(), kUnused - 1);
+  }
+  for_each_edge([&casts](const Edge& edge, const GradNode* reader) {
+    const auto cast = casts.find(edge.node.get());
+    if (cast == casts.end()) return;
+    // A gate may go to before where it was recorded.
+    const uint64_t order = reader->gates != nullptr ? edge.node->order : reader->order;
+    cast->second = std::min(cast->second, order);
+  });
   const auto use = [this](const Edge& edge, const GradNode* reader, uint64_t order) {
     const GateOutput* const behind = GateOf(edge, reader);
     const GradNode* const node = behind != nullptr ? behind->gate.get() : edge.node.get();
@@ -111,10 +128,10 @@ void TapePart::MoveGates() {
         gate_uses_[node->gates.get()][static_cast<size_t>(node->gate)][static_cast<size_t>(output)];
     first = std::min(first, order);
   };
-  for (const GradNodePtr& node : nodes_) {
-    for (const Edge& edge : node->inputs) use(edge, node.get(), node->order);
-    for (const Edge& edge : node->behind) use(edge, node.get(), node->order);
-  }
+  for_each_edge([&](const Edge& edge, const GradNode* reader) {
+    const auto cast = casts.find(reader);
+    use(edge, reader, cast == casts.end() ? reader->order : cast->second);
+  });
   // After all ops.
   for (const Edge& edge : roots_) use(edge, nullptr, kUnused - 1);
   absl::flat_hash_map<const GradNode*, uint64_t> first_uses;
@@ -126,10 +143,12 @@ void TapePart::MoveGates() {
     }
     first_uses[gates[g]] = first_use;
   }
+  // In one place gates come first, then casts, then what reads them.
   const auto order_of = [&](const GradNodePtr& node) {
-    const auto it = first_uses.find(node.get());
-    return it == first_uses.end() ? std::make_pair(node->order, true)
-                                  : std::make_pair(it->second, false);
+    const auto gate = first_uses.find(node.get());
+    if (gate != first_uses.end()) return std::make_pair(gate->second, 0);
+    const auto cast = casts.find(node.get());
+    return cast != casts.end() ? std::make_pair(cast->second, 1) : std::make_pair(node->order, 2);
   };
   std::stable_sort(nodes_.begin(), nodes_.end(), [&](const GradNodePtr& a, const GradNodePtr& b) {
     return order_of(a) < order_of(b);

@@ -70,7 +70,8 @@ class TapePart {
   static Name NameOf(const GateOutput& of) { return {of.gate.get(), of.output}; }
   void Push(const Edge& edge);
   // Each gate to where the first op is that uses it or a gate recorded after it, whose rule comes
-  // before its own.
+  // before its own. Casts to where they are first read: of a gate's tensor they are made at once,
+  // and would be all first uses.
   void MoveGates();
   // What `reader` (null: a root) reads of a tensor that a gate on this tape stands for comes from
   // behind the gate, also where it was read past it: else that part of the gradient would go past

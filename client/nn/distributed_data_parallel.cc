@@ -30,6 +30,7 @@ using internal::Gate;
 using internal::GateRequest;
 using internal::ImplOf;
 using internal::kUnused;
+using internal::LeafOfCast;
 using internal::MemberOf;
 using internal::SourceOf;
 using internal::WithSource;
@@ -236,7 +237,9 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
                                   " on device ", tensor.device().slot()));
     }
     values.push_back(tensor);
-    if (variables_[i].variable.requires_grad()) trained_.push_back(i);
+    if (!variables_[i].variable.requires_grad()) continue;
+    trained_.push_back(i);
+    bytes_.push_back(tensor.num_elements() * DTypeBytes(tensor.dtype()));
   }
   CHORUS_RETURN_IF_ERROR(CompareModules(site));
   const std::vector<Tensor> first = BroadcastCoalesced(values, 0, group_, site);
@@ -301,8 +304,7 @@ void DistributedDataParallel::MakeBuckets(const std::vector<size_t>& order) {
       buckets_.emplace_back();
     }
     buckets_.back().trained.push_back(t);
-    const Tensor tensor = variables_[trained_[t]].variable();
-    bytes += tensor.num_elements() * DTypeBytes(tensor.dtype());
+    bytes += bytes_[t];
   }
 }
 
@@ -371,7 +373,9 @@ absl::StatusOr<std::shared_ptr<Module>> DistributedDataParallel::Gated(CallSite 
   std::vector<Tensor> leaves;
   for (size_t v = 0; v < variables_.size(); ++v) {
     if (leaves.size() < trained_.size() && trained_[leaves.size()] == v) {
-      leaves.push_back(variables_[v].variable());
+      const Tensor tensor = variables_[v].variable();
+      const Tensor master = LeafOfCast(tensor);
+      leaves.push_back(master.defined() ? master : tensor);
     } else if (variables_[v].variable.requires_grad()) {
       return WithSource(MakeError(Reason::kWrongState,
                                   absl::StrCat("DistributedDataParallel: ", variables_[v].name,
@@ -390,7 +394,9 @@ absl::StatusOr<std::shared_ptr<Module>> DistributedDataParallel::Gated(CallSite 
   std::vector<Tensor> tensors(variables_.size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (size_t i = 0; i < passed[b].size(); ++i) {
-      tensors[trained_[buckets_[b].trained[i]]] = passed[b][i];
+      const size_t v = trained_[buckets_[b].trained[i]];
+      const DType dtype = variables_[v].variable().dtype();
+      tensors[v] = passed[b][i].dtype() == dtype ? passed[b][i] : Cast(passed[b][i], dtype, site);
     }
   }
   return module_->WithTensors(tensors);

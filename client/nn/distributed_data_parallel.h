@@ -16,6 +16,11 @@
 // the embedding), counts as if it read it in the module. What Backward differentiates without any
 // result of a call gives each rank's own gradient: make it part of the loss.
 //
+// Where a parameter is cast (CastParameters, TrainStep::Options::compute) the gate stands before
+// the cast, which the call makes again: the mean is of the master's gradients, in its type. One
+// that is computed otherwise has its gate behind that, and what stands in grad() of the tensors
+// that it was computed from goes into no mean (NoSync).
+//
 // When Backward, or Grad, has come to the first use of all parameters of a *bucket*, their mean
 // over ranks is asked for, while other gradients are still to be computed. Buckets are calls and
 // nothing else: no gradient is copied into one, and no bit depends on their sizes. In a compiled
@@ -198,6 +203,7 @@ class DistributedDataParallel : public Module {
   const DistributedDataParallelOptions options_;
   const std::vector<NamedVariable> variables_;
   std::vector<size_t> trained_;  // of variables_: parameters that are not frozen, at Create
+  std::vector<int64_t> bytes_;   // of each one's gradient
   std::vector<Bucket> buckets_;  // in the order in which their gradients are asked for
   // Of trained_, by the last Backward: the order of the first op that used it.
   std::vector<uint64_t> first_uses_;

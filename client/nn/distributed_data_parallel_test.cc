@@ -468,6 +468,88 @@ TEST_F(DistributedDataParallelTest, NoSyncAddsUpAndTheNextBackwardTakesTheMeanOf
   ExpectNear(grads[0], wanted);
 }
 
+TEST_F(DistributedDataParallelTest, TheGradientsOfCastParametersAreThoseOfTheirMasters) {
+  const int size = 2;
+  const double tolerance = 1e-5;  // f32's
+  const std::vector<Doubles> wanted = GradsOnOne({0, 1, 2});
+  const std::vector<Doubles> wanted_of_two = GradsOnOne({0, 1});
+  std::vector<std::vector<Doubles>> grads(size);
+  OnRanks(size, [&](const World& world, int rank) {
+    const auto model = Make(std::make_shared<Chain>(2), world);
+    ASSERT_NE(model, nullptr);
+    const auto cast = [&] { return model->WithTensors(CastParameters(*model, DType::kF32)); };
+    const auto loss = [&](Module& module, int i) {
+      const Tensor x = Rows(world, 4 * i + 2 * rank, 2, 3);
+      const Tensor y = LossOf(module, Cast(x, DType::kF32));
+      EXPECT_EQ(y.dtype(), DType::kF32);
+      return Cast(y, DType::kF64);
+    };
+    {
+      const Ddp::NoSync no_sync(model.get());
+      ASSERT_TRUE(Backward(loss(*cast(), 0)).ok());
+      ASSERT_TRUE(Backward(loss(*cast(), 1)).ok());
+    }
+    ASSERT_TRUE(Backward(loss(*cast(), 2)).ok());
+    grads[static_cast<size_t>(rank)] = GradsOf(*model);
+    ExpectNear(GradsOf(*model), wanted, tolerance);
+    // Two calls of the same casts make one loss.
+    model->ClearGrads();
+    const std::shared_ptr<Module> same = cast();
+    ASSERT_TRUE(Backward(loss(*same, 0) + loss(*same, 1)).ok());
+    ExpectNear(GradsOf(*model), wanted_of_two, tolerance);
+    // What reads a master past the call: c w w, with another c on each rank.
+    model->ClearGrads();
+    const Tensor w = model->parameters()[0]();
+    const double c = rank == 0 ? 1 : 3;
+    ASSERT_TRUE(Backward(loss(*cast(), 0) + loss(*cast(), 1) + Sum(w * w) * c).ok());
+    std::vector<Doubles> with_penalty = wanted_of_two;
+    const Doubles of_w = Values<double>(w);
+    for (size_t e = 0; e < of_w.size(); ++e) with_penalty[0][e] += 4 * of_w[e];
+    ExpectNear(GradsOf(*model), with_penalty, tolerance);
+    // And compiled.
+    model->ClearGrads();
+    ASSERT_TRUE(Backward(loss(*cast(), 0)).ok());
+    std::vector<Doubles> values = ValuesOf(*model);
+    const std::vector<Doubles> gradients = GradsOf(*model);
+    Sgd::Options rate;
+    rate.learning_rate = 0.5;
+    for (size_t i = 0; i < values.size(); ++i) {
+      for (size_t e = 0; e < values[i].size(); ++e) values[i][e] -= 0.5 * gradients[i][e];
+    }
+    Sgd sgd(model->parameters(), rate);
+    TrainStep::Options compute;
+    compute.compute = DType::kF32;
+    TrainStep step(
+        model.get(), &sgd,
+        [&model](const Tensors& in) { return LossOf(*model, Cast(in[0], DType::kF32)); }, compute);
+    ASSERT_TRUE(step({Rows(world, 2 * rank, 2, 3)}).ok());
+    ExpectNear(ValuesOf(*model), values, tolerance);
+  });
+  EXPECT_EQ(grads[0], grads[1]);
+}
+
+// What is cast at the call is used where the cast is read.
+TEST_F(DistributedDataParallelTest, BucketsFollowTheOrderInWhichCastParametersAreUsed) {
+  OnRanks(2, [&](const World& world, int rank) {
+    Options options;
+    options.bucket_bytes = 96;
+    options.first_bucket_bytes = 96;
+    auto chain = std::make_shared<Chain>(3);
+    chain->use = {2, 0, 1};
+    const auto model = Make(chain, world, options);
+    ASSERT_NE(model, nullptr);
+    for (int i = 0; i < 2; ++i) {
+      const auto cast = model->WithTensors(CastParameters(*model, DType::kF32));
+      const Tensor x = Cast(Rows(world, rank * 2, 2, 3), DType::kF32);
+      ASSERT_TRUE(Backward(LossOf(*cast, x)).ok());
+    }
+    using Names = std::vector<std::vector<std::string>>;
+    EXPECT_EQ(model->buckets(), (Names{{"link1.bias", "link1.weight"},
+                                       {"link0.bias", "link0.weight"},
+                                       {"link2.bias", "link2.weight"}}));
+  });
+}
+
 TEST_F(DistributedDataParallelTest, WhatNoSyncAddsUpLateOrOnceMoreGoesIntoTheNextMean) {
   const int size = 2;
   for (const bool late : {true, false}) {
