@@ -104,10 +104,12 @@ class DistributedDataParallel::Pass {
  public:
   Pass(DistributedDataParallel* model, std::vector<Tensor> leaves, CallSite site)
       : model_(model),
-        buckets_(model->buckets_),
+        buckets_(internal::Tracing() ? model->traced_buckets_ : model->buckets_),
         leaves_(std::move(leaves)),
         scale_(model->join_ == nullptr ? 1 : model->join_->scale()),
         site_(site) {}
+
+  const std::vector<Bucket>& buckets() const { return buckets_; }
 
   // The gradients of bucket `b`, for all ranks.
   absl::StatusOr<std::vector<Tensor>> Rule(size_t b, const GateRequest& request) {
@@ -249,6 +251,7 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
   std::vector<size_t> order(trained_.size());
   std::iota(order.rbegin(), order.rend(), 0);
   MakeBuckets(order);
+  traced_buckets_ = buckets_;
   first_uses_.assign(trained_.size(), kUnused);
   return absl::OkStatus();
 }
@@ -384,17 +387,18 @@ absl::StatusOr<std::shared_ptr<Module>> DistributedDataParallel::Gated(CallSite 
     }
   }
   const auto pass = std::make_shared<Pass>(this, leaves, site);
-  std::vector<Gate> gates(buckets_.size());
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for (const size_t t : buckets_[b].trained) gates[b].tensors.push_back(leaves[t]);
+  const std::vector<Bucket>& buckets = pass->buckets();
+  std::vector<Gate> gates(buckets.size());
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    for (const size_t t : buckets[b].trained) gates[b].tensors.push_back(leaves[t]);
     gates[b].rule = [pass, b](const GateRequest& request) { return pass->Rule(b, request); };
   }
   const std::vector<std::vector<Tensor>> passed =
       internal::PassGates(gates, MemberOf(group_), "DistributedDataParallel", site);
   std::vector<Tensor> tensors(variables_.size());
-  for (size_t b = 0; b < buckets_.size(); ++b) {
+  for (size_t b = 0; b < buckets.size(); ++b) {
     for (size_t i = 0; i < passed[b].size(); ++i) {
-      const size_t v = trained_[buckets_[b].trained[i]];
+      const size_t v = trained_[buckets[b].trained[i]];
       const DType dtype = variables_[v].variable().dtype();
       tensors[v] = passed[b][i].dtype() == dtype ? passed[b][i] : Cast(passed[b][i], dtype, site);
     }

@@ -114,7 +114,7 @@ class DistributedDataParallel : public Module {
   // The names of each bucket's parameters. From the second call on in the order in which rank 0 has
   // asked for gradients at the first, if it has. Where that call fails before the order has come,
   // the next asks for it again; where it has come to some ranks alone every call is kMismatch
-  // (Create it anew).
+  // (Create it anew). In a compiled function they stay as Create has made them.
   std::vector<std::vector<std::string>> buckets() const;
 
   // While one lives, calls leave gradients where they are: Backward, whenever it comes, adds them
@@ -205,6 +205,8 @@ class DistributedDataParallel : public Module {
   std::vector<size_t> trained_;  // of variables_: parameters that are not frozen, at Create
   std::vector<int64_t> bytes_;   // of each one's gradient
   std::vector<Bucket> buckets_;  // in the order in which their gradients are asked for
+  // As Create made them, for traces: ranks may make theirs before buckets_ are ordered or behind.
+  std::vector<Bucket> traced_buckets_;
   // Of trained_, by the last Backward: the order of the first op that used it.
   std::vector<uint64_t> first_uses_;
   // With static_graph, once known, by trained_: used here, and anywhere.

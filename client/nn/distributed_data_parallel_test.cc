@@ -336,6 +336,37 @@ TEST_F(DistributedDataParallelTest, BucketsFollowTheOrderInWhichRankZeroHasUsedP
   });
 }
 
+// A rank may have traced before the order has come, and another one trace anew behind it.
+TEST_F(DistributedDataParallelTest, CompiledStepsKeepTheOrderOfCreateWheneverTheyAreTraced) {
+  OnRanks(2, [&](const World& world, int rank) {
+    auto chain = std::make_shared<Chain>(2);
+    chain->use = {1, 0};
+    const auto model = Make(chain, world);
+    ASSERT_NE(model, nullptr);
+    const double rate = 0.5;
+    Sgd::Options options;
+    options.learning_rate = rate;
+    Sgd sgd(model->parameters(), options);
+    TrainStep step(model.get(), &sgd, [&](const Tensors& in) { return LossOf(*model, in[0]); });
+    ASSERT_TRUE(step({Rows(world, 4 * rank, 4, 3)}).ok());
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(Backward(LossOf(*model, Rows(world, 4 * rank, 4, 3))).ok());
+    }
+    EXPECT_EQ(model->buckets()[0][0], "link0.bias");
+    const Tensor x = Rows(world, 4 * rank, rank == 0 ? 4 : 3, 3);
+    model->ClearGrads();
+    ASSERT_TRUE(Backward(LossOf(*model, x)).ok());
+    std::vector<Doubles> wanted = ValuesOf(*model);
+    const std::vector<Doubles> grads = GradsOf(*model);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      for (size_t e = 0; e < wanted[i].size(); ++e) wanted[i][e] -= rate * grads[i][e];
+    }
+    ASSERT_TRUE(step({x}).ok());
+    EXPECT_EQ(step.traces(), rank == 0 ? 1 : 2);
+    ExpectNear(ValuesOf(*model), wanted);
+  });
+}
+
 TEST_F(DistributedDataParallelTest, ARankThatHasNotHeardOfTheOrderMeetsNobodyElsesBuckets) {
   std::vector<Session> sessions;
   std::vector<World> worlds;
