@@ -120,6 +120,11 @@ class DistributedDataParallel::Pass {
       if (!used_anywhere_[trained[i]]) continue;
       Tensor gradient = request.gradients[i];
       const Tensor& leaf = leaves_[trained[i]];
+      if (!IsAskedFor(leaf)) {
+        // Of no elements: where another rank asks for it the calls do not match.
+        local_gradients.push_back(Zeros(leaf.device(), leaf.dtype(), {0}, site_));
+        continue;
+      }
       if (HasGrad(request, leaf)) {
         gradient = gradient.defined() ? leaf.grad() + gradient : leaf.grad();
         request.leaves->replaced.insert(ImplOf(leaf).get());
@@ -131,7 +136,9 @@ class DistributedDataParallel::Pass {
                             model_->Reduce(local_gradients, scale_, site_));
     std::vector<Tensor> gradients(trained.size());
     for (size_t i = 0, next = 0; i < trained.size(); ++i) {
-      if (used_anywhere_[trained[i]]) gradients[i] = reduced[next++];
+      if (!used_anywhere_[trained[i]]) continue;
+      if (IsAskedFor(leaves_[trained[i]])) gradients[i] = reduced[next];
+      ++next;
     }
     return gradients;
   }
@@ -166,9 +173,6 @@ class DistributedDataParallel::Pass {
       }
     }
     CHORUS_ASSIGN_OR_RETURN(used_anywhere_, model_->UsedAnywhere(used, added_up, site_));
-    for (size_t t = 0; t < leaves_.size(); ++t) {
-      used_anywhere_[t] = used_anywhere_[t] && IsAskedFor(leaves_[t]);
-    }
     return absl::OkStatus();
   }
 

@@ -29,11 +29,12 @@
 // As Backward adds to grad(), it takes the mean of what each rank has there with it. What an
 // earlier mean has left is the same on all, and so in the mean what it was, but for rounding.
 //
-// Every rank calls it as often, and asks for gradients as often. One that does not is told of by
-// name (chorus.h: kMismatch, or a late rank); Join is for ranks that have fewer inputs. A Backward
-// or Grad that is refused makes some of its buckets' calls or none, so its rank is out of line
-// until its next World::Step (chorus.h): begin each turn with one. After a World::Reform, Create it
-// anew: survivors go on with the variables of the first of them.
+// Every rank calls it as often, and asks for gradients as often, a compiled step for those of the
+// same parameters. One that does not is told of by name (chorus.h: kMismatch, or a late rank); Join
+// is for ranks that have fewer inputs. A Backward or Grad that is refused makes some of its
+// buckets' calls or none, so its rank is out of line until its next World::Step (chorus.h): begin
+// each turn with one. After a World::Reform, Create it anew: survivors go on with the variables of
+// the first of them.
 //
 // Threads: as chorus/nn/module.h; all calls for one Group must be ordered by the caller.
 // Ownership: the module is a part of it, "module"; what the tape has of a call refers to it, so it
@@ -64,7 +65,8 @@ namespace nn {
 
 // What becomes of a bucket's gradients: as many, of their types, every rank's the same. `gradients`
 // are this rank's, a Backward's with what is in grad() already, also what an earlier mean has left;
-// zeros where it has none. Each rank calls the same collectives.
+// zeros where it has none. Of a parameter that a compiled step does not train a tensor of no
+// elements, [0]. Each rank calls the same collectives.
 using GradientHook = std::function<absl::StatusOr<std::vector<Tensor>>(
     const std::vector<Tensor>& gradients, const Group& group)>;
 // Their mean, sent in bf16: half the bytes of f32, 8 bits of each gradient.

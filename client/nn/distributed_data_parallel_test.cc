@@ -1547,6 +1547,27 @@ TEST_F(DistributedDataParallelTest, ACompiledStepMayTrainSomeOfTheParametersAlon
   });
 }
 
+TEST_F(DistributedDataParallelTest, RanksWhoseCompiledStepsTrainOtherParametersAreToldSo) {
+  for (const int64_t bytes : {int64_t{1}, int64_t{1} << 20}) {
+    SCOPED_TRACE(bytes);
+    Options options;
+    options.bucket_bytes = options.first_bucket_bytes = bytes;
+    OnRanks(2, [&](const World& world, int rank) {
+      const auto model = Make(std::make_shared<Chain>(2), world, options);
+      ASSERT_NE(model, nullptr);
+      const std::vector<Variable> all = model->parameters();
+      Sgd sgd(
+          rank == 0 ? std::vector<Variable>{all[0], all[1]} : std::vector<Variable>{all[2], all[3]},
+          {});
+      TrainStep step(model.get(), &sgd,
+                     [&model](const Tensors& in) { return LossOf(*model, in[0]); });
+      const auto loss = step({Rows(world, 2 * rank, 2, 3)});
+      const absl::Status status = loss.ok() ? loss->Wait() : loss.status();
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kMismatch) << status;
+    });
+  }
+}
+
 // Its graph would take no mean at later calls either.
 TEST_F(DistributedDataParallelTest, NoSyncIsNoPartOfACompiledStep) {
   OnRanks(2, [](const World& world, int rank) {
