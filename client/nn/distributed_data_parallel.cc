@@ -487,7 +487,10 @@ absl::StatusOr<std::vector<Tensor>> DistributedDataParallel::Reduce(
 absl::StatusOr<Nest> DistributedDataParallel::Call(const Nest::Items& inputs,
                                                    const Nest::Fields& keywords) {
   const CallSite site = this->site();
-  if (trained_.empty() || !internal::GradEnabled()) {
+  const bool trains = std::any_of(trained_.begin(), trained_.end(), [this](size_t v) {
+    return variables_[v].variable.requires_grad();
+  });
+  if (!trains || !internal::GradEnabled()) {
     return module_->CallAt(site, inputs, keywords);
   }
   if (!syncs_) {

@@ -105,8 +105,8 @@ class DistributedDataParallel : public Module {
       const DistributedDataParallelOptions& options = {}, CallSite site = CallSite::Here());
   ~DistributedDataParallel() override;
 
-  // The module's. Under NoGrad, or with all parameters frozen, nothing else: no other rank need
-  // call.
+  // The module's. Under NoGrad, or while all parameters that Create found unfrozen are frozen,
+  // nothing else: no other rank need call.
   absl::StatusOr<parallel::Nest> Call(const parallel::Nest::Items& inputs,
                                       const parallel::Nest::Fields& keywords) override;
   Tensor Forward(const Tensor& x) override;

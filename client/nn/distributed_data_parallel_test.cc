@@ -1632,6 +1632,33 @@ TEST_F(DistributedDataParallelTest, ItStandsForItsModuleWhereNothingIsTrained) {
   });
 }
 
+TEST_F(DistributedDataParallelTest, ItStandsForItsModuleWhileAllIsFrozen) {
+  OnRanks(2, [&](const World& world, int rank) {
+    auto counted = std::make_shared<Counted>();
+    const auto model = Make(counted, world);
+    ASSERT_NE(model, nullptr);
+    const Tensor x = Rows(world, 0, 2, 2);
+    model->RequireGrad(false);
+    if (rank == 1) {
+      // The other one does not call at all, and no call counts among those that are in common.
+      for (int i = 1; i <= 3; ++i) {
+        const Tensor y = (*model)(x);
+        ASSERT_TRUE(y.Wait().ok()) << y.status();
+        EXPECT_THAT(Values<int64_t>(counted->calls_()), ElementsAre(i));
+      }
+    }
+    model->RequireGrad(true);
+    std::vector<Doubles> first;
+    for (int i = 1; i <= 3; ++i) {
+      model->ClearGrads();
+      ASSERT_TRUE(Backward(LossOf(*model, x)).ok());
+      EXPECT_THAT(Values<int64_t>(counted->calls_()), ElementsAre(i));
+      if (first.empty()) first = GradsOf(*model);
+      EXPECT_EQ(GradsOf(*model), first);
+    }
+  });
+}
+
 TEST_F(DistributedDataParallelTest, ATapeMayBeUsedTwiceAndTwoCallsMayMakeOneLoss) {
   std::vector<Doubles> wanted;
   {
