@@ -50,6 +50,19 @@ std::string TextOf(const NamedVariable& named) {
                                                  : ", frozen");
 }
 
+// That there is a tensor.
+absl::Status CheckIsThere(const NamedVariable& named) {
+  const Tensor tensor = named.variable();
+  if (!tensor.defined()) {
+    return MakeError(Reason::kWrongState, absl::StrCat("DistributedDataParallel: ", named.name,
+                                                       " is not there yet: call Init"));
+  }
+  if (tensor.status().ok()) return absl::OkStatus();
+  Error error = ErrorOf(tensor.status());
+  error.message = absl::StrCat("DistributedDataParallel: ", named.name, ": ", error.message);
+  return ToStatus(error);
+}
+
 // Every rank's numbers, by rank.
 template <typename T>
 absl::StatusOr<std::vector<T>> GatherNumbers(const std::vector<T>& values, const Group& group,
@@ -230,12 +243,8 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
   const DeviceRef device = DeviceOf(group_);
   std::vector<Tensor> values;
   for (size_t i = 0; i < variables_.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(CheckIsThere(variables_[i]));
     const Tensor tensor = variables_[i].variable();
-    if (!tensor.defined()) {
-      return MakeError(Reason::kWrongState,
-                       absl::StrCat(variables_[i].name, " is not there yet: call Init"));
-    }
-    CHORUS_RETURN_IF_ERROR(tensor.status());
     if (internal::SessionOf(tensor.device()) != internal::SessionOf(device) ||
         tensor.device().slot() != device.slot()) {
       return BadType(absl::StrCat("DistributedDataParallel: expected all variables on device ",
@@ -380,6 +389,8 @@ absl::StatusOr<std::shared_ptr<Module>> DistributedDataParallel::Gated(CallSite 
   std::vector<Tensor> leaves;
   for (size_t v = 0; v < variables_.size(); ++v) {
     if (leaves.size() < trained_.size() && trained_[leaves.size()] == v) {
+      const absl::Status there = CheckIsThere(variables_[v]);
+      if (!there.ok()) return WithSource(there, SourceOf(site));
       const Tensor tensor = variables_[v].variable();
       const Tensor master = LeafOfCast(tensor);
       leaves.push_back(master.defined() ? master : tensor);

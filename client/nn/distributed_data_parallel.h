@@ -42,7 +42,8 @@
 // Errors: returned, or in the tensor that is; with the line of the call. INVALID_ARGUMENT kBadType:
 //   a module on another device than the group's member. FAILED_PRECONDITION kWrongState: one
 //   without parameters yet, or parameters without a gradient (below), named. INVALID_ARGUMENT
-//   kMismatch: modules that differ, by rank and parameter.
+//   kMismatch: modules that differ, by rank and parameter. Of a parameter that has failed: its own,
+//   named.
 #ifndef CHORUS_CLIENT_NN_DISTRIBUTED_DATA_PARALLEL_H_
 #define CHORUS_CLIENT_NN_DISTRIBUTED_DATA_PARALLEL_H_
 

@@ -308,6 +308,29 @@ TEST_F(DistributedDataParallelTest, WhatCannotBeIsRefusedAlone) {
   });
 }
 
+TEST_F(DistributedDataParallelTest, AParameterThatIsNotThereIsNamedAlsoWhereNoLossUsesIt) {
+  OnRanks(1, [&](const World& world, int /*rank*/) {
+    Options options;
+    options.find_unused_parameters = true;
+    auto chain = std::make_shared<Chain>(2);
+    chain->use = {0};
+    const auto model = Make(chain, world, options);
+    ASSERT_NE(model, nullptr);
+    const Variable unused = model->parameters()[2];
+    const Tensor x = Rows(world, 0, 2, 3);
+    ASSERT_TRUE(Backward(LossOf(*model, x)).ok());
+    unused.Set(Tensor());
+    const absl::Status none = (*model)(x).status();
+    EXPECT_EQ(ErrorOf(none).reason, Reason::kWrongState) << none;
+    EXPECT_THAT(std::string(none.message()), HasSubstr("link1.weight is not there"));
+    EXPECT_THAT(std::string(none.message()), HasSubstr("distributed_data_parallel_test.cc:"));
+    unused.Set(FromError(world.device(), MakeError(Reason::kBadType, "it was never read")));
+    const absl::Status failed = (*model)(x).status();
+    EXPECT_EQ(ErrorOf(failed).reason, Reason::kBadType) << failed;
+    EXPECT_THAT(std::string(failed.message()), HasSubstr("link1.weight: it was never read"));
+  });
+}
+
 // The order of uses is told by the tape, and rank 0's counts.
 TEST_F(DistributedDataParallelTest, BucketsFollowTheOrderInWhichRankZeroHasUsedParameters) {
   OnRanks(2, [&](const World& world, int rank) {
