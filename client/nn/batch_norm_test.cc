@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -692,6 +693,36 @@ TEST_F(SyncBatchNormTest, AReplicaThatFailsLeavesTheDevicesInLine) {
   BatchNorm plain(1);
   ASSERT_TRUE(plain.Init(session, 1, DType::kF64).ok());
   EXPECT_THAT(Values<double>(parallel(x)), Near(Values<double>(plain(x))));
+}
+
+// As FailsOn, by an exception.
+class ThrowsOn : public Module {
+ public:
+  explicit ThrowsOn(int slot) : Module("ThrowsOn"), slot_(slot) {}
+  Tensor Forward(const Tensor& x) override {
+    if (x.device().slot() == slot_) throw std::runtime_error("not here");
+    return x * 1;
+  }
+  int slot_;
+};
+
+TEST_F(SyncBatchNormTest, AReplicaThatThrowsLeavesTheDevicesInLineAndTheBuffersAsTheyWere) {
+  const Session session = daemon_.Open(2);
+  BatchNormOptions options;
+  options.replicas = true;
+  const auto throws = std::make_shared<ThrowsOn>(1);
+  const auto norm = std::make_shared<BatchNorm>(1, options);
+  const auto model = std::make_shared<Sequential>(Modules{throws, norm});
+  ASSERT_TRUE(model->Init(session, 1, DType::kF64).ok());
+  DataParallel parallel(model, *DeviceGroup::Create(session));
+  EXPECT_THROW(parallel(FromHost<double>(session, {1, 2}, {2, 1})), std::runtime_error);
+  throws->slot_ = -1;
+  const Tensor x = FromHost<double>(session, {3, 4, 8, 1}, {4, 1});
+  BatchNorm plain(1);
+  ASSERT_TRUE(plain.Init(session, 1, DType::kF64).ok());
+  EXPECT_THAT(Values<double>(parallel(x)), Near(Values<double>(plain(x))));
+  EXPECT_THAT(Values<double>(norm->running_mean()()), Near(Values<double>(plain.running_mean()())));
+  EXPECT_THAT(Values<double>(norm->running_var()()), Near(Values<double>(plain.running_var()())));
 }
 
 // A layer of its own device, which is no part of the module.

@@ -301,13 +301,20 @@ absl::StatusOr<Nest> DataParallel::Run(const Nest::Items& inputs, const Nest::Fi
   {
     *called = true;
     ReplicaScope scope(devices_, static_cast<int>(replicas.size()));
-    results = ParallelApply(replicas, arguments);
-    if (!results.ok() && scope.called()) {
+    const auto undo = [&] {
+      if (!scope.called()) return;
       // What waits for replicas that have not come to it fails: it is not for the buffers.
       for (size_t i = 0; i < buffers.size(); ++i) buffers[i].Set(before[i]);
       // Members have made different calls. In a trace nothing was sent, and there are no steps.
       BeginStep(devices_);
+    };
+    try {
+      results = ParallelApply(replicas, arguments);
+    } catch (...) {
+      undo();
+      throw;
     }
+    if (!results.ok()) undo();
   }
   CHORUS_RETURN_IF_ERROR(results.status());
   return Gather(*results);

@@ -17,7 +17,8 @@
 //   that do not fit. FAILED_PRECONDITION kWrongState: it has none yet. Whatever is known without
 //   waiting when a replica has been called is an error of that replica (ParallelApply). What the
 //   daemon alone finds out, such as a kernel that fails or no memory, the results carry: it comes
-//   where they are waited for.
+//   where they are waited for. An exception of a replica goes on to the caller; as behind an error,
+//   the devices are in line.
 #ifndef CHORUS_CLIENT_NN_DATA_PARALLEL_H_
 #define CHORUS_CLIENT_NN_DATA_PARALLEL_H_
 
