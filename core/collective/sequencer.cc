@@ -615,7 +615,7 @@ bool Sequencer::BeginMoves() {
   return skipped;
 }
 
-void Sequencer::EndMoves() {
+void Sequencer::EndMoves(Epoch asked_in) {
   for (const Move& move : moves_) {
     Counter* counter = CounterOf(move);
     if (counter == nullptr) {
@@ -629,8 +629,10 @@ void Sequencer::EndMoves() {
     counter->last.assign(*move.source, size - std::min(size, kLineBytes), kLineBytes);
   }
   for (const Asked& request : requests_) {
-    InstanceKey::Request& next = tapes_[request.tape].entries[request.seat].next;
-    next = std::max(next, request.next);
+    TapeEntry& entry = tapes_[request.tape].entries[request.seat];
+    if (request.next < entry.next) continue;
+    entry.next = request.next;
+    entry.asked_in = asked_in;
   }
 }
 
@@ -1063,7 +1065,7 @@ absl::Status Sequencer::Take(const Vote& vote, absl::Time now, Actions* actions)
     // Its calls count all the same: nobody needs to wait for them any more.
     if (vote.epoch >= since_ && ResolveKeys(vote, /*late=*/true).ok()) {
       BeginMoves();
-      EndMoves();
+      EndMoves(vote.epoch);
       FailPassed(actions);
     }
     FailRun(vote.run, vote.epoch, epoch_, CauseOrForgotten(vote.epoch), actions);
@@ -1076,7 +1078,7 @@ absl::Status Sequencer::Take(const Vote& vote, absl::Time now, Actions* actions)
   absl::optional<Error> fault = FindRefusal(vote);
   absl::optional<Error> passed;
   if (!fault.has_value()) RecordVote(run, vote, &fault, &passed, actions);
-  EndMoves();
+  EndMoves(epoch_);
   if (fault.has_value()) {
     EndEpoch(*fault, actions);
     return absl::OkStatus();
@@ -1146,6 +1148,7 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
       Tape& tape = tapes_[instance.parent];
       const InstanceKey::Request& request = key.path.back();
       tape.entries[seat].next = {request.step, request.number + 1};
+      tape.entries[seat].asked_in = epoch_;
       if (tape.instance != kNone) {
         // A member that asks for a gradient has asked for the forward instance before.
         runs_[instances_[tape.instance].seats[seat].run].has_dependents = true;
@@ -1219,16 +1222,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
       }
       // The run at hand may still ask for it itself; RecordVote settles that at its end.
       if (tape.instance != kNone && instances_[tape.instance].seats[p].run == run) continue;
-      if (state == TapeEntry::State::kConsumed && entry.consumed_in < epoch_ &&
-          !fault->has_value()) {
-        Error error(Reason::kTapeConsumed);
-        error.culprit = CulpritOf(RankAt(key, p));
-        error.instance = key.ToString();
-        error.message = absl::StrCat(RankText(RankAt(key, p)), " consumed its tape entry for ",
-                                     tape.key.ToString(), " in epoch ", entry.consumed_in.value(),
-                                     ", which has failed: its gradient cannot be had again");
-        *fault = error;
-      }
+      if (entry.UsedInVain(epoch_) && !fault->has_value()) *fault = InVainError(key, tape, p);
       absl::optional<Error> lost_gradient = LostGradientError(key, tape, p);
       if (lost_gradient.has_value() && !fault->has_value()) *fault = std::move(lost_gradient);
       instance.seats[p].absent = true;
@@ -1455,6 +1449,37 @@ absl::optional<Error> Sequencer::MarkSome() {
     absl::optional<Error> lost_gradient = LostGradientError(instances_[child].key, tape, seat);
     CountAbsent(child, seat);
     if (lost_gradient.has_value()) return lost_gradient;
+  }
+  return absl::nullopt;
+}
+
+// Of `gradient`, of `tape`, to which the member at `position` was to give what it has used up in
+// vain.
+Error Sequencer::InVainError(const InstanceKey& gradient, const Tape& tape,
+                             int32_t position) const {
+  const TapeEntry& entry = tape.entries[position];
+  const Epoch epoch = std::min(entry.consumed_in, entry.asked_in);
+  Error error(Reason::kTapeConsumed);
+  error.culprit = CulpritOf(RankAt(gradient, position));
+  error.instance = gradient.ToString();
+  error.message = absl::StrCat(
+      RankText(RankAt(gradient, position)), " consumed its tape entry for ", tape.key.ToString(),
+      epoch == Epoch() ? std::string(" for a gradient that has failed")
+                       : absl::StrCat(" in epoch ", epoch.value(), ", which has failed"),
+      ": it cannot be had again");
+  return error;
+}
+
+// What a member gave to a gradient has failed since others were to get zeros in its place.
+absl::optional<Error> Sequencer::FindInVain(absl::Span<const int32_t> instances) const {
+  for (const int32_t id : instances) {
+    const Instance& instance = instances_[id];
+    if (instance.parent == kNone) continue;
+    const Tape& tape = tapes_[instance.parent];
+    for (size_t p = 0; p < instance.seats.size(); ++p) {
+      if (!instance.seats[p].absent || !tape.entries[p].UsedInVain(epoch_)) continue;
+      return InVainError(instance.key, tape, static_cast<int32_t>(p));
+    }
   }
   return absl::nullopt;
 }
@@ -1871,6 +1896,7 @@ void Sequencer::LaunchReady(Actions* actions) {
       } else {
         why = OrderComponent(component, &gang_runs_, &gang_instances_);
       }
+      if (!why.has_value()) why = FindInVain(gang_instances_);
       if (why.has_value()) {
         EndEpoch(*why, actions);
         return;
@@ -2364,7 +2390,7 @@ void Sequencer::Refuse(absl::Span<const RefusedMember> members, Epoch epoch, con
     }
   }
   BeginMoves();
-  EndMoves();
+  EndMoves(/*asked_in=*/Epoch());
   for (const RefusedMember& refused : members) {
     if (!IsRank(refused.rank)) continue;
     Member& member = members_[refused.rank.value()];
@@ -2562,18 +2588,13 @@ void Sequencer::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch
     }
     LetGo({t, p}, consumed ? TapeEntry::State::kConsumed : TapeEntry::State::kAbandoned);
     entry.consumed_in = std::min(epoch, epoch_);
-    if (consumed && entry.consumed_in < epoch_) {
+    if (entry.UsedInVain(epoch_)) {
       // Ranks that ask again in this epoch cannot get its share.
       CountWork(static_cast<int64_t>(ChildrenOf(tape).size()) / kLooksOfWork);
       for (const int32_t child : ChildrenOf(tape)) {
         const Seat& vote = instances_[child].seats[p];
         if (vote.run != kNone || instances_[child].key.path.back() < entry.next) continue;
-        Error error = MakeInstanceError(Reason::kTapeConsumed, child);
-        error.culprit = CulpritOf(rank);
-        error.message = absl::StrCat(RankText(rank), " consumed its tape entry for ",
-                                     tape.key.ToString(), " in epoch ", entry.consumed_in.value(),
-                                     ", which has failed: its gradient cannot be had again");
-        EndEpoch(error, actions);
+        EndEpoch(InVainError(instances_[child].key, tape, p), actions);
         return;
       }
     }
@@ -2910,6 +2931,13 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
     for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
       const Seat& seat = instance.seats[p];
       if (seat.run == kNone && !seat.absent) CountLacking(instance.key, p, -1);
+      if (seat.run != kNone && instance.parent != kNone) {
+        const InstanceKey::Request& request = instance.key.path.back();
+        TapeEntry& entry = EntryAt({instance.parent, p});
+        if (entry.next == InstanceKey::Request{request.step, request.number + 1}) {
+          entry.asked_in = Epoch();
+        }
+      }
     }
     LeaveParent(id);
   }
@@ -3332,7 +3360,7 @@ std::string Sequencer::CanonicalState() const {
       out.PutSigned(tape.next.step - least_step);
       out.PutSigned(tape.next.number);
       out.Put<uint8_t>((tape.consumed_in == epoch_) + 2 * tape.leads_to_collective +
-                       4 * tape.leads_to_leaf);
+                       4 * tape.leads_to_leaf + 8 * (tape.asked_in < epoch_));
     }
   }
   // Instances expire in the order of their first votes.

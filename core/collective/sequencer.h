@@ -270,6 +270,8 @@ class Sequencer {
   void AbandonSome(Leaving* leaving);
   absl::optional<Error> MarkSome();
   bool marking() const { return !abandoned_.empty() || !leaving_.empty(); }
+  Error InVainError(const InstanceKey& gradient, const Tape& tape, int32_t position) const;
+  absl::optional<Error> FindInVain(absl::Span<const int32_t> instances) const;
   absl::optional<Error> LostGradientError(const InstanceKey& gradient, const Tape& tape,
                                           int32_t seat) const;
   // Every entry begins and ends to be live by these.
@@ -316,8 +318,8 @@ class Sequencer {
   bool BeginMoves();
   void LetGoOfPairs(Member* member);
   size_t HeldPairs() const;
-  // Counts the calls of moves_.
-  void EndMoves();
+  // Counts the calls of moves_, and requests for gradients, of epoch `asked_in` (TapeEntry).
+  void EndMoves(Epoch asked_in);
   // Whether the member of that seat has passed `key`, given that it has no vote pending for it.
   // `parent`: FindTape() of what it is a gradient of.
   bool HasPassed(const InstanceKey& key, int32_t seat) const;

@@ -9,8 +9,10 @@
 #ifndef CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
 #define CHORUS_CORE_COLLECTIVE_SEQUENCER_TABLES_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -273,6 +275,12 @@ struct TapeEntry {
   uint32_t refusals = 0;      // of its rank, when it began to be live
   InstanceKey::Request next;  // that the rank has not made
   Epoch consumed_in;
+  // Of the newest request, which comes to nothing if that fails; 0: it has come to nothing alone.
+  Epoch asked_in{std::numeric_limits<int64_t>::max()};
+  // It was used up for what came to nothing, so that what it was to give cannot be had any more.
+  bool UsedInVain(Epoch open) const {
+    return state == State::kConsumed && std::min(consumed_in, asked_in) < open;
+  }
   std::shared_ptr<const PartLabel> label;
   // While live: a list of all that its rank holds.
   EntryRef newer;

@@ -2443,6 +2443,77 @@ TEST(SequencerGradientTest, ConsumedInAFailedEpochCannotBeHadAgain) {
   }
 }
 
+// Rank 0 has used its entry up for a gradient in step 0, and the others ask in step 1: its request
+// is passed and fails alone, so nobody can have its share.
+TEST(SequencerGradientTest, ConsumedForWhatHasFailedAloneCannotBeHadAgain) {
+  const auto later = [](const Sequencer& sequencer, int64_t run, int32_t member,
+                        const InstanceKey& forward) {
+    TestRun result(run, sequencer.epoch(), /*step=*/1);
+    result.GradientOf(forward, 0, result.Slot(kWorld, sequencer.size(), {member}, {0}), member);
+    return result;
+  };
+  for (const int32_t size : {2, 3}) {
+    for (const bool first : {true, false}) {  // whether rank 0 is
+      SCOPED_TRACE(absl::StrCat(size, first ? " first" : ""));
+      Sequencer sequencer = World(size);
+      const InstanceKey forward = Forward(&sequencer, 1, 0);
+      const TestRun own = Gradient(sequencer, 10, 0, forward, 0);
+      Actions actions;
+      std::vector<int64_t> failed;
+      const auto note = [&] {
+        EXPECT_THAT(Launched(actions), IsEmpty());
+        for (const int64_t run : Failed(actions)) failed.push_back(run);
+      };
+      if (first) {
+        actions = Cast(&sequencer, own);
+        note();
+        sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
+        note();
+      }
+      for (int32_t rank = 1; rank < size; ++rank) {
+        actions = Cast(&sequencer, later(sequencer, 10 + rank, rank, forward));
+        note();
+      }
+      if (!first) {
+        actions = Cast(&sequencer, own);
+        note();
+        EXPECT_THAT(failed, ElementsAre(10));
+        actions.clear();
+        sequencer.DropTape(Rank(0), forward, true, Epoch(1), At(0), &actions);
+        note();
+      }
+      std::sort(failed.begin(), failed.end());
+      EXPECT_THAT(failed,
+                  size == 2 ? std::vector<int64_t>({10, 11}) : std::vector<int64_t>({10, 11, 12}));
+      // Rank 0's may have failed in the same event.
+      actions.erase(std::remove_if(actions.begin(), actions.end(),
+                                   [](const SequencerAction& action) {
+                                     return action.error != nullptr && action.error->alone;
+                                   }),
+                    actions.end());
+      const Error error = EndedBy(actions);
+      EXPECT_EQ(error.reason, Reason::kTapeConsumed);
+      EXPECT_EQ(error.culprit.rank, 0);
+      EXPECT_THAT(error.message, HasSubstr("for a gradient that has failed"));
+    }
+  }
+}
+
+// As where its client has entered the next epoch before it says so.
+TEST(SequencerGradientTest, WhatWasAskedForInAFailedEpochIsOfThat) {
+  Sequencer sequencer = World(2);
+  const InstanceKey forward = Forward(&sequencer, 1, 0);
+  Cast(&sequencer, Gradient(sequencer, 10, 0, forward, 0));
+  Actions actions;
+  sequencer.Cancel(RunHandle(10), Rank(0), At(0), &actions);
+  ASSERT_EQ(sequencer.epoch(), Epoch(2));
+  actions.clear();
+  sequencer.DropTape(Rank(0), forward, true, Epoch(2), At(0), &actions);
+  actions = Cast(&sequencer, Gradient(sequencer, 11, 1, forward, 1));
+  EXPECT_THAT(Failed(actions), ElementsAre(11));
+  EXPECT_EQ(EndedBy(actions).reason, Reason::kTapeConsumed);
+}
+
 // The next all_reduce of a world of two. Rank 1's part, at rank1.cc:10, comes from where it says.
 InstanceKey ForwardFrom(Sequencer* sequencer, bool collective, bool leaf, bool tape = true) {
   Cast(sequencer, WithTape(*sequencer, 1, 0, 0));

@@ -37,7 +37,7 @@ void Oracle::Submitted(int64_t run, Run what) {
     }
   }
   // Late or not, the calls count.
-  for (const Part& part : what.parts) Count(part, what.goes_on);
+  for (const Part& part : what.parts) Count(part, what.goes_on, what.epoch);
   if (what.epoch == open_) submitted_.insert(run);
   runs_[run] = std::move(what);
 }
@@ -55,12 +55,16 @@ void Oracle::BeginStep(int32_t rank, int64_t step) {
   position.next.clear();
 }
 
-void Oracle::Count(const Part& part, bool goes_on) {
+void Oracle::Count(const Part& part, bool goes_on, Epoch epoch) {
   BeginStep(part.rank, part.key.step());
   Position& position = positions_[part.rank];
   if (part.key.is_gradient()) {
     const InstanceKey::Request& request = part.key.path.back();
     position.requests[part.key.Parent()] = {request.step, request.number + 1};
+    const auto tape = tapes_.find(part.key.Parent());
+    if (tape != tapes_.end() && tape->second.count(part.rank) > 0) {
+      tape->second[part.rank].asked_in = epoch;
+    }
     return;
   }
   const CallPosition& at = part.key.at;
@@ -157,7 +161,13 @@ void Oracle::Refused(const std::vector<RefusedMember>& members, Epoch epoch, boo
     }
     for (const InstanceKey& key : gradients) {
       InstanceKey::Request& next = position.requests[key.Parent()];
-      next = std::max(next, InstanceKey::Request{key.path.back().step, key.path.back().number + 1});
+      const InstanceKey::Request asked{key.path.back().step, key.path.back().number + 1};
+      if (asked < next) continue;
+      next = asked;
+      const auto tape = tapes_.find(key.Parent());
+      if (tape != tapes_.end() && tape->second.count(rank) > 0) {
+        tape->second[rank].asked_in = Epoch();
+      }
     }
     if (member.rest_of_step && member.step == position.step) position.left_rest = true;
     if (!member.drops_tapes) continue;
@@ -229,7 +239,7 @@ bool Oracle::IsAbsent(const InstanceKey& key, int32_t rank) const {
     return IsAbsent(key.Parent(), rank);
   }
   if (entry->second.live || entry->second.refused) return false;
-  if (entry->second.consumed && entry->second.consumed_in < open_) return false;
+  if (entry->second.used_in_vain(open_)) return false;
   const auto position = positions_.find(rank);
   if (position == positions_.end()) return true;
   const auto next = position->second.requests.find(key.Parent());
@@ -643,6 +653,14 @@ std::string Oracle::FailOf(const SequencerAction& action, std::set<int64_t>* may
     for (const Part& part : record.parts) {
       votes_.erase(part.key);
       tapes_.erase(part.key);  // never launched: it has no gradient
+      if (!part.key.is_gradient()) continue;
+      const InstanceKey::Request& request = part.key.path.back();
+      const auto tape = tapes_.find(part.key.Parent());
+      if (tape == tapes_.end() || tape->second.count(part.rank) == 0) continue;
+      if (positions_[part.rank].requests[part.key.Parent()] ==
+          InstanceKey::Request{request.step, request.number + 1}) {
+        tape->second[part.rank].asked_in = Epoch();
+      }
     }
     record.failed_alone = true;
     ++failed_alone_;
@@ -829,7 +847,8 @@ std::string Oracle::Canonical() const {
       out.PutSigned(entry.first);
       out.Put<uint8_t>(entry.second.live + 2 * entry.second.consumed + 4 * entry.second.refused +
                        8 * entry.second.leads_to_collective + 16 * entry.second.leads_to_leaf);
-      out.Put<uint8_t>(entry.second.consumed && entry.second.consumed_in == open_);
+      out.Put<uint8_t>((entry.second.consumed && entry.second.consumed_in == open_) +
+                       2 * (entry.second.asked_in < open_));
     }
   }
   for (const int32_t rank : left_) out.PutSigned(rank);

@@ -7,7 +7,9 @@
 #ifndef CHORUS_TESTS_MODEL_ORACLE_H_
 #define CHORUS_TESTS_MODEL_ORACLE_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -105,6 +107,11 @@ class Oracle {
     bool consumed = false;
     bool refused = false;  // the rank could not take a gradient since
     Epoch consumed_in;
+    // Of the newest request that the rank has made; 0: it has failed alone, or was refused.
+    Epoch asked_in{std::numeric_limits<int64_t>::max()};
+    bool used_in_vain(Epoch open) const {
+      return consumed && std::min(consumed_in, asked_in) < open;
+    }
     bool leads_to_collective = false;
     bool leads_to_leaf = false;
   };
@@ -133,7 +140,7 @@ class Oracle {
   std::string NothingLaunchable() const;
   std::string FailOf(const SequencerAction& action, std::set<int64_t>* may_fail,
                      std::set<int64_t>* passed);
-  void Count(const Part& part, bool goes_on);
+  void Count(const Part& part, bool goes_on, Epoch epoch);
   static Line LineOf(const InstanceKey& key, bool is_recv);
   void BeginStep(int32_t rank, int64_t step);
   // Whether `rank` is past the call, whatever it may have pending.
