@@ -186,8 +186,8 @@ TestRun WithTape(const Sequencer& sequencer, int64_t run, int32_t member, int64_
 }
 
 TestRun Gradient(const Sequencer& sequencer, int64_t run, int32_t member,
-                 const InstanceKey& forward, int32_t request) {
-  TestRun result(run, sequencer.epoch());
+                 const InstanceKey& forward, int32_t request, int64_t step = 0) {
+  TestRun result(run, sequencer.epoch(), step);
   result.GradientOf(forward, request, result.Slot(kWorld, sequencer.size(), {member}, {0}), member);
   return result;
 }
@@ -2446,12 +2446,6 @@ TEST(SequencerGradientTest, ConsumedInAFailedEpochCannotBeHadAgain) {
 // Rank 0 has used its entry up for a gradient in step 0, and the others ask in step 1: its request
 // is passed and fails alone, so nobody can have its share.
 TEST(SequencerGradientTest, ConsumedForWhatHasFailedAloneCannotBeHadAgain) {
-  const auto later = [](const Sequencer& sequencer, int64_t run, int32_t member,
-                        const InstanceKey& forward) {
-    TestRun result(run, sequencer.epoch(), /*step=*/1);
-    result.GradientOf(forward, 0, result.Slot(kWorld, sequencer.size(), {member}, {0}), member);
-    return result;
-  };
   for (const int32_t size : {2, 3}) {
     for (const bool first : {true, false}) {  // whether rank 0 is
       SCOPED_TRACE(absl::StrCat(size, first ? " first" : ""));
@@ -2471,7 +2465,7 @@ TEST(SequencerGradientTest, ConsumedForWhatHasFailedAloneCannotBeHadAgain) {
         note();
       }
       for (int32_t rank = 1; rank < size; ++rank) {
-        actions = Cast(&sequencer, later(sequencer, 10 + rank, rank, forward));
+        actions = Cast(&sequencer, Gradient(sequencer, 10 + rank, rank, forward, 0, /*step=*/1));
         note();
       }
       if (!first) {
