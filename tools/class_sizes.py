@@ -8,9 +8,9 @@ destructors and assignments (docs/architecture.md has who may have more, and why
 """
 
 import collections
-import json
-import subprocess
 import sys
+
+import ctags
 
 MOST = 40
 MAY_HAVE_MORE = ("chorus::Sequencer", "chorus::node::LocalNode")
@@ -30,10 +30,9 @@ def arguments(signature):
 
 
 def functions(tags):
-    """By class, what ctags' JSON lines say it has."""
+    """By class, what ctags' tags say it has."""
     of = collections.defaultdict(set)
-    for line in tags.splitlines():
-        tag = json.loads(line)
+    for tag in tags:
         if tag.get("scopeKind") not in ("class", "struct"):
             continue
         name = tag["name"]
@@ -44,11 +43,7 @@ def functions(tags):
 
 
 def main(files):
-    tags = subprocess.run(
-        ["ctags", "--language-force=C++", "--c++-kinds=pf", "--fields=+SsZ", "-f", "-",
-         "--output-format=json", "-L", "-"],
-        input="\n".join(files), stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
-    of = functions(tags)
+    of = functions(ctags.tags(files, "pf", "+SsZ"))
     if not of:
         print("class_sizes: no class found")
         return 2

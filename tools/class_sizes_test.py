@@ -10,7 +10,7 @@ import class_sizes
 
 
 def tag(name, signature="()", scope="chorus::Node", kind="class"):
-    return json.dumps({"name": name, "signature": signature, "scope": scope, "scopeKind": kind})
+    return {"name": name, "signature": signature, "scope": scope, "scopeKind": kind}
 
 
 class ClassSizesTest(unittest.TestCase):
@@ -22,25 +22,25 @@ class ClassSizesTest(unittest.TestCase):
             self.assertEqual(class_sizes.arguments(signature), count, signature)
 
     def test_a_function_counts_once_for_each_count_of_arguments(self):
-        tags = "\n".join([
+        tags = [
             tag("Add", "(int a)"), tag("Add", "(double b)"), tag("Add", "(int a,int b)"),
             tag("Size", "() const"), tag("Add", "(int a)", scope="chorus::Other"),
-        ])
+        ]
         of = class_sizes.functions(tags)
         self.assertEqual(of["chorus::Node"], {("Add", 1), ("Add", 2), ("Size", 0)})
         self.assertEqual(of["chorus::Other"], {("Add", 1)})
 
     def test_what_makes_and_ends_it_does_not_count(self):
-        tags = "\n".join([
+        tags = [
             tag("Node", "(int a)"), tag("~Node"), tag("operator =", "(const Node &)"),
             tag("operator ==", "(const Node & a)"), tag("Free", scope="chorus", kind="namespace"),
-        ])
+        ]
         self.assertEqual(class_sizes.functions(tags), {"chorus::Node": {("operator ==", 1)}})
 
     def check(self, *tags):
         """The status, and what is printed where ctags says this."""
         output = io.StringIO()
-        ran = mock.Mock(stdout="\n".join(tags))
+        ran = mock.Mock(stdout="\n".join(json.dumps(one) for one in tags))
         with mock.patch("subprocess.run", return_value=ran), contextlib.redirect_stdout(output):
             return class_sizes.main(["node.h"]), output.getvalue()
 

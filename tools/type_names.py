@@ -8,16 +8,15 @@ namespaces without a name are not looked at: no other file sees them. ctags find
 """
 
 import collections
-import json
-import subprocess
 import sys
+
+import ctags
 
 
 def files_of_types(tags):
-    """By the name of a type with its namespace, the files that define it, by ctags' JSON lines."""
+    """By the name of a type with its namespace, the files that define it, by ctags' tags."""
     of = collections.defaultdict(set)
-    for line in tags.splitlines():
-        tag = json.loads(line)
+    for tag in tags:
         if tag.get("scopeKind", "namespace") != "namespace" or "__anon" in tag.get("scope", ""):
             continue
         if tag["name"].startswith("__anon"):
@@ -28,11 +27,7 @@ def files_of_types(tags):
 
 
 def main(files):
-    tags = subprocess.run(
-        ["ctags", "--language-force=C++", "--c++-kinds=csuget", "--fields=+sZ", "-f", "-",
-         "--output-format=json", "-L", "-"],
-        input="\n".join(files), stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
-    of = files_of_types(tags)
+    of = files_of_types(ctags.tags(files, "csuget", "+sZ"))
     if not of:
         print("type_names: no type found")
         return 2
