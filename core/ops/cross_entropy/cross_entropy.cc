@@ -1,5 +1,6 @@
 #include "core/ops/cross_entropy/cross_entropy.h"
 
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,9 +73,9 @@ absl::StatusOr<ValueIndex> SumOverClasses(GradientContext* c, ValueIndex x) {
 
 // Zeros in place of what stands in ignored rows. They are the rows of zeros of one_hot, which knows
 // which labels are ignored whatever dtype they are of.
-absl::Status ClearIgnored(GradientContext* c, ValueIndex* x, ValueIndex* y) {
+absl::Status ClearIgnored(GradientContext* c, std::initializer_list<ValueIndex*> values) {
   if (FindAttribute(c->node().attributes, "ignore_index") == nullptr) return absl::OkStatus();
-  const TensorType& logits = c->TypeOf(*x);
+  const TensorType& logits = c->TypeOf(**values.begin());
   const absl::string_view dtype = DTypeName(logits.dtype);
   Attributes attributes = {{"depth", logits.dims.back().size},
                            {"dtype", std::string(dtype.data(), dtype.size())}};
@@ -85,8 +86,9 @@ absl::Status ClearIgnored(GradientContext* c, ValueIndex* x, ValueIndex* y) {
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex zero, c->EmitFill(TensorType(logits.dtype, {}), 0));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex rows, c->Emit("eq", {count, zero}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex ignored, ForEachClass(c, rows));
-  CHORUS_ASSIGN_OR_RETURN(*x, c->Emit("where", {ignored, zero, *x}));
-  CHORUS_ASSIGN_OR_RETURN(*y, c->Emit("where", {ignored, zero, *y}));
+  for (ValueIndex* value : values) {
+    CHORUS_ASSIGN_OR_RETURN(*value, c->Emit("where", {ignored, zero, *value}));
+  }
   return absl::OkStatus();
 }
 
@@ -103,9 +105,8 @@ Gradients CrossEntropyGradGradient(GradientContext& c) {
         const ValueIndex q,
         c.Emit("cross_entropy_grad", {logits, c.input(1), ones}, c.node().attributes));
     ValueIndex counted = h;
-    ValueIndex counted_q = q;  // zeros there already
-    CHORUS_RETURN_IF_ERROR(ClearIgnored(&c, &counted_q, &counted));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {counted, counted_q}));
+    CHORUS_RETURN_IF_ERROR(ClearIgnored(&c, {&counted}));  // q has zeros there
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex product, c.Emit("mul", {counted, q}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, SumOverClasses(&c, product));
     CHORUS_ASSIGN_OR_RETURN(result[2], c.EmitCast(sum, dtype));
   }
@@ -114,7 +115,7 @@ Gradients CrossEntropyGradGradient(GradientContext& c) {
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_rows, c.EmitWide(c.input(2)));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, ForEachClass(&c, of_rows));
   CHORUS_ASSIGN_OR_RETURN(ValueIndex u, c.Emit("mul", {g, h}));
-  CHORUS_RETURN_IF_ERROR(ClearIgnored(&c, &logits, &u));
+  CHORUS_RETURN_IF_ERROR(ClearIgnored(&c, {&logits, &u}));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex p, c.Emit("softmax", {logits}, classes));
   CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_logits, c.Emit("softmax_grad", {p, u}, classes));
   CHORUS_ASSIGN_OR_RETURN(result[0], c.EmitCast(of_logits, dtype));

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/base/error.h"
+#include "core/ops/host_arithmetic.h"
 #include "core/ops/norm/norm.h"
 
 namespace chorus {
@@ -14,8 +15,6 @@ namespace {
 
 // How many rows of one element, or weights, are computed side by side.
 constexpr int64_t kLanes = 64;
-// How many numbers are added in the elements' own type.
-constexpr int64_t kPiece = 4096;
 
 // What an inner loop reads at i: a number of its own, or one for all.
 template <typename T, bool kEach>
@@ -66,8 +65,8 @@ void WithConstant(bool value, const F& f) {
 template <typename T, int kSums, typename F>
 void AddUp(int64_t n, const F& f, double* totals) {
   constexpr int kWidth = 16;
-  for (int64_t begin = 0; begin < n; begin += kPiece) {
-    const int64_t end = std::min(n, begin + kPiece);
+  for (int64_t begin = 0; begin < n; begin += kMostTerms) {
+    const int64_t end = std::min(n, begin + kMostTerms);
     T sums[kSums][kWidth] = {};
     const auto add = [&](int64_t i, int lane) {
       T terms[kSums];

@@ -80,10 +80,7 @@ typename F::A ReduceContiguous(const T* x, int64_t size) {
   return lanes[0];
 }
 
-// Terms that are added up in f32 one after the other: what is small beside their sum gets lost, so
-// that of more than 2^24 equal ones nothing more is added. Sums of so many are put together in f64.
-constexpr int64_t kMostTerms = 4096;
-
+// Of what the sums of kMostTerms each are put together.
 template <typename F>
 using Total = typename std::conditional<F::adds && std::is_same<typename F::A, float>::value,
                                         double, typename F::A>::type;
