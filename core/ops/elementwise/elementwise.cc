@@ -115,18 +115,16 @@ Gradients NoGradient(GradientContext& c) { return InputGradients(c.num_inputs())
 
 Gradients DivGradient(GradientContext& c) {
   InputGradients result(2);
-  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("div", {*c.grad(0), c.input(1)}));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitWide(*c.grad(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex b, c.EmitWide(c.input(1)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("div", {of_y, b}));
   if (c.needs(0)) {
-    CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(g, 0));
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.EmitCast(sum, c.input_type(0).dtype));
   }
   if (c.needs(1)) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitWide(*c.grad(0)));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex b, c.EmitWide(c.input(1)));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex y, c.EmitWide(c.output(0)));
-    const bool is_half = of_y != *c.grad(0);
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex quotient,
-                            is_half ? c.Emit("div", {of_y, b}) : absl::StatusOr<ValueIndex>(g));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex gy, c.Emit("mul", {quotient, y}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex gy, c.Emit("mul", {g, y}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(gy, 1));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex negative, c.Emit("neg", {sum}));
     CHORUS_ASSIGN_OR_RETURN(result[1], c.EmitCast(negative, c.input_type(1).dtype));
@@ -249,23 +247,33 @@ Gradients SigmoidGradient(GradientContext& c) {
 // Of tanh_grad and sigmoid_grad, whose slope s(x) has the derivative scale s(x) tanh(x / divisor).
 Gradients SlopeGradient(GradientContext& c, double divisor, double scale) {
   InputGradients result(2);
-  const ValueIndex h = *c.grad(0);
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex x, c.EmitWide(c.input(0)));
+  CHORUS_ASSIGN_OR_RETURN(const ValueIndex h, c.EmitWide(*c.grad(0)));
   if (c.needs(0)) {
-    ValueIndex part = c.input(0);
+    const TensorType number(c.TypeOf(x).dtype, {});
+    ValueIndex part = x;
     if (divisor != 1) {
-      CHORUS_ASSIGN_OR_RETURN(const ValueIndex number, Number(c, divisor));
-      CHORUS_ASSIGN_OR_RETURN(part, c.Emit("div", {part, number}));
+      CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_x, c.EmitFill(number, divisor));
+      CHORUS_ASSIGN_OR_RETURN(part, c.Emit("div", {x, of_x}));
     }
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex tanh, c.Emit("tanh", {part}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex factor, Number(c, scale));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex factor, c.EmitFill(number, scale));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex curve, c.Emit("mul", {tanh, factor}));
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {c.output(0), curve}));
+    // The output, before it was rounded.
+    ValueIndex y = c.output(0);
+    if (x != c.input(0)) {
+      CHORUS_ASSIGN_OR_RETURN(const ValueIndex of_y, c.EmitWide(c.input(1)));
+      CHORUS_ASSIGN_OR_RETURN(y, c.Emit(c.node().op, {x, of_y}));
+    }
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex slope, c.Emit("mul", {y, curve}));
     CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit("mul", {h, slope}));
-    CHORUS_ASSIGN_OR_RETURN(result[0], c.SumToInput(g, 0));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(g, 0));
+    CHORUS_ASSIGN_OR_RETURN(result[0], c.EmitCast(sum, c.input_type(0).dtype));
   }
   if (c.needs(1)) {
-    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit(c.node().op, {c.input(0), h}));
-    CHORUS_ASSIGN_OR_RETURN(result[1], c.SumToInput(g, 1));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c.Emit(c.node().op, {x, h}));
+    CHORUS_ASSIGN_OR_RETURN(const ValueIndex sum, c.SumToInput(g, 1));
+    CHORUS_ASSIGN_OR_RETURN(result[1], c.EmitCast(sum, c.input_type(1).dtype));
   }
   return result;
 }

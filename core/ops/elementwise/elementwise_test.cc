@@ -255,6 +255,16 @@ TEST(ElementwiseTest, GradientsOfHalfTypesAreRoundedOnce) {
   EXPECT_EQ(gradients("mul", {number, f16(std::vector<double>(1024, 0x1p-12))},
                       f16(std::vector<double>(1024, 0x1p-14))),
             (std::vector<double>{0x1p-16}));
+  EXPECT_EQ(gradients("div", {number, f16({0x1p-12, -0x1p-12})}, f16({0x1p5, 0x1p5})),
+            (std::vector<double>{0}));
+  EXPECT_EQ(gradients("div", {number, f16(std::vector<double>(1024, 0x1p12))},
+                      f16(std::vector<double>(1024, 0x1p-14))),
+            (std::vector<double>{0x1p-16}));
+  // The derivative of tanh at 6, times 2^-10, is 0 in f16.
+  const std::vector<double> of_tanh_grad =
+      gradients("tanh_grad", {f16({6}), f16({0x1p-10})}, f16({0x1p14}));
+  const double tanh = std::tanh(6.0);
+  EXPECT_NEAR(of_tanh_grad[0] / (-32 * tanh * (1 - tanh * tanh)), 1, 0x1p-11);
   // x^2 is 10.97, which is not a number of bf16: it would be 11.
   const TensorType bf16(DType::kBF16, {1});
   const double slope = 1.1283791670955126 * std::exp(-3.3125 * 3.3125);
