@@ -819,7 +819,7 @@ TEST(PositionsTest, ALocalErrorOfBackwardEndsNothing) {
 TEST(PositionsTest, MemoryThatStopsAtAnErrorCountsOneCall) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon, std::chrono::milliseconds(50));
-  const size_t count = 3 << 18;
+  const size_t count = (3 << 18) + 1;
   ASSERT_EQ(UserMemory::ChunksOf(count, sizeof(float)).size(), 4u);
   std::vector<float> values[] = {std::vector<float>(count, 1), std::vector<float>(count, 2)};
   UserMemory memory[] = {UserMemory(ranks.worlds[0]), UserMemory(ranks.worlds[1])};
@@ -840,7 +840,7 @@ TEST(PositionsTest, MemoryThatStopsAtAnErrorCountsOneCall) {
 TEST(PositionsTest, MemoryThatStopsBecauseItsEpochHasEndedTellsWhoGoesOn) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon, std::chrono::seconds(10));
-  const size_t count = 3 << 18;
+  const size_t count = (3 << 18) + 1;
   const auto pieces = static_cast<int32_t>(UserMemory::ChunksOf(count, sizeof(float)).size());
   ASSERT_EQ(pieces, 4);  // one more than are under way at a time
   ASSERT_TRUE(ranks.worlds[1].Abort("for the test").ok());
@@ -887,7 +887,7 @@ TEST(PositionsTest, MemoryOfAGroupThatHasEndedEndsNoEpoch) {
 TEST(PositionsTest, MemoryAndOtherCallsCountTogether) {
   FakeDaemon daemon;
   const Ranks ranks(2, &daemon);
-  const size_t count = 3 << 18;
+  const size_t count = (3 << 18) + 1;
   const auto rank = [&](int r) {
     UserMemory memory(ranks.worlds[r]);
     std::vector<float> all(count, r + 1.0f);

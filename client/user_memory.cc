@@ -44,8 +44,6 @@ using internal::WithSource;
 // Large beside what an all_reduce of 4 B takes, small beside the caches that the ranks share:
 // docs/performance.md has the measurement.
 constexpr size_t kChunkBytes = 1 << 20;
-// What each further chunk takes off the first one, until half of it is left.
-constexpr size_t kStepBytes = 64;
 // Being copied in, being reduced, being copied out.
 constexpr size_t kUnderWay = 3;
 // Less than this is uploaded: that takes no memory of its own.
@@ -55,6 +53,13 @@ constexpr size_t kMostStagings = 64;
 
 // A result this large does not fit the caches: it is written past them, so that the chunks stay.
 constexpr size_t kLeastStreamedBytes = 8 << 20;
+
+// Of a chunk. The last one of a call has another than those that go on, however long they are: so
+// ranks with different counts do not take one for the other.
+Shape ShapeOf(size_t length, bool is_last) {
+  const auto size = static_cast<int64_t>(length);
+  return is_last ? Shape{size} : Shape{1, size};
+}
 
 void CopyOut(char* to, const char* from, size_t bytes, bool streaming) {
 #if defined(__SSE2__)
@@ -115,14 +120,8 @@ class UserMemory::Cursor {
 
 std::vector<size_t> UserMemory::ChunksOf(size_t count, size_t element_bytes) {
   const size_t most = kChunkBytes / element_bytes;
-  const size_t step = kStepBytes / element_bytes;
-  // As few as hold them all with a first one that is shorter by a step for each further one.
-  size_t chunks = std::max<size_t>(1, (count + most - 1) / most);
-  const auto first = [&](size_t n) { return most - std::min(step * (n - 1), most / 2); };
-  while (first(chunks) + (chunks - 1) * most < count) ++chunks;
-  std::vector<size_t> lengths(chunks, most);
-  lengths.front() = std::min(count, first(chunks));
-  lengths.back() = chunks == 1 ? count : count - lengths.front() - (chunks - 2) * most;
+  std::vector<size_t> lengths(std::max<size_t>(1, (count + most - 1) / most), most);
+  lengths.back() = count - (lengths.size() - 1) * most;
   return lengths;
 }
 
@@ -177,8 +176,8 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
     if (under_way.size() == kUnderWay) finish_oldest();
     if (first_error.ok()) {
       call.last = i + 1 == lengths.size();
-      absl::StatusOr<UnderWay> chunk =
-          Start(dtype, lengths[i], lengths[i] * element_bytes, &from, op, &call, site);
+      absl::StatusOr<UnderWay> chunk = Start(dtype, ShapeOf(lengths[i], call.last),
+                                             lengths[i] * element_bytes, &from, op, &call, site);
       if (chunk.ok()) {
         under_way.push_back(*std::move(chunk));
         continue;
@@ -198,13 +197,14 @@ absl::Status UserMemory::Run(DType dtype, size_t element_bytes, const std::vecto
   return ToStatus(error);
 }
 
-absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count, size_t bytes,
-                                                       Cursor* from, const ReduceOp& op,
-                                                       CallInRuns* call, CallSite site) {
+absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, const Shape& shape,
+                                                       size_t bytes, Cursor* from,
+                                                       const ReduceOp& op, CallInRuns* call,
+                                                       CallSite site) {
   UnderWay chunk;
   chunk.bytes = bytes;
   if (bytes >= kLeastStagedBytes && !remote_) {
-    CHORUS_ASSIGN_OR_RETURN(chunk.staging, Take(dtype, count, site));
+    CHORUS_ASSIGN_OR_RETURN(chunk.staging, Take(dtype, shape, site));
   }
   std::string uploaded;
   if (chunk.staging == nullptr) uploaded.resize(bytes);
@@ -217,8 +217,7 @@ absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count
     path_ = Path::kStaging;
     chunk.result = AllReduceIn(call, chunk.staging->tensor, group_, op, site);
   } else {
-    const Tensor x = FromBytes(Device(), dtype, {static_cast<int64_t>(count)}, uploaded.data(),
-                               static_cast<int64_t>(count), site);
+    const Tensor x = FromBytes(Device(), dtype, shape, uploaded.data(), shape.back(), site);
     chunk.result = AllReduceIn(call, x, group_, op, site);
   }
   const absl::Status status = chunk.result.status();
@@ -227,7 +226,7 @@ absl::StatusOr<UserMemory::UnderWay> UserMemory::Start(DType dtype, size_t count
   return status;
 }
 
-// All members' counts are equal. (Where there is one part the chunks' own sizes show it.) What
+// All members' counts are equal. (Where there is one part the chunks' own shapes show it.) What
 // every call pays is a hash from each; the counts themselves are asked for where hashes differ.
 absl::Status UserMemory::AgreeOn(const std::vector<Extent>& extents, size_t element_bytes,
                                  CallInRuns* call, bool* everywhere, CallSite site) {
@@ -301,12 +300,13 @@ absl::Status UserMemory::Finish(UnderWay* chunk, bool streaming, Cursor* to) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<UserMemory::Staging*> UserMemory::Take(DType dtype, size_t count, CallSite site) {
+absl::StatusOr<UserMemory::Staging*> UserMemory::Take(DType dtype, const Shape& shape,
+                                                      CallSite site) {
   Staging* staging = nullptr;
   Staging* oldest = nullptr;
   for (const std::unique_ptr<Staging>& one : stagings_) {
     if (one->taken) continue;
-    if (one->dtype == dtype && one->count == count) staging = one.get();
+    if (one->dtype == dtype && one->shape == shape) staging = one.get();
     if (oldest == nullptr || one->last_use < oldest->last_use) oldest = one.get();
   }
   if (staging == nullptr) {
@@ -314,8 +314,7 @@ absl::StatusOr<UserMemory::Staging*> UserMemory::Take(DType dtype, size_t count,
       stagings_.push_back(std::make_unique<Staging>());
       oldest = stagings_.back().get();
     }
-    absl::StatusOr<std::pair<Tensor, char*>> mapped =
-        MapBytes(Device(), dtype, {static_cast<int64_t>(count)}, site);
+    absl::StatusOr<std::pair<Tensor, char*>> mapped = MapBytes(Device(), dtype, shape, site);
     if (mapped.status().code() == absl::StatusCode::kUnimplemented) {
       remote_ = true;
       return nullptr;
@@ -323,7 +322,7 @@ absl::StatusOr<UserMemory::Staging*> UserMemory::Take(DType dtype, size_t count,
     CHORUS_RETURN_IF_ERROR(mapped.status());
     staging = oldest;
     staging->dtype = dtype;
-    staging->count = count;
+    staging->shape = shape;
     std::tie(staging->tensor, staging->data) = *std::move(mapped);
   }
   staging->taken = true;

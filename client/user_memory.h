@@ -13,8 +13,8 @@
 // of AllReduce. A call is one all_reduce a chunk (of several parts: behind an all_gather in which
 // the ranks compare their counts), and counts once among the member's calls, however many they are;
 // where the chunks begin is a function of the size alone. A rank with another count is a kMismatch
-// on every rank, at the first chunk or at the last. A call stops at its first error, and the other
-// ranks are told. Not inside Compile.
+// on every rank, at the last chunk of the shortest one. A call stops at its first error, and the
+// other ranks are told. Not inside Compile.
 //
 // Of many vectors, such as the gradients of a step, make one call: AllReduceCoalesced. Its chunks
 // go through all of them as if they were one, so that no vector waits for the one before.
@@ -81,15 +81,14 @@ class UserMemory {
 
   Path path() const { return path_; }
 
-  // Elements of each chunk of a call. The first is shorter the more of them there are (up to some
-  // thousands), the last has what is left: so calls of different sizes differ in one of the two.
+  // Elements of each chunk of a call: the last has what is left.
   static std::vector<size_t> ChunksOf(size_t count, size_t element_bytes);
 
  private:
   // A chunk's way in: a tensor of some length in staging memory.
   struct Staging {
     DType dtype = DType::kUnspecified;
-    size_t count = 0;
+    Shape shape;
     bool taken = false;  // by a chunk that is under way
     uint64_t last_use = 0;
     Tensor tensor;
@@ -111,7 +110,7 @@ class UserMemory {
   DeviceRef Device() const;
   absl::Status Run(DType dtype, size_t element_bytes, const std::vector<Extent>& extents,
                    const ReduceOp& op, CallSite site);
-  absl::StatusOr<UnderWay> Start(DType dtype, size_t count, size_t bytes, Cursor* from,
+  absl::StatusOr<UnderWay> Start(DType dtype, const Shape& shape, size_t bytes, Cursor* from,
                                  const ReduceOp& op, internal::CallInRuns* call, CallSite site);
   // *everywhere: the error is one that every rank comes to.
   absl::Status AgreeOn(const std::vector<Extent>& extents, size_t element_bytes,
@@ -121,7 +120,7 @@ class UserMemory {
                                        CallSite site);
   absl::Status Finish(UnderWay* chunk, bool streaming, Cursor* to);
   // Null: the daemon is remote.
-  absl::StatusOr<Staging*> Take(DType dtype, size_t count, CallSite site);
+  absl::StatusOr<Staging*> Take(DType dtype, const Shape& shape, CallSite site);
 
   Group group_;
   bool remote_ = false;
