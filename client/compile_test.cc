@@ -96,6 +96,7 @@ class LookedAtLink : public testing::NullLink {
     if (run != nullptr && !run->donate.empty() && run->donate[0]) {
       given_to_ = command.sequence;
       given_is_over_ = false;
+      has_waited_ = false;
       waits_ = std::promise<void>();
       looks = true;
       viewer = std::thread(look);
@@ -104,7 +105,7 @@ class LookedAtLink : public testing::NullLink {
     return NullLink::Submit(command);
   }
   absl::StatusOr<bool> WaitTensor(TensorId, Sequence, absl::Duration) override {
-    if (looks) waits_.set_value();
+    if (looks && !std::exchange(has_waited_, true)) waits_.set_value();
     return false;
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration) override {
@@ -125,6 +126,7 @@ class LookedAtLink : public testing::NullLink {
  private:
   Sequence given_to_;
   bool given_is_over_ = false;
+  bool has_waited_ = false;
   std::promise<void> waits_;
 };
 
@@ -147,6 +149,59 @@ TEST(CompileTest, AViewWaitsForTheRunThatItsTensorIsBeingGivenTo) {
     link->viewer.join();
     link->looks = false;
   }
+}
+
+// The runs that it is given a tensor in are over when a test says so; each, held back, then gives
+// it back, without the copy that the host had.
+class GivenBackLink : public testing::NullLink {
+ public:
+  absl::Status Submit(const Command& command) override {
+    const Run* const run = absl::get_if<Run>(&command.body);
+    gifts += run != nullptr && !run->donate.empty() && run->donate[0];
+    is_readable_ = is_readable_ || absl::holds_alternative<MakeReadable>(command.body);
+    return NullLink::Submit(command);
+  }
+  absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence) override {
+    return is_over ? absl::make_optional(RunOutcome()) : absl::nullopt;
+  }
+  absl::StatusOr<bool> WaitTensor(TensorId, Sequence, absl::Duration) override {
+    return is_over && !is_readable_;
+  }
+  absl::Status WaitCommand(Sequence, absl::Duration) override {
+    is_over = true;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::shared_ptr<const char>> MapTensor(TensorId, Sequence, int64_t bytes,
+                                                        absl::Duration) override {
+    EXPECT_TRUE(is_readable_) << "waits for a copy that nobody has asked for";
+    return std::shared_ptr<const char>(new char[static_cast<size_t>(bytes)],
+                                       std::default_delete<const char[]>());
+  }
+
+  bool is_over = false;
+  int gifts = 0;
+
+ private:
+  bool is_readable_ = false;
+};
+
+TEST(CompileTest, ATensorIsGivenToOneRunAtATime) {
+  auto owned = std::make_unique<GivenBackLink>();
+  GivenBackLink* const link = owned.get();
+  const Session session =
+      internal::SessionFrom(internal::SessionCore::Make(std::move(owned), absl::Seconds(20)));
+  CompileOptions options;
+  options.donate = {0};
+  const Compiled step = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + 1}; }, options);
+  const Tensor x = Zeros(session, DType::kF32, {64});
+  ASSERT_TRUE(step.Run({x}).ok());
+  ASSERT_TRUE(step.Run({x}).ok());
+  EXPECT_EQ(link->gifts, 1);
+  EXPECT_TRUE(x.View<float>().ok());
+  ASSERT_TRUE(link->is_over);
+  ASSERT_TRUE(step.Run({x}).ok());
+  EXPECT_EQ(link->gifts, 2);
 }
 
 // A schedule changes numbers, never the graph; and they need no message of their own.

@@ -105,8 +105,11 @@ absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOpti
     for (const int donated : options.donate) {
       const auto index = static_cast<size_t>(donated);
       if (!trace.graph.inputs[index].donatable) continue;
-      // Detached tensors, and what autograd keeps, hold the same name.
-      run.donate[index] = ImplOf(inputs[index])->data.use_count() == 1;
+      // Detached tensors, and what autograd keeps, hold the same name. While one run may take it,
+      // no other is given it: who looks at it waits for the last one alone.
+      const TensorDataPtr& data = ImplOf(inputs[index])->data;
+      run.donate[index] = data.use_count() == 1 &&
+                          (data->given_to == Sequence() || session->log().IsOver(data->given_to));
     }
   }
   // One run is of one epoch. Members that are behind bring the run down with the cause that

@@ -410,16 +410,14 @@ absl::Status SessionCore::MakeReadableIf(bool on_device, TensorId id) {
 
 absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* out) {
   if (data->info->bytes == 0) return absl::OkStatus();
-  switch (data->state.load(std::memory_order_acquire)) {
-    case TensorData::State::kInline:
-    case TensorData::State::kHost:
-      std::memcpy(out, data->inline_data.bytes.data(), data->inline_data.bytes.size());
-      return absl::OkStatus();
-    case TensorData::State::kExternal:
-      std::memcpy(out, data->staging, static_cast<size_t>(data->info->bytes));
-      return absl::OkStatus();
-    default:
-      break;
+  // Also of what another thread has named since: that is where `on_device` does not say.
+  if (!data->inline_data.bytes.empty()) {
+    std::memcpy(out, data->inline_data.bytes.data(), data->inline_data.bytes.size());
+    return absl::OkStatus();
+  }
+  if (data->state.load(std::memory_order_acquire) == TensorData::State::kExternal) {
+    std::memcpy(out, data->staging, static_cast<size_t>(data->info->bytes));
+    return absl::OkStatus();
   }
   CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
   CHORUS_RETURN_IF_ERROR(
@@ -437,7 +435,6 @@ absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr
   };
   auto holder = std::make_shared<Holder>();
   holder->tensor = data;
-  const bool host = data->state.load(std::memory_order_acquire) == TensorData::State::kHost;
   Sequence taker;
   {
     // A run counts the handles and says what it was given under one lock: it has counted this one,
@@ -448,14 +445,16 @@ absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr
     CHORUS_RETURN_IF_ERROR(Name(data.get()));
     taker = data->given_to;
   }
-  if (host) {
-    CHORUS_ASSIGN_OR_RETURN(on_device, Wait(data, wait_timeout_));
-  }
   // A trainer that looks there would see what that run writes: whether the run has the memory must
   // be known.
   if (taker != Sequence()) {
     const absl::Status over = link_->WaitCommand(taker, wait_timeout_);
     if (IsNoOutcome(over)) return over;
+  }
+  // What has a name only now, of this call or of another thread; what such a run gives back, which
+  // has lost its copy on the host.
+  if (!data->inline_data.bytes.empty() || taker != Sequence()) {
+    CHORUS_ASSIGN_OR_RETURN(on_device, Wait(data, wait_timeout_));
   }
   CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
   CHORUS_ASSIGN_OR_RETURN(
