@@ -80,18 +80,19 @@ class Operand {
   template <typename T>
   Operand(const MappedTensor<T>& mapped, CallSite site = CallSite::Here())  // implicit
       : tensor_(mapped.tensor()), site_(site) {}
-  Operand(double value, CallSite site = CallSite::Here())  // implicit
-      : value_(value), is_value_(true), site_(site) {}
+  template <typename T, typename = std::enable_if_t<std::is_convertible<T, Number>::value>>
+  Operand(T number, CallSite site = CallSite::Here())  // implicit
+      : number_(number), is_number_(true), site_(site) {}
 
   const Tensor& tensor() const { return tensor_; }
-  double value() const { return value_; }
-  bool is_value() const { return is_value_; }
+  const Number& number() const { return number_; }
+  bool is_number() const { return is_number_; }
   CallSite site() const { return site_; }
 
  private:
   Tensor tensor_;
-  double value_ = 0;
-  bool is_value_ = false;
+  Number number_ = 0;
+  bool is_number_ = false;
   CallSite site_;
 };
 Tensor operator+(const Operand& a, const Operand& b);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "chorus/functional/shape.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/gradients.h"
 #include "client/testing/values.h"
@@ -160,6 +161,30 @@ TEST_F(MathTest, CastConvertsThereAndItsGradientBack) {
   EXPECT_EQ(x.grad().dtype(), DType::kF64);
   EXPECT_THAT(Values<double>(x.grad()), ElementsAre(-3.5, 5));
   EXPECT_FALSE(Cast(x, DType::kI32).requires_grad());
+}
+
+// A double has none of them from 2^53 on but every other one, or fewer.
+TEST_F(MathTest, WholeNumbersAreExact) {
+  constexpr int64_t kBig = (int64_t{1} << 53) + 1;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const auto make = [this](const std::vector<int64_t>& values) {
+    return FromHost<int64_t>(session_, values, {static_cast<int64_t>(values.size())});
+  };
+  EXPECT_THAT(Values<bool>(Equal(make({kBig, kBig - 1}), kBig)), ElementsAre(true, false));
+  EXPECT_THAT(Values<int64_t>(make({kMost}) - (kMost - 2)), ElementsAre(2));
+  EXPECT_THAT(Values<int64_t>(Full(session_, DType::kI64, {1}, kBig)), ElementsAre(kBig));
+  EXPECT_THAT(Values<int64_t>(Pad(make({1}), {{1, 1}}, kBig)), ElementsAre(kBig, 1, kBig));
+  EXPECT_THAT(Values<int64_t>(Arange(session_, DType::kI64, kBig, kBig + 5, 2)),
+              ElementsAre(kBig, kBig + 2, kBig + 4));
+  EXPECT_THAT(Values<int64_t>(Arange(session_, DType::kI64, kMost - 2, kMost)),
+              ElementsAre(kMost - 2, kMost - 1));
+  EXPECT_THAT(Values<int64_t>(Arange(session_, DType::kI64, 3, -kMost, -kMost)),
+              ElementsAre(3, 3 - kMost));
+  EXPECT_THAT(Values<int64_t>(Arange(session_, DType::kI64, 3, -4, 2)), ElementsAre());
+  // Of a floating-point tensor they are rounded once.
+  EXPECT_THAT(Values<double>(Make({1}) * kBig), ElementsAre(0x1p53));
+  Refused(make({1}) + (uint64_t{1} << 63), "expected a whole number that i64 has, got 9.2");
+  Refused(make({1}) + 0x1p63, "expected a whole number that i64 has, got 9.2");
 }
 
 TEST_F(MathTest, AnotherNumberIsNoOtherGraph) {

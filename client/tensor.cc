@@ -23,7 +23,6 @@ namespace {
 
 using internal::ApplyLocal;
 using internal::CheckDevice;
-using internal::CheckNumber;
 using internal::DeviceFrom;
 using internal::FailedTensor;
 using internal::ForkedError;
@@ -39,6 +38,7 @@ using internal::TensorDataPtr;
 using internal::TensorImpl;
 using internal::TypeText;
 using internal::ValuesText;
+using internal::WholeOf;
 using internal::WithSource;
 
 absl::Status Undefined() { return MakeError(Reason::kWrongState, "an undefined tensor"); }
@@ -232,18 +232,19 @@ Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const
   return MakeTensor(*std::move(data));
 }
 
-Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, double value, CallSite site) {
+Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, const Number& value,
+            CallSite site) {
   TensorType type(dtype, {});
   for (const int64_t size : shape) type.dims.emplace_back(size);
   Attributes attributes = TypeAttributes(type);
   if (IsFloating(dtype)) {
-    attributes.push_back({"value", value});
+    attributes.push_back({"value", value.value()});
   } else {
-    const absl::Status status = CheckNumber(dtype, value);
-    if (!status.ok()) {
-      return FailedTensor(SessionOf(device), WithSource(status, SourceOf(site)));
+    const absl::StatusOr<int64_t> whole = WholeOf(dtype, value);
+    if (!whole.ok()) {
+      return FailedTensor(SessionOf(device), WithSource(whole.status(), SourceOf(site)));
     }
-    attributes.push_back({"value", static_cast<int64_t>(value)});
+    attributes.push_back({"value", *whole});
   }
   NodeSpec spec = Spec("fill", site, std::move(attributes));
   spec.device_slot = device.slot();

@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "chorus/call_site.h"
+#include "chorus/number.h"
 #include "chorus/session.h"
 #include "core/base/error.h"
 #include "core/tensor/half.h"
@@ -223,7 +224,7 @@ Tensor Scalar(const DeviceRef& device, T value, CallSite site = CallSite::Here()
 }
 // INVALID_ARGUMENT (status() tells): `value` is none of the dtype's, which of an integer dtype are
 // the whole numbers of its range.
-Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, double value,
+Tensor Full(const DeviceRef& device, DType dtype, const Shape& shape, const Number& value,
             CallSite site = CallSite::Here());
 Tensor Zeros(const DeviceRef& device, DType dtype, const Shape& shape,
              CallSite site = CallSite::Here());

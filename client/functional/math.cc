@@ -62,12 +62,12 @@ Tensor Bounded(const char* name, const char* compare, const Tensor& x, const Ope
                CallSite site) {
   Tensor is_bound = Binary(compare, x, bound, site);
   // Of a number it is known here.
-  if (!bound.is_value() || std::isnan(bound.value())) {
-    const Tensor limit = bound.is_value() ? NumberLike(bound.value(), x, site) : bound.tensor();
+  if (!bound.is_number() || std::isnan(bound.number().value())) {
+    const Tensor limit = bound.is_number() ? NumberLike(bound.number(), x, site) : bound.tensor();
     is_bound = LogicalOr(is_bound, NotEqual(limit, limit, site), site);
   }
   const Tensor y = Where(is_bound, bound, x, site);
-  const bool usable = IsUsable(x) && (bound.is_value() || IsUsable(bound.tensor()));
+  const bool usable = IsUsable(x) && (bound.is_number() || IsUsable(bound.tensor()));
   return y.status().ok() || !usable ? y : Fail(x, InFunction(name, y.status()), site);
 }
 

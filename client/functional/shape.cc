@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <numeric>
 
+#include "absl/numeric/int128.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -34,6 +35,7 @@ using internal::NumberLike;
 using internal::SessionOf;
 using internal::SourceOf;
 using internal::Spec;
+using internal::TextOf;
 using internal::TypeText;
 using internal::WithSource;
 
@@ -214,8 +216,8 @@ Tensor Flatten(const Tensor& x, int64_t begin, int64_t end, CallSite site) {
   return Reshape(of, shape, site);
 }
 
-Tensor Pad(const Tensor& x, const std::vector<std::pair<int64_t, int64_t>>& widths, double value,
-           CallSite site) {
+Tensor Pad(const Tensor& x, const std::vector<std::pair<int64_t, int64_t>>& widths,
+           const Number& value, CallSite site) {
   if (!IsUsable(x)) return ApplyLocal(Spec("Pad", site), {x});
   const auto wrong = [&](absl::string_view expected, const auto&... got) {
     return Fail(
@@ -227,7 +229,7 @@ Tensor Pad(const Tensor& x, const std::vector<std::pair<int64_t, int64_t>>& widt
     return wrong(absl::StrCat(x.shape().size(), " pairs of widths"), widths.size());
   }
   const absl::Status number = CheckNumber(x.dtype(), value);
-  if (!number.ok()) return wrong("a value of its dtype", value);
+  if (!number.ok()) return wrong("a value of its dtype", value.value());
   Tensor y = Reshape(x, x.shape(), site);
   if (!IsUsable(y)) return y;
   for (size_t i = 0; i < widths.size(); ++i) {
@@ -238,7 +240,7 @@ Tensor Pad(const Tensor& x, const std::vector<std::pair<int64_t, int64_t>>& widt
     }
     if (before == 0 && after == 0) continue;
     const int64_t axis = static_cast<int64_t>(i);
-    if (value == 0 && !std::signbit(value)) {
+    if (value.value() == 0 && !std::signbit(value.value())) {
       y = ApplyLocal(Spec("pad", site, {{"after", after}, {"axis", axis}, {"before", before}}),
                      {y});
       continue;
@@ -274,10 +276,29 @@ Tensor Counted(const DeviceRef& device, int64_t n, CallSite site) {
   return x;
 }
 
+// How many numbers come before `end`.
+double CountTo(const Number& begin, const Number& end, const Number& step) {
+  if (begin.is_whole() && end.is_whole() && step.is_whole()) {
+    const absl::int128 way = absl::int128(end.whole()) - begin.whole();
+    const absl::int128 whole_steps = way / step.whole();
+    const bool is_more = whole_steps * step.whole() != way && (way < 0) == (step.whole() < 0);
+    return static_cast<double>(std::max<absl::int128>(whole_steps + (is_more ? 1 : 0), 0));
+  }
+  return std::max(std::ceil((end.value() - begin.value()) / step.value()), 0.0);
+}
+
+Number NumberAt(const Number& begin, const Number& step, int64_t index) {
+  if (begin.is_whole() && step.is_whole()) {
+    const absl::int128 at = begin.whole() + absl::int128(index) * step.whole();
+    if (at == static_cast<int64_t>(at)) return static_cast<int64_t>(at);
+  }
+  return begin.value() + static_cast<double>(index) * step.value();
+}
+
 }  // namespace
 
-Tensor Arange(const DeviceRef& device, DType dtype, double begin, double end, double step,
-              CallSite site) {
+Tensor Arange(const DeviceRef& device, DType dtype, const Number& begin, const Number& end,
+              const Number& step, CallSite site) {
   const auto wrong = [&](absl::string_view expected, const auto&... got) {
     const absl::Status error =
         BadType(absl::StrCat("Arange: expected ", expected, ", got ", got...));
@@ -289,27 +310,30 @@ Tensor Arange(const DeviceRef& device, DType dtype, double begin, double end, do
     return FailedTensor(SessionOf(device), WithSource(of_session, SourceOf(site)));
   }
   if (!Contains(kNumberDTypes, dtype)) return wrong("a dtype of numbers", DTypeName(dtype));
-  if (!std::isfinite(begin) || !std::isfinite(end) || !std::isfinite(step) || step == 0) {
-    return wrong("finite numbers and a step other than 0", begin, ", ", end, " and step ", step);
+  if (!std::isfinite(begin.value()) || !std::isfinite(end.value()) ||
+      !std::isfinite(step.value()) || step.value() == 0) {
+    return wrong("finite numbers and a step other than 0", TextOf(begin), ", ", TextOf(end),
+                 " and step ", TextOf(step));
   }
-  const double count = std::max(std::ceil((end - begin) / step), 0.0);
+  const double count = CountTo(begin, end, step);
   if (!(count * static_cast<double>(DTypeBytes(DType::kI64)) <= kMaxValueBytes)) {
     return wrong(absl::StrCat("at most ", kMaxValueBytes / DTypeBytes(DType::kI64), " elements"),
                  count);
   }
-  const double last = begin + std::max(count - 1, 0.0) * step;
   if (!IsFloating(dtype)) {
-    if (step != std::trunc(step)) return wrong("a whole step", step);
-    for (const double number : {begin, last}) {
+    const double size = step.value();
+    if (size != std::trunc(size)) return wrong("a whole step", size);
+    const Number last =
+        NumberAt(begin, step, std::max<int64_t>(static_cast<int64_t>(count) - 1, 0));
+    for (const Number& number : {begin, last}) {
       if (CheckNumber(dtype, number).ok()) continue;
-      return wrong(absl::StrCat("whole numbers that ", DTypeName(dtype), " has"), number);
+      return wrong(absl::StrCat("whole numbers that ", DTypeName(dtype), " has"), TextOf(number));
     }
   }
   Tensor x = Counted(device, static_cast<int64_t>(count), site);
   if (IsFloating(dtype)) x = Cast(x, DType::kF64, site);
-  const auto number = [site](double value) { return Operand(value, site); };
-  if (step != 1) x *= number(step);
-  if (begin != 0) x += number(begin);
+  if (step.value() != 1) x *= Operand(step, site);
+  if (begin.value() != 0) x += Operand(begin, site);
   return x.dtype() == dtype ? x : Cast(x, dtype, site);
 }
 

@@ -56,7 +56,7 @@ Tensor Flatten(const Tensor& x, int64_t begin = 0, int64_t end = -1,
 // So many elements of `value` before and after each axis: a pair for each, 0 or more. (0 is one op
 // an axis, other values take two more.)
 Tensor Pad(const Tensor& x, const std::vector<std::pair<int64_t, int64_t>>& widths,
-           double value = 0, CallSite site = CallSite::Here());
+           const Number& value = 0, CallSite site = CallSite::Here());
 
 // --- Counted out --------------------------------------------------------------------------------
 
@@ -64,8 +64,8 @@ Tensor Pad(const Tensor& x, const std::vector<std::pair<int64_t, int64_t>>& widt
 // and rounded once. Empty where `end` is not on the step's side. Computed on the device, by some 2
 // log2 n ops: so a compiled function sends nothing, and its batch may vary as long as this length
 // does not (cut a longer one with Slice). What never changes is cheaper outside, captured.
-Tensor Arange(const DeviceRef& device, DType dtype, double begin, double end, double step = 1,
-              CallSite site = CallSite::Here());
+Tensor Arange(const DeviceRef& device, DType dtype, const Number& begin, const Number& end,
+              const Number& step = 1, CallSite site = CallSite::Here());
 
 // --- By name ------------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "chorus/math.h"
 #include "client/internal/access.h"
 #include "core/base/error.h"
@@ -44,59 +46,60 @@ bool BroadcastShapes(const Shape& other, Shape* shape) {
 namespace {
 
 // The bytes of a number as an element of that dtype; an error where it is none of its values.
-absl::StatusOr<InlineData> ElementOf(DType dtype, double value) {
+absl::StatusOr<InlineData> ElementOf(DType dtype, const Number& value) {
   InlineData data;
   const auto put = [&data](auto number) {
     const char* const begin = reinterpret_cast<const char*>(&number);
     data.bytes.assign(begin, begin + sizeof(number));
+    return data;
   };
-  // NaN is no whole number: both comparisons fail.
-  const auto put_whole = [&](auto zero, double least, double beyond) -> absl::Status {
-    using T = decltype(zero);
-    if (!(value >= least && value < beyond) || value != std::trunc(value)) {
-      return BadType(
-          absl::StrCat("expected a whole number that ", DTypeName(dtype), " has, got ", value));
-    }
-    put(static_cast<T>(value));
-    return absl::OkStatus();
-  };
-  absl::Status status;
   switch (dtype) {
     case DType::kF16:
-      put(F16(static_cast<float>(value)));
-      break;
+      return put(F16(static_cast<float>(value.value())));
     case DType::kBF16:
-      put(BF16(static_cast<float>(value)));
-      break;
+      return put(BF16(static_cast<float>(value.value())));
     case DType::kF32:
-      put(static_cast<float>(value));
-      break;
+      return put(static_cast<float>(value.value()));
     case DType::kF64:
-      put(value);
-      break;
-    case DType::kI8:
-      status = put_whole(int8_t{}, -0x1p7, 0x1p7);
-      break;
-    case DType::kU8:
-      status = put_whole(uint8_t{}, 0, 0x1p8);
-      break;
-    case DType::kI16:
-      status = put_whole(int16_t{}, -0x1p15, 0x1p15);
-      break;
-    case DType::kI32:
-      status = put_whole(int32_t{}, -0x1p31, 0x1p31);
-      break;
-    case DType::kI64:
-      status = put_whole(int64_t{}, -0x1p63, 0x1p63);
-      break;
-    case DType::kBool:
-      status = put_whole(uint8_t{}, 0, 2);
-      break;
+      return put(value.value());
     default:
-      status = Unsupported(absl::StrCat("numbers of ", DTypeName(dtype)));
+      break;
   }
-  if (!status.ok()) return status;
-  return data;
+  CHORUS_ASSIGN_OR_RETURN(const int64_t whole, WholeOf(dtype, value));
+  switch (DTypeBytes(dtype)) {
+    case 1:
+      return put(static_cast<uint8_t>(whole));
+    case 2:
+      return put(static_cast<uint16_t>(whole));
+    case 4:
+      return put(static_cast<uint32_t>(whole));
+    default:
+      return put(whole);
+  }
+}
+
+// The numbers of an integer dtype, or of bool.
+absl::optional<std::pair<int64_t, int64_t>> RangeOf(DType dtype) {
+  const auto of = [](auto zero) {
+    using Limits = std::numeric_limits<decltype(zero)>;
+    return std::make_pair(int64_t{Limits::min()}, int64_t{Limits::max()});
+  };
+  switch (dtype) {
+    case DType::kI8:
+      return of(int8_t());
+    case DType::kU8:
+      return of(uint8_t());
+    case DType::kI16:
+      return of(int16_t());
+    case DType::kI32:
+      return of(int32_t());
+    case DType::kI64:
+      return of(int64_t());
+    case DType::kBool:
+      return std::make_pair(int64_t{0}, int64_t{1});
+    default:
+      return absl::nullopt;
+  }
 }
 
 Tensor InlineTensor(const TensorType& type, InlineData bytes,
@@ -115,7 +118,28 @@ Tensor InlineTensor(const TensorType& type, InlineData bytes,
 
 }  // namespace
 
-absl::Status CheckNumber(DType dtype, double value) { return ElementOf(dtype, value).status(); }
+std::string TextOf(const Number& value) {
+  return value.is_whole() ? absl::StrCat(value.whole()) : absl::StrCat(value.value());
+}
+
+absl::Status CheckNumber(DType dtype, const Number& value) {
+  return ElementOf(dtype, value).status();
+}
+
+absl::StatusOr<int64_t> WholeOf(DType dtype, const Number& value) {
+  const auto range = RangeOf(dtype);
+  if (!range.has_value()) return Unsupported(absl::StrCat("numbers of ", DTypeName(dtype)));
+  absl::optional<int64_t> whole;
+  if (value.is_whole()) {
+    whole = value.whole();
+  } else if (value.value() >= -0x1p63 && value.value() < 0x1p63 &&
+             value.value() == std::trunc(value.value())) {  // not of NaN
+    whole = static_cast<int64_t>(value.value());
+  }
+  if (whole.has_value() && *whole >= range->first && *whole <= range->second) return *whole;
+  return BadType(
+      absl::StrCat("expected a whole number that ", DTypeName(dtype), " has, got ", TextOf(value)));
+}
 
 Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite site) {
   const Shape* first = nullptr;
@@ -146,7 +170,7 @@ Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite sit
   return ApplyLocal(Spec(op, site), stretched);
 }
 
-Tensor NumberOf(DType dtype, double value, const std::shared_ptr<SessionCore>& session,
+Tensor NumberOf(DType dtype, const Number& value, const std::shared_ptr<SessionCore>& session,
                 int32_t device_slot, CallSite site) {
   absl::StatusOr<InlineData> bytes = ElementOf(dtype, value);
   if (!bytes.ok()) return FailedTensor(session, WithSource(bytes.status(), SourceOf(site)));
@@ -160,7 +184,7 @@ Tensor IntegerOf(int64_t value, const std::shared_ptr<SessionCore>& session, int
   return InlineTensor(TensorType(DType::kI64, {}), std::move(data), session, device_slot);
 }
 
-Tensor NumberLike(double value, const Tensor& like, CallSite site) {
+Tensor NumberLike(const Number& value, const Tensor& like, CallSite site) {
   if (!IsUsable(like)) return like;
   const TensorData& data = *ImplOf(like)->data;
   return NumberOf(data.info->type.dtype, value, data.session, data.device_slot, site);

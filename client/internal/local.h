@@ -45,26 +45,29 @@ bool BroadcastShapes(const Shape& other, Shape* shape);
 // 0-dim operand goes to the op as it is.
 Tensor Elementwise(const char* op, absl::Span<const Tensor> inputs, CallSite site);
 
+std::string TextOf(const Number& value);
 // INVALID_ARGUMENT: `value` is none of the dtype's values. UNIMPLEMENTED: no number is.
-absl::Status CheckNumber(DType dtype, double value);
+absl::Status CheckNumber(DType dtype, const Number& value);
+// The same of an integer dtype or bool.
+absl::StatusOr<int64_t> WholeOf(DType dtype, const Number& value);
 // A 0-dim tensor that travels with the run, so that another number is no other graph. The first
 // gives an error where the number is none of the dtype's values.
-Tensor NumberOf(DType dtype, double value, const std::shared_ptr<SessionCore>& session,
+Tensor NumberOf(DType dtype, const Number& value, const std::shared_ptr<SessionCore>& session,
                 int32_t device_slot, CallSite site);
 Tensor IntegerOf(int64_t value, const std::shared_ptr<SessionCore>& session, int32_t device_slot);
 // A number beside a tensor.
-Tensor NumberLike(double value, const Tensor& like, CallSite site);
+Tensor NumberLike(const Number& value, const Tensor& like, CallSite site);
 
 // The line of an operator, which takes no other argument.
 inline CallSite SiteOf(const Operand& a, const Operand& b) {
-  return a.is_value() ? b.site() : a.site();
+  return a.is_number() ? b.site() : a.site();
 }
 
 // `op` of two tensors, with a number as one that is like the other.
 template <typename Op>
 Tensor Operate(const Operand& a, const Operand& b, CallSite site, const Op& op) {
-  if (a.is_value()) return op(NumberLike(a.value(), b.tensor(), site), b.tensor());
-  if (b.is_value()) return op(a.tensor(), NumberLike(b.value(), a.tensor(), site));
+  if (a.is_number()) return op(NumberLike(a.number(), b.tensor(), site), b.tensor());
+  if (b.is_number()) return op(a.tensor(), NumberLike(b.number(), a.tensor(), site));
   return op(a.tensor(), b.tensor());
 }
 

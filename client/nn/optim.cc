@@ -178,7 +178,7 @@ Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& grad
   const auto wide = [=](const Tensor& x) { return x.dtype() == dtype ? AsType(x, compute) : x; };
   std::vector<Operand> factors;
   for (const Operand& number : numbers) {
-    factors.push_back(number.is_value() ? number : AsType(number.tensor(), compute));
+    factors.push_back(number.is_number() ? number : AsType(number.tensor(), compute));
   }
   for (Tensor& slot : *state) slot = wide(slot);
   const Tensor next =
