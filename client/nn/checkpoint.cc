@@ -114,14 +114,20 @@ absl::StatusOr<Tensor> ReadLike(const std::string& path, const TensorFiles& file
 }
 
 struct Saved {
-  std::vector<NamedTensor> tensors;
+  std::vector<NamedTensor> tensors;  // buffers first
+  size_t num_buffers = 0;
   Progress metadata;
 };
 
 absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const Progress& progress) {
   Saved saved;
   saved.metadata = progress;
-  for (const NamedVariable& named : module.named_variables()) {
+  std::vector<NamedVariable> all = module.named_variables();
+  const auto parameters = std::stable_partition(
+      all.begin(), all.end(),
+      [](const NamedVariable& named) { return !named.variable.is_parameter(); });
+  saved.num_buffers = static_cast<size_t>(parameters - all.begin());
+  for (const NamedVariable& named : all) {
     saved.tensors.push_back({named.name, named.variable().Detach()});
   }
   if (optimizer == nullptr) return saved;
@@ -138,15 +144,18 @@ absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const P
   return saved;
 }
 
-// The tensors that one of `shards` ranks writes: each goes to the rank that has fewest bytes by
-// then.
-std::vector<TensorPiece> ShareOf(const std::vector<NamedTensor>& tensors, int shard, int shards) {
+// The tensors that one of `shards` ranks writes. Buffers are the first one's: ranks may have others
+// (statistics of their own rows), and some of each would be no rank's state. Of the rest each goes
+// to the rank that has fewest bytes by then.
+std::vector<TensorPiece> ShareOf(const Saved& saved, int shard, int shards) {
   std::vector<int64_t> bytes(static_cast<size_t>(shards));
   std::vector<TensorPiece> share;
-  for (const NamedTensor& named : tensors) {
-    const auto least = std::min_element(bytes.begin(), bytes.end());
-    *least += named.tensor.num_elements() * DTypeBytes(named.tensor.dtype());
-    if (least - bytes.begin() == shard) share.push_back({named.name, named.tensor});
+  for (size_t i = 0; i < saved.tensors.size(); ++i) {
+    const NamedTensor& named = saved.tensors[i];
+    const auto writer =
+        i < saved.num_buffers ? bytes.begin() : std::min_element(bytes.begin(), bytes.end());
+    *writer += named.tensor.num_elements() * DTypeBytes(named.tensor.dtype());
+    if (writer - bytes.begin() == shard) share.push_back({named.name, named.tensor});
   }
   return share;
 }
@@ -177,8 +186,8 @@ absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
   const auto save = [&]() -> absl::Status {
     CHORUS_RETURN_IF_ERROR(module.device().status());
     CHORUS_ASSIGN_OR_RETURN(const Saved saved, ToSave(module, optimizer, progress));
-    return SaveShard(name, ranks.rank(), ranks.size(),
-                     ShareOf(saved.tensors, ranks.rank(), ranks.size()), saved.metadata);
+    return SaveShard(name, ranks.rank(), ranks.size(), ShareOf(saved, ranks.rank(), ranks.size()),
+                     saved.metadata);
   };
   CHORUS_RETURN_IF_ERROR(OnAll(name, ranks, save()));
   return OnAll(name, ranks,

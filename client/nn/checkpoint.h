@@ -38,8 +38,10 @@ using Progress = std::map<std::string, std::string>;
 // have the same. `optimizer` may be null.
 absl::Status SaveCheckpoint(const std::string& path, const Module& module,
                             Optimizer* optimizer = nullptr, const Progress& progress = {});
-// All of `ranks` call it, with equal arguments: each writes about as many bytes, of whole tensors,
-// and one the index, ShardIndexPath(name). Returns on all when that is there, or on all an error:
+// All of `ranks` call it, with equal arguments: the first one writes all buffers, its own, for
+// ranks may have others (a BatchNorm's that shares no batch); parameters and optimizer state, which
+// all have alike, are shared out so that each writes about as many bytes, of whole tensors; and one
+// writes the index, ShardIndexPath(name). Returns on all when that is there, or on all an error:
 // ABORTED kPeerRefused names a rank that could not write, which has its own. A name is used once:
 // put the step in it. What is behind its last slash is UTF-8, for the index has it: else
 // INVALID_ARGUMENT kBadType on every rank.

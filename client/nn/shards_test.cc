@@ -16,8 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "chorus/chorus.h"
+#include "chorus/nn/batch_norm.h"
 #include "chorus/nn/checkpoint.h"
+#include "chorus/nn/distributed_data_parallel.h"
 #include "chorus/nn/layers.h"
+#include "chorus/nn/optim.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/ranks.h"
 #include "client/testing/values.h"
@@ -32,6 +35,7 @@ namespace {
 
 using chorus::testing::FakeDaemon;
 using chorus::testing::Numbers;
+using chorus::testing::OnRanks;
 using chorus::testing::Ranks;
 using chorus::testing::Values;
 using ::testing::ElementsAre;
@@ -408,6 +412,42 @@ TEST_F(ShardsTest, ACheckpointOfSeveralRanksIsReadByAnyOne) {
   EXPECT_THAT(std::string(LoadCheckpoint(ShardIndexPath(name_), &other).status().message()),
               HasSubstr("\"weight\" is missing"));
   EXPECT_TRUE(LoadCheckpoint(ShardIndexPath(name_), &loaded.model).ok());
+}
+
+// Each rank's rows, and so the statistics of its last batch, are its own.
+TEST_F(ShardsTest, ACheckpointHasTheFirstRanksBuffersAndNoOthers) {
+  constexpr int kSaved = 3;
+  constexpr int kSteps = 5;
+  std::vector<std::vector<double>> results[2];
+  for (const bool is_resumed : {false, true}) {
+    const auto train = [&](const World& world, int rank) {
+      const auto module =
+          std::make_shared<Sequential>(Modules{Make<Linear>(3, 4), Make<BatchNorm>(4)});
+      ASSERT_TRUE(module->Init(world, is_resumed ? 2 : 1, DType::kF64).ok());
+      if (is_resumed) {
+        const auto loaded = LoadCheckpoint(ShardIndexPath(name_), module.get());
+        ASSERT_TRUE(loaded.ok()) << loaded.status();
+      }
+      const auto model = DistributedDataParallel::Create(module, world);
+      ASSERT_TRUE(model.ok()) << model.status();
+      Sgd sgd(module->parameters(), {0.001});
+      for (int i = is_resumed ? kSaved : 0; i < kSteps; ++i) {
+        if (i == kSaved && !is_resumed) {
+          const absl::Status saved = SaveShardedCheckpoint(name_, world.group(), *module);
+          ASSERT_TRUE(saved.ok()) << saved;
+        }
+        const Tensor y = (**model)(Numbers(world, {4, 3}, 10 * i + rank));
+        ASSERT_TRUE(Backward(Sum(y * y * y)).ok());
+        ASSERT_TRUE(sgd.Step().ok());
+      }
+      if (rank > 0) return;
+      for (const Variable& variable : module->variables()) {
+        results[is_resumed ? 1 : 0].push_back(Values<double>(Cast(variable(), DType::kF64)));
+      }
+    };
+    OnRanks(2, train);
+  }
+  EXPECT_EQ(results[1], results[0]);
 }
 
 TEST_F(ShardsTest, WhereOneRankCannotWriteAllAreToldAndThereIsNoCheckpoint) {
