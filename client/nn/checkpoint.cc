@@ -186,6 +186,9 @@ absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
   const auto save = [&]() -> absl::Status {
     CHORUS_RETURN_IF_ERROR(module.device().status());
     CHORUS_ASSIGN_OR_RETURN(const Saved saved, ToSave(module, optimizer, progress));
+    // What has failed at once has no size: the others would share out otherwise, and a tensor that
+    // none of them writes would be missing from the index.
+    for (const NamedTensor& named : saved.tensors) CHORUS_RETURN_IF_ERROR(named.tensor.status());
     return SaveShard(name, ranks.rank(), ranks.size(), ShareOf(saved, ranks.rank(), ranks.size()),
                      saved.metadata);
   };

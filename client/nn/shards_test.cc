@@ -463,6 +463,29 @@ TEST_F(ShardsTest, WhereOneRankCannotWriteAllAreToldAndThereIsNoCheckpoint) {
   OpenError(Reason::kUnknownName);
 }
 
+// Also where it would not be the one that writes it: what has failed at once has no size, by which
+// tensors are shared out.
+TEST_F(ShardsTest, WhereOneRanksTensorHasFailedAllAreToldAndThereIsNoCheckpoint) {
+  Ranks ranks(2, &daemon_);
+  for (const bool of_optimizer : {false, true}) {
+    const std::vector<absl::Status> saved = OnEach(ranks, [&](const World& world) {
+      Model model(world);
+      const Tensor failed = FromError(world, absl::InternalError("lost"));
+      if (world.rank() == 1 && of_optimizer) {
+        const Tensor other = (*model.optimizer->State())[0].slots[0];
+        model.optimizer->SetState(0, {{other, failed}, 1});
+      } else if (world.rank() == 1) {
+        model.model.variables()[0].Set(failed);
+      }
+      return SaveShardedCheckpoint(name_, world.group(), model.model,
+                                   of_optimizer ? model.optimizer.get() : nullptr);
+    });
+    EXPECT_EQ(ErrorOf(saved[0]).reason, Reason::kPeerRefused) << saved[0];
+    EXPECT_THAT(std::string(saved[1].message()), HasSubstr("lost"));
+    OpenError(Reason::kUnknownName);
+  }
+}
+
 // Its files are named in the index, which has no such names.
 TEST_F(ShardsTest, ANameThatIsNoUtf8IsRefusedOnEveryRank) {
   const std::string name = folder_ + "/step-\xff";
