@@ -113,6 +113,12 @@ absl::StatusOr<Tensor> ReadLike(const std::string& path, const TensorFiles& file
   return file.Read(name, like.device);
 }
 
+absl::Status CheckIsThere(const NamedVariable& named) {
+  if (named.variable().defined()) return absl::OkStatus();
+  return MakeError(Reason::kWrongState,
+                   absl::StrCat(named.name, " is not there yet: call Init first"));
+}
+
 struct Saved {
   std::vector<NamedTensor> tensors;  // buffers first
   size_t num_buffers = 0;
@@ -128,6 +134,7 @@ absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const P
       [](const NamedVariable& named) { return !named.variable.is_parameter(); });
   saved.num_buffers = static_cast<size_t>(parameters - all.begin());
   for (const NamedVariable& named : all) {
+    CHORUS_RETURN_IF_ERROR(CheckIsThere(named));
     saved.tensors.push_back({named.name, named.variable().Detach()});
   }
   if (optimizer == nullptr) return saved;
@@ -184,7 +191,6 @@ absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
                                    const Module& module, Optimizer* optimizer,
                                    const Progress& progress) {
   const auto save = [&]() -> absl::Status {
-    CHORUS_RETURN_IF_ERROR(module.device().status());
     CHORUS_ASSIGN_OR_RETURN(const Saved saved, ToSave(module, optimizer, progress));
     // What has failed at once has no size: the others would share out otherwise, and a tensor that
     // none of them writes would be missing from the index.
@@ -204,10 +210,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
   std::map<std::string, std::pair<Variable, Tensor>> values;
   const std::vector<NamedVariable> all = module->named_variables();
   for (const NamedVariable& named : all) {
-    if (!named.variable().defined()) {
-      return MakeError(Reason::kWrongState,
-                       absl::StrCat(named.name, " is not there yet: call Init first"));
-    }
+    CHORUS_RETURN_IF_ERROR(CheckIsThere(named));
     CHORUS_ASSIGN_OR_RETURN(const Like like, LikeOf(named, all));
     CHORUS_ASSIGN_OR_RETURN(const Tensor value, ReadLike(path, file, named.name, like));
     values.emplace(named.name, std::make_pair(named.variable, value));

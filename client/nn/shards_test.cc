@@ -34,6 +34,7 @@ namespace nn {
 namespace {
 
 using chorus::testing::FakeDaemon;
+using chorus::testing::JoinAll;
 using chorus::testing::Numbers;
 using chorus::testing::OnRanks;
 using chorus::testing::Ranks;
@@ -448,6 +449,32 @@ TEST_F(ShardsTest, ACheckpointHasTheFirstRanksBuffersAndNoOthers) {
     OnRanks(2, train);
   }
   EXPECT_EQ(results[1], results[0]);
+}
+
+TEST_F(ShardsTest, AModelOnTwoDevicesAndOneWithoutVariablesAreSaved) {
+  const Session two = daemon_.Open(2);
+  const World world = JoinAll(two, "job", 1)[0];
+  const auto first = std::make_shared<Linear>(2, 3);
+  const auto second = std::make_shared<Linear>(3, 2);
+  ASSERT_TRUE(first->Init(two, 1).ok());
+  ASSERT_TRUE(second->Init(two.device(1), 2).ok());
+  Sequential split({first, second});
+  Sequential empty;
+  const std::vector<float> weight = Values<float>(second->weight()());
+  for (Module* const module : {&split, &empty}) {
+    const std::string name = absl::StrCat(name_, ".", module->variables().size());
+    const absl::Status saved =
+        SaveShardedCheckpoint(name, world.group(), *module, nullptr, {{"step", "30"}});
+    EXPECT_TRUE(saved.ok()) << saved;
+    for (const Variable& variable : module->variables()) {
+      variable.Set(Zeros(variable().device(), DType::kF32, variable.shape()));
+    }
+    const absl::StatusOr<Progress> loaded = LoadCheckpoint(ShardIndexPath(name), module);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_THAT(*loaded, ElementsAre(std::make_pair("step", "30")));
+  }
+  EXPECT_EQ(Values<float>(second->weight()()), weight);
+  EXPECT_EQ(second->weight()().device().slot(), 1);
 }
 
 TEST_F(ShardsTest, WhereOneRankCannotWriteAllAreToldAndThereIsNoCheckpoint) {
