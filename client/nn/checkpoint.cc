@@ -247,6 +247,11 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
       return BadType(absl::StrCat(path, ": \"", entry.name, "\" is none of this model's"));
     }
   }
+  // What the daemon has no memory for is known when it gets there.
+  for (const auto& named : values) CHORUS_RETURN_IF_ERROR(named.second.second.Wait());
+  for (const Optimizer::ParameterState& of_parameter : state) {
+    for (const Tensor& slot : of_parameter.slots) CHORUS_RETURN_IF_ERROR(slot.Wait());
+  }
   for (const auto& named : values) named.second.first.Set(named.second.second);
   for (size_t i = 0; i < state.size(); ++i) {
     optimizer->SetState(i, std::move(state[i]));

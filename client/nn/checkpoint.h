@@ -49,11 +49,12 @@ absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
                                    const Module& module, Optimizer* optimizer = nullptr,
                                    const Progress& progress = {});
 // From a file or an index, into a module that has its variables (Init), on its device; `optimizer`,
-// unless it is null, is of the same kind as when it was saved. A variable that has failed is whole
-// again; of one that failed at once, and has no dtype, the file's is taken, and the device of all
-// that have one. FAILED_PRECONDITION kWrongState: Init is to be called before; also where one has
-// failed at once and those that have not are on several devices, or there are none and the session
-// has several. Returns the progress that was saved.
+// unless it is null, is of the same kind as when it was saved. Waits until all of it is there,
+// beside what it replaces: RESOURCE_EXHAUSTED kOutOfMemory where that does not fit. A variable that
+// has failed is whole again; of one that failed at once, and has no dtype, the file's is taken, and
+// the device of all that have one. FAILED_PRECONDITION kWrongState: Init is to be called before;
+// also where one has failed at once and those that have not are on several devices, or there are
+// none and the session has several. Returns the progress that was saved.
 absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
                                         Optimizer* optimizer = nullptr);
 

@@ -428,6 +428,41 @@ TEST_F(CheckpointTest, WhereOneOfAModelOnTwoDevicesWasThatHasFailedMustBeKnown) 
   EXPECT_EQ(second->bias()().device().slot(), 1);
 }
 
+// Whichever of its tensors that is, which the daemon says when it gets there.
+TEST_F(CheckpointTest, ALoadForWhichThereIsNoMemoryChangesNothing) {
+  Linear model(4, 17);  // more than travels with runs
+  ASSERT_TRUE(model.Init(session_, 1).ok());
+  Adam adam(model.parameters(), Adam::Options());
+  const auto step = [&] { ASSERT_TRUE(adam.Step({model.weight()(), model.bias()() + 1}).ok()); };
+  const auto all = [&] {
+    std::vector<std::vector<float>> values;
+    for (const Variable& variable : model.variables()) values.push_back(Values<float>(variable()));
+    const auto state = adam.State();
+    EXPECT_TRUE(state.ok()) << state.status();
+    for (const Optimizer::ParameterState& of_parameter : *state) {
+      for (const Tensor& slot : of_parameter.slots) values.push_back(Values<float>(slot));
+    }
+    return values;
+  };
+  step();
+  ASSERT_TRUE(SaveCheckpoint(path_, model, &adam).ok());
+  const std::vector<std::vector<float>> saved = all();
+  step();
+  const std::vector<std::vector<float>> before = all();
+  ASSERT_NE(before, saved);
+  for (int tensor = 0; tensor < 6; ++tensor) {
+    daemon_.FailTensorAfter(tensor);
+    const absl::Status refused = LoadCheckpoint(path_, &model, &adam).status();
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kOutOfMemory) << refused;
+    ASSERT_EQ(all(), before) << tensor;
+    EXPECT_EQ(adam.steps(0), 2);
+  }
+  const auto loaded = LoadCheckpoint(path_, &model, &adam);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(all(), saved);
+  EXPECT_EQ(adam.steps(0), 1);
+}
+
 TEST_F(CheckpointTest, AnotherModelsFileIsRefusedAndChangesNothing) {
   Linear small(2, 2);
   ASSERT_TRUE(small.Init(session_, 1).ok());

@@ -139,6 +139,7 @@ class FakeDaemon::Impl {
   std::map<std::pair<int64_t, std::string>, FakeInstance> instances ABSL_GUARDED_BY(mutex);
   int64_t next_error ABSL_GUARDED_BY(mutex) = 1;
   int failing_registrations ABSL_GUARDED_BY(mutex) = 0;
+  int tensors_to_failing ABSL_GUARDED_BY(mutex) = -1;  // below 0: none is to fail
 
   absl::Status Record(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Error error = ErrorOf(status);
@@ -737,6 +738,9 @@ class FakeDaemon::Impl {
       FakeTensor* const tensor = Fresh(link, create->tensor);
       if (tensor == nullptr) return Malformed("a tensor's name is taken");
       tensor->done = true;
+      if (tensors_to_failing >= 0 && tensors_to_failing-- == 0) {
+        return tensor->status = Record(MakeError(Reason::kOutOfMemory, "no memory for a tensor"));
+      }
       tensor->value.type = create->type;
       if (const auto* data = absl::get_if<InlineData>(&create->source)) {
         tensor->value.bytes.assign(data->bytes.begin(), data->bytes.end());
@@ -1044,6 +1048,11 @@ int FakeDaemon::live_arenas() const {
 void FakeDaemon::FailRegistrations(int count) {
   MutexLock lock(&impl_->mutex);
   impl_->failing_registrations = count;
+}
+
+void FakeDaemon::FailTensorAfter(int count) {
+  MutexLock lock(&impl_->mutex);
+  impl_->tensors_to_failing = count;
 }
 
 int FakeDaemon::live_graphs() const {
