@@ -217,21 +217,33 @@ void ShardedOptimizer::ClearGrads() const {
   }
 }
 
-absl::Status ShardedOptimizer::CheckKind(const Optimizer* whole) const {
+absl::Status ShardedOptimizer::FindIn(const Optimizer& whole, std::vector<size_t>* places) const {
+  const std::vector<Variable>& all = whole.parameters();
   size_t parameters = 0;
   for (const Flat& flat : flats_) parameters += flat.parameters.size();
-  if (whole->parameters().size() == parameters && whole->slots() == optimizer_->slots()) {
-    return absl::OkStatus();
+  if (all.size() != parameters || whole.slots() != optimizer_->slots()) {
+    return BadType(absl::StrCat("ShardedOptimizer: expected an optimizer of ", parameters,
+                                " parameters with ", optimizer_->slots(),
+                                " tensors each, got one of ", all.size(), " with ", whole.slots()));
   }
-  return BadType(absl::StrCat("ShardedOptimizer: expected an optimizer of ", parameters,
-                              " parameters with ", optimizer_->slots(),
-                              " tensors each, got one of ", whole->parameters().size(), " with ",
-                              whole->slots()));
+  places->resize(parameters);
+  for (const Flat& flat : flats_) {
+    for (size_t i = 0; i < flat.parameters.size(); ++i) {
+      const auto at = std::find(all.begin(), all.end(), flat.parameters[i]);
+      if (at == all.end()) {
+        return BadType(absl::StrCat("ShardedOptimizer: parameter ", flat.indices[i],
+                                    " is none of the other optimizer's"));
+      }
+      (*places)[flat.indices[i]] = static_cast<size_t>(at - all.begin());
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
   absl::Status status = Start(site);
-  if (status.ok()) status = CheckKind(whole);
+  std::vector<size_t> places;
+  if (status.ok()) status = FindIn(*whole, &places);
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   // The other ranks' are of the kind of this one's pieces; before there are any, of `whole`.
@@ -262,37 +274,40 @@ absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
   CHORUS_RETURN_IF_ERROR(status);
   next = 0;
   for (const Flat& flat : flats_) {
-    for (const size_t index : flat.indices) whole->SetState(index, std::move(all[next++]));
+    for (const size_t i : flat.indices) whole->SetState(places[i], std::move(all[next++]));
   }
   return absl::OkStatus();
 }
 
 absl::Status ShardedOptimizer::Scatter(Optimizer* whole, CallSite site) {
   CHORUS_RETURN_IF_ERROR(Start(site));
-  CHORUS_RETURN_IF_ERROR(CheckKind(whole));
+  std::vector<size_t> places;
+  CHORUS_RETURN_IF_ERROR(FindIn(*whole, &places));
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   CHORUS_ASSIGN_OR_RETURN(const std::vector<Optimizer::ParameterState> state, whole->State());
   for (const Flat& flat : flats_) {
     for (const size_t i : flat.indices) {
-      if (whole->HaveEqualSteps(i, flat.indices[0])) continue;
+      if (whole->HaveEqualSteps(places[i], places[flat.indices[0]])) continue;
       return MakeError(Reason::kWrongState,
                        absl::StrCat("ShardedOptimizer: parameters ", flat.indices[0], " and ", i,
                                     ", of one group and dtype, have had different numbers of "
                                     "steps"));
     }
   }
-  for (size_t f = 0; f < flats_.size(); ++f) {
-    const Flat& flat = flats_[f];
-    const Optimizer::ParameterState& first = state[flat.indices[0]];
+  std::vector<Optimizer::ParameterState> scattered;  // by flat
+  for (const Flat& flat : flats_) {
+    const Optimizer::ParameterState& first = state[places[flat.indices[0]]];
     std::vector<Tensor> pieces;
     for (size_t s = 0; s < first.slots.size(); ++s) {
       std::vector<Tensor> parts;
-      for (const size_t i : flat.indices) parts.push_back(state[i].slots[s]);
+      for (const size_t i : flat.indices) parts.push_back(state[places[i]].slots[s]);
       pieces.push_back(OwnPiece(flat, Join(flat, parts)));
+      CHORUS_RETURN_IF_ERROR(pieces.back().status());
     }
-    optimizer_->SetState(f, {std::move(pieces), first.steps, first.skipped});
+    scattered.push_back({std::move(pieces), first.steps, first.skipped});
   }
+  for (size_t f = 0; f < flats_.size(); ++f) optimizer_->SetState(f, std::move(scattered[f]));
   return absl::OkStatus();
 }
 

@@ -22,10 +22,12 @@
 //   parameters' tensors. FAILED_PRECONDITION kWrongState: a parameter that is not there yet; state
 //   for Scatter whose parameters of one group and dtype have had different numbers of steps: a
 //   piece of them has one. INVALID_ARGUMENT kBadType: a parameter that is given twice, or is
-//   frozen, at the time of a step; another kind of optimizer for Gather and Scatter.
+//   frozen, at the time of a step; another kind of optimizer for Gather and Scatter, or one of
+//   other parameters.
 #ifndef CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 #define CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -60,9 +62,10 @@ class ShardedOptimizer {
   // The one of this rank's pieces, for its learning rate and schedule; null before the first call.
   Optimizer* pieces() const { return optimizer_.get(); }
 
-  // The state of all parameters to, or from, an optimizer of them all, of the same kind: what a
-  // checkpoint has, for any number of ranks. Every rank calls; Scatter with the same state. Gather
-  // is one coalesced all-gather, where there are tensors to keep; Scatter asks no other rank.
+  // The state of all parameters to, or from, an optimizer of them all, in whatever order, of the
+  // same kind: what a checkpoint has, for any number of ranks. Every rank calls; Scatter with the
+  // same state. Gather is one coalesced all-gather, where there are tensors to keep; Scatter asks
+  // no other rank.
   absl::Status Gather(Optimizer* whole, CallSite site = CallSite::Here());
   absl::Status Scatter(Optimizer* whole, CallSite site = CallSite::Here());
 
@@ -75,7 +78,8 @@ class ShardedOptimizer {
   void NoteSources(Flat* flat) const;
   // Makes the pieces, once parameters are there.
   absl::Status Start(CallSite site);
-  absl::Status CheckKind(const Optimizer* whole) const;
+  // Where each parameter, by its index, is among those of `whole`, which is to be of the same kind.
+  absl::Status FindIn(const Optimizer& whole, std::vector<size_t>* places) const;
   // Of the pieces; or the error that `status` is.
   absl::StatusOr<std::vector<Optimizer::ParameterState>> StateAfter(
       const absl::Status& status) const;

@@ -158,6 +158,68 @@ TEST(ShardedOptimizerTest, StateIsGatheredByOneNumberOfRanksAndScatteredToAnothe
   });
 }
 
+// As the groups have them, and as the module has them.
+TEST(ShardedOptimizerTest, StateIsEachParametersInWhateverOrderAnOptimizerHasThem) {
+  OnRanks(2, [&](const World& world, int) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    const std::vector<Variable> parameters = module->parameters();
+    std::vector<ParameterGroup> groups(2);
+    groups[0].parameters = {parameters[0], parameters[2]};
+    groups[1].parameters = {parameters[1], parameters[3]};
+    ShardedOptimizer optimizer(groups, world, MakeAdamW);
+    ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+    ASSERT_TRUE(optimizer.Step().ok());
+    AdamW by_group(groups, AdamW::Options());
+    AdamW by_module(parameters, AdamW::Options());
+    ASSERT_TRUE(optimizer.Gather(&by_group).ok());
+    ASSERT_TRUE(optimizer.Gather(&by_module).ok());
+    ShardedOptimizer other(groups, world, MakeAdamW);
+    ASSERT_TRUE(other.Scatter(&by_module).ok());
+    AdamW after(groups, AdamW::Options());
+    ASSERT_TRUE(other.Gather(&after).ok());
+    const auto wanted = by_group.State();
+    const auto gathered = by_module.State();
+    const auto scattered = after.State();
+    for (size_t i = 0; i < 4; ++i) {
+      const size_t place = std::vector<size_t>{0, 2, 1, 3}[i];
+      EXPECT_EQ(ValuesOf((*gathered)[place].slots), ValuesOf((*wanted)[i].slots)) << i;
+      EXPECT_EQ(ValuesOf((*scattered)[i].slots), ValuesOf((*wanted)[i].slots)) << i;
+    }
+    const auto stranger = Net();
+    ASSERT_TRUE(stranger->Init(world, 1, DType::kF64).ok());
+    AdamW of_stranger(stranger->parameters(), AdamW::Options());
+    const absl::Status refused = optimizer.Scatter(&of_stranger);
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kBadType) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("parameter 0 is none of the other"));
+  });
+}
+
+// Of the second group, so that of the first one nothing is scattered either.
+TEST(ShardedOptimizerTest, StateThatHasFailedIsNotScattered) {
+  OnRanks(2, [&](const World& world, int) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
+    ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+    ASSERT_TRUE(optimizer.Step().ok());
+    const std::unique_ptr<Optimizer> whole = MakeAdamW(TwoGroups(*module));
+    ASSERT_TRUE(optimizer.Gather(whole.get()).ok());
+    const auto before = optimizer.pieces()->State();
+    const auto state = whole->State();
+    for (size_t i = 0; i < 4; ++i) whole->SetState(i, {(*state)[i].slots, 5});
+    const Tensor failed = FromError(world, absl::InternalError("gone"));
+    whole->SetState(3, {{(*state)[3].slots[0], failed}, 5});
+    const absl::Status refused = optimizer.Scatter(whole.get());
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("gone"));
+    const auto after = optimizer.pieces()->State();
+    for (size_t f = 0; f < 2; ++f) {
+      EXPECT_EQ(ValuesOf((*after)[f].slots), ValuesOf((*before)[f].slots));
+      EXPECT_EQ((*after)[f].steps, 1);
+    }
+  });
+}
+
 // A piece of several parameters counts one number of steps.
 TEST(ShardedOptimizerTest, StateOfDifferentNumbersOfStepsIsNotScattered) {
   OnRanks(2, [&](const World& world, int) {
