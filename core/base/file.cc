@@ -36,8 +36,7 @@ absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) 
 // A name that is there until it has taken another one's place.
 class NewFile {
  public:
-  explicit NewFile(const std::string& path)
-      : path_(path), temporary_(absl::StrCat(path, ".new.", getpid())) {}
+  explicit NewFile(const std::string& path) : path_(path) {}
   ~NewFile() {
     if (fd_.valid()) unlink(temporary_.c_str());
   }
@@ -45,8 +44,7 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   absl::Status Write(const std::vector<absl::string_view>& parts) {
-    fd_ = UniqueFd(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!fd_.valid()) return OfErrno(temporary_, "create");
+    CHORUS_RETURN_IF_ERROR(Create());
     for (const absl::string_view part : parts) {
       CHORUS_RETURN_IF_ERROR(WriteAll(fd_.get(), part, temporary_));
     }
@@ -62,8 +60,19 @@ class NewFile {
   }
 
  private:
+  // Under the first name that nobody has. Others are those of who writes the path at the same time
+  // (a process of another container may have this one's pid), or left by one that died.
+  absl::Status Create() {
+    for (int i = 0; !fd_.valid(); ++i) {
+      temporary_ = absl::StrCat(path_, ".new.", i);
+      fd_ = UniqueFd(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+      if (!fd_.valid() && errno != EEXIST) return OfErrno(temporary_, "create");
+    }
+    return absl::OkStatus();
+  }
+
   const std::string path_;
-  const std::string temporary_;
+  std::string temporary_;
   UniqueFd fd_;
 };
 

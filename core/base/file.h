@@ -27,8 +27,10 @@ HeldBytes Hold(std::string bytes);
 // (SIGBUS), so files are replaced, not cut.
 absl::StatusOr<HeldBytes> MapFile(const std::string& path);
 
-// Writes `parts`, one behind the other, into a file beside `path`, which takes its place when all
-// of it is on the disk: there is the old file or the new one, whatever happens.
+// Writes `parts`, one behind the other, into a file beside `path` ("PATH.new.0", or the next number
+// that is free), which takes its place when all of it is on the disk: there is the old file or the
+// new one, whatever happens. Of several that write one path at the same time the last one's file is
+// there. A process that dies meanwhile leaves its file, which is in nobody's way.
 absl::Status ReplaceFile(const std::string& path, const std::vector<absl::string_view>& parts);
 
 }  // namespace chorus

@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
@@ -60,6 +62,30 @@ TEST_F(FileTest, AReplacementThatFailsLeavesNothingBehind) {
   ASSERT_EQ(mkdir(path_.c_str(), 0700), 0);
   EXPECT_EQ(ErrorOf(ReplaceFile(path_, {"x"})).reason, Reason::kWrongState);
   EXPECT_EQ(rmdir(path_.c_str()), 0);
+  EXPECT_EQ(rmdir(folder_.c_str()), 0) << "something is left in " << folder_;
+}
+
+// What one that died has left stays as it is.
+TEST_F(FileTest, EachWriterOfAPathHasAFileOfItsOwnUntilItsTurn) {
+  const std::string left = path_ + ".new.0";
+  ASSERT_TRUE(ReplaceFile(left, {"left"}).ok());
+  std::vector<std::thread> threads;
+  for (const char letter : {'a', 'b', 'c'}) {
+    threads.emplace_back([this, letter] {
+      for (int i = 0; i < 8; ++i) {
+        const std::string bytes(5000, letter);
+        const absl::Status status = ReplaceFile(path_, {bytes, bytes});
+        EXPECT_TRUE(status.ok()) << status;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const absl::StatusOr<HeldBytes> read = MapFile(path_);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->bytes, std::string(10000, read->bytes[0]));
+  EXPECT_EQ(MapFile(left)->bytes, "left");
+  EXPECT_EQ(unlink(left.c_str()), 0);
+  EXPECT_EQ(unlink(path_.c_str()), 0);
   EXPECT_EQ(rmdir(folder_.c_str()), 0) << "something is left in " << folder_;
 }
 
