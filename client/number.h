@@ -18,7 +18,8 @@ class Number {
   Number(T value) : value_(static_cast<double>(value)) {  // implicit
     if constexpr (std::is_integral<T>::value) {
       using Limits = std::numeric_limits<int64_t>;
-      is_whole_ = std::is_signed<T>::value || static_cast<uint64_t>(value) <= uint64_t{Limits::max()};
+      is_whole_ =
+          std::is_signed<T>::value || static_cast<uint64_t>(value) <= uint64_t{Limits::max()};
       if (is_whole_) whole_ = static_cast<int64_t>(value);
     }
   }

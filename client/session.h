@@ -108,6 +108,12 @@ class DeviceRef {
   int slot() const { return slot_; }  // index in the session's list
   DeviceInfo info() const;
 
+  // The same one of the same session.
+  friend bool operator==(const DeviceRef& a, const DeviceRef& b) {
+    return a.session_ == b.session_ && a.slot_ == b.slot_;
+  }
+  friend bool operator!=(const DeviceRef& a, const DeviceRef& b) { return !(a == b); }
+
  private:
   friend class internal::Access;
   DeviceRef(std::shared_ptr<internal::SessionCore> session, int slot)

@@ -258,7 +258,7 @@ Tensor RandomNumber::On(const DeviceRef& device, CallSite site) const {
     return IntegerOf(value_, SessionOf(device), device.slot());
   }
   if (!IsUsable(tensor_) || SessionOf(tensor_.device()) != SessionOf(device)) return tensor_;
-  return tensor_.device().slot() == device.slot() ? tensor_ : CopyTo(tensor_, device, site);
+  return tensor_.device() == device ? tensor_ : CopyTo(tensor_, device, site);
 }
 
 namespace {

@@ -61,6 +61,15 @@ TEST_F(OpTest, StandsOnADeviceWithoutInputs) {
   EXPECT_EQ(Op("neg", {}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Also where its operands may be of several devices.
+TEST_F(OpTest, StandsWhereItsFirstOperandDoes) {
+  const Session session = daemon_.Open(2);
+  const Tensor x = FromHost<float>(session.device(1), {1, 2}, {2});
+  const Tensor y = Op("copy", {x}) + x;
+  EXPECT_EQ(y.device().slot(), 1);
+  EXPECT_EQ(Values<float>(y), (std::vector<float>{2, 4}));
+}
+
 TEST_F(OpTest, IsCompiledLikeAnyOther) {
   const Compiled twice = Compile([](const std::vector<Tensor>& in) {
     return std::vector<Tensor>{Op("add", {in[0], in[0]})};

@@ -97,8 +97,8 @@ Tensor ApplyLocal(NodeSpec spec, absl::Span<const Tensor> inputs, const DeviceRe
     }
     datas.push_back(ImplOf(input)->data);
     types.push_back(&datas.back()->info->type);
-    if (crosses) continue;
     if (datas.size() == 1 && device == nullptr) spec.device_slot = datas[0]->device_slot;
+    if (crosses) continue;
     if (datas.back()->device_slot != spec.device_slot) {
       return FailedTensor(session,
                           WithSource(BadType(absl::StrCat(

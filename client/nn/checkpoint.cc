@@ -80,9 +80,7 @@ absl::StatusOr<Like> LikeOf(const NamedVariable& named, const std::vector<NamedV
   const auto other = std::find_if(all.begin(), all.end(), has_type);
   const DeviceRef device = (other == all.end() ? named : *other).variable().device();
   const auto elsewhere = [&](const NamedVariable& one) {
-    const DeviceRef its = one.variable().device();
-    return has_type(one) &&
-           (internal::SessionOf(its) != internal::SessionOf(device) || its.slot() != device.slot());
+    return has_type(one) && one.variable().device() != device;
   };
   const Session session = internal::SessionFrom(internal::SessionOf(device));
   const char* got = nullptr;

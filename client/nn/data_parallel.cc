@@ -62,8 +62,8 @@ Nest MapTensors(const Nest& nest, const std::function<Tensor(const Tensor&)>& fu
 absl::StatusOr<Nest> MoveTo(const DeviceRef& device, const Nest& nest, CallSite site) {
   absl::Status first;
   Nest moved = MapTensors(nest, [&](const Tensor& tensor) {
-    const bool stays = !tensor.defined() || !tensor.status().ok() || tensor.absent() ||
-                       tensor.device().slot() == device.slot();
+    const bool stays =
+        !tensor.defined() || !tensor.status().ok() || tensor.absent() || tensor.device() == device;
     Tensor there = stays ? tensor : CopyTo(tensor, device, site);
     if (there.defined()) first.Update(there.status());
     return there;

@@ -245,8 +245,7 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
   for (size_t i = 0; i < variables_.size(); ++i) {
     CHORUS_RETURN_IF_ERROR(CheckIsThere(variables_[i]));
     const Tensor tensor = variables_[i].variable();
-    if (internal::SessionOf(tensor.device()) != internal::SessionOf(device) ||
-        tensor.device().slot() != device.slot()) {
+    if (tensor.device() != device) {
       return BadType(absl::StrCat("DistributedDataParallel: expected all variables on device ",
                                   device.slot(), ", the group's, got ", variables_[i].name,
                                   " on device ", tensor.device().slot()));

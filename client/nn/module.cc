@@ -360,7 +360,7 @@ absl::Status Module::To(const DeviceRef& device) {
       return MakeError(Reason::kWrongState,
                        absl::StrCat(named.name, " is not there yet: call Init"));
     }
-    if (tensor.device().slot() == device.slot()) continue;
+    if (tensor.device() == device) continue;
     const Tensor copy = CopyTo(tensor.Detach(), device);
     CHORUS_RETURN_IF_ERROR(copy.status());
     named.variable.Set(copy);
@@ -417,11 +417,12 @@ absl::StatusOr<DeviceRef> Module::device() const {
                        absl::StrCat(named.name, " is not there yet: call Init"));
     }
     if (first == nullptr) first = &named;
-    const int at = first->variable().device().slot();
-    if (tensor.device().slot() != at) {
-      return BadType(absl::StrCat("a module on one device was expected, ", first->name,
-                                  " is on device ", at, ", ", named.name, " on device ",
-                                  tensor.device().slot()));
+    const DeviceRef at = first->variable().device();
+    if (tensor.device() != at) {
+      return BadType(
+          absl::StrCat("a module on one device was expected, ", first->name, " is on device ",
+                       at.slot(), ", ", named.name, " on device ", tensor.device().slot(),
+                       tensor.device().slot() == at.slot() ? " of another session" : ""));
     }
   }
   if (first == nullptr) {

@@ -311,6 +311,17 @@ TEST_F(ModuleTest, ItMovesBetweenDevices) {
               HasSubstr("a.scale is on device 1, b.shift on device 0"));
 }
 
+// Whose devices have the same numbers.
+TEST_F(ModuleTest, ItDoesNotMoveToAnotherSession) {
+  const Session other = daemon_.Open();
+  Two two(1);
+  ASSERT_TRUE(two.Init(session_, 1).ok());
+  EXPECT_EQ(ErrorOf(two.To(other)).reason, Reason::kBadType);
+  EXPECT_TRUE(*two.device() == session_);
+  two.b_.shift_.Set(FromHost<float>(other, {0}, {1}));
+  EXPECT_THAT(std::string(two.device().status().message()), HasSubstr("of another session"));
+}
+
 TEST_F(ModuleTest, ErrorsNameTheModuleAndTheLine) {
   Two two(1);
   const Tensor early = two(Row({1}));

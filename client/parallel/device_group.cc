@@ -208,9 +208,7 @@ absl::StatusOr<DeviceGroup> DeviceGroup::Create(const Session& session,
 
 int DeviceGroup::IndexOf(const DeviceRef& device) const {
   for (int index = 0; index < size(); ++index) {
-    const DeviceRef candidate = this->device(index);
-    if (SessionOf(candidate) == SessionOf(device) && candidate.slot() == device.slot())
-      return index;
+    if (this->device(index) == device) return index;
   }
   return -1;
 }
