@@ -2243,8 +2243,10 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       gang.what = runs_[first.run].what;
       gang.participation = first.participation;
     }
+    // Of the ranks' calls, whatever the gang's order is.
     if (instance.key.group == GroupId(0) && !instance.key.is_pair() &&
-        !instance.key.is_gradient()) {
+        !instance.key.is_gradient() &&
+        (!gang.last_of_world.has_value() || *gang.last_of_world < instance.key)) {
       gang.last_of_world = instance.key;
     }
     out.key = instance.key;

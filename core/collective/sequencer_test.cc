@@ -3311,6 +3311,29 @@ TEST(SequencerOrderTest, AsksForWhatAnotherOrderTakesBeforeTheLaunch) {
   EXPECT_THAT(actions[0].donating, ElementsAre(RunHandle(1)));
 }
 
+// What the runs read has the world's second collective before its first.
+TEST(SequencerOrderTest, TheLastPublishedCollectiveIsTheLastOfTheCallsNotOfTheOrder) {
+  Sequencer sequencer = World(2);
+  const GroupId pair = AddGroup(&sequencer, {1, 0});
+  TestRun first(1, Epoch(1));
+  const int32_t in_world = first.Slot(kWorld, 2, {0}, {0});
+  first.AllReduce(in_world, 0);
+  first.AllReduce(in_world, 0);
+  first.AllReduce(first.Slot(pair, 2, {1}, {0}), 1, /*after=*/{1});
+  Cast(&sequencer, first);
+  TestRun second(2, Epoch(1));
+  second.AllReduce(second.Slot(pair, 2, {0}, {0}), 0);
+  const int32_t of_second = second.Slot(kWorld, 2, {1}, {0});
+  second.AllReduce(of_second, 1, /*after=*/{0});
+  second.AllReduce(of_second, 1);
+  Actions actions = Submitted(&sequencer, second);
+  for (const int64_t run : {1, 2}) sequencer.Reserved(RunHandle(run), At(0), &actions);
+  ASSERT_THAT(Launched(actions), ElementsAre(1, 2));
+  ASSERT_EQ(actions.back().instances.front().key, WorldKey(1, 1));
+  sequencer.Finished(Ticket(1), absl::OkStatus(), At(1), &actions);
+  EXPECT_EQ(*sequencer.LastPublished(Rank(0)), WorldKey(1, 1));
+}
+
 TEST(SequencerOrderTest, TheOrderOfAGangIsFoundOnceHoweverManyHaveToGetReadyForIt) {
   constexpr int64_t kRuns = 600;  // an order that is too long to be kept
   Sequencer sequencer = World(2);
