@@ -1728,6 +1728,14 @@ TEST_F(CudaKernelsTest, CumSumHasTheBitsOfItsOrder) {
       }
     }
   }
+  for (const Ints& sizes : {Ints{1 << 14, 0}, Ints{0, 2, 1 << 14}, Ints{2, 0, 1 << 14}}) {
+    for (const int64_t axis : {0, 1}) {
+      const Value none = testing::Zeros(testing::WithDType(DType::kI32, sizes));
+      const Outcome outcome = Run("cum_sum", {none}, {{"axis", axis}});
+      EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+      EXPECT_TRUE(outcome.value.bytes.empty());
+    }
+  }
   // The first is the element itself: nothing is added to it.
   const Value zeros = testing::MakeValue<double>(Ints{2}, {-0.0, -0.0});
   for (const double sum :

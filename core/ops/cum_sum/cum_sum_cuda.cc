@@ -60,7 +60,7 @@ CudaKernelOrError MakeInParts(const CudaGpu& gpu, CudaKernel::Facts facts, const
                               bool reverse) {
   cuda::CumSumArgs<T> sums = WholeRows<T>(rows, reverse);
   sums.length = PartLength(rows);
-  const int64_t in_row = (rows.size + sums.length - 1) / sums.length;
+  const int64_t in_row = rows.size == 0 ? 0 : (rows.size + sums.length - 1) / sums.length;
   const std::string name = absl::StrCat("cum_sum_", sizeof(T));
   if (in_row <= 1) return MakeInOrder<T>(gpu, std::move(facts), rows, reverse, name);
   sums.parts = rows.count() * in_row;
