@@ -1,5 +1,6 @@
 #include "chorus/functional/conv.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "client/internal/local.h"
 #include "client/internal/record.h"
 #include "core/base/error.h"
+#include "core/ops/window.h"
 
 namespace chorus {
 namespace {
@@ -171,8 +173,10 @@ Tensor AdaptiveAvgPool2d(const Tensor& x, HeightWidth size, CallSite site) {
   }
   const HeightWidth from(x.shape()[2], x.shape()[3]);
   if (size.h == 1 && size.w == 1) return Mean(x, {2, 3}, /*keep_dims=*/true, site);
-  if (from.h % size.h == 0 && from.w % size.w == 0) {
-    return Average(x, {from.h / size.h, from.w / size.w}, AvgPool2dOptions(), site);
+  const HeightWidth part(from.h / size.h, from.w / size.w);
+  // A window has a bound, a part none.
+  if (from.h % size.h == 0 && from.w % size.w == 0 && std::max(part.h, part.w) <= kMostOfWindow) {
+    return Average(x, part, AvgPool2dOptions(), site);
   }
   if (!IsHalf(x)) return MeansOfParts(MeansOfParts(x, 2, size.h, site), 3, size.w, site);
   // Rounded once, like any mean, and not between the axes.

@@ -228,6 +228,12 @@ TEST_F(ConvTest, AvgPoolIsTheMean) {
   EXPECT_THAT(Values<double>(AvgPool2d(one, 2, padded)), ElementsAre(2));
 }
 
+// Of more than a window may have.
+TEST_F(ConvTest, AdaptiveAvgPoolTakesPartsOfAnyLength) {
+  const Tensor x = Full(session_, DType::kF32, {1, 1, 1, int64_t{1} << 22}, 1);
+  EXPECT_THAT(Values<float>(AdaptiveAvgPool2d(x, {1, 2})), ElementsAre(1, 1));
+}
+
 TEST_F(ConvTest, AdaptiveAvgPoolCoversAllWithParts) {
   const Tensor x = Numbers({1, 2, 5, 6});
   const Doubles in = Values<double>(x);

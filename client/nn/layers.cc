@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +26,7 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using internal::Fail;
 using internal::IsUsable;
 using internal::Trace;
 using internal::TracesSizes;
@@ -75,6 +78,9 @@ Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const R
                     CallSite site) {
   const CallSiteScope lines(site);
   if (!IsUsable(x)) return x * 1;
+  if (!(p >= 0 && p <= 1)) {
+    return Fail(x, BadType(absl::StrCat("DropElements: expected a p from 0 to 1, got ", p)), site);
+  }
   const Tensor mask = RandomUniform(x.device(), DType::kF32, x.shape(), seed, offset) >= p;
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   return Where(mask, InComputeType(x, [scale](const Tensor& wide) { return wide * scale; }), 0);
@@ -147,12 +153,13 @@ Tensor Linear::Forward(const Tensor& x) {
   }
   if (!IsUsable(x)) return MatMul(x, weight_());
   Shape shape = x.shape();
+  const int64_t count =
+      std::accumulate(shape.begin(), shape.end() - 1, int64_t{1}, std::multiplies<int64_t>());
   shape.back() = out_;
-  const Tensor rows =
-      x.shape().size() == 2 ? x : Reshape(x, {x.num_elements() / std::max<int64_t>(in_, 1), in_});
+  const Tensor rows = shape.size() == 2 ? x : Reshape(x, {count, in_});
   const Tensor y = TransposedMatMul(rows, weight_());
   const Tensor shifted = bias_.defined() ? y + bias_() : y;
-  return x.shape().size() == 2 ? shifted : Reshape(shifted, shape);
+  return shape.size() == 2 ? shifted : Reshape(shifted, shape);
 }
 
 std::string Linear::description() const { return absl::StrCat("in=", in_, ", out=", out_); }

@@ -29,13 +29,14 @@ Tensor LayerNormalize(const Tensor& x, int64_t dims, double epsilon,
                       CallSite site = CallSite::Here());
 
 // Each element with probability 1 - p over 1 - p, else 0: which, by seed and offset alone. Half
-// types are rounded once.
+// types are rounded once. `p` is from 0 to 1.
 Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const RandomNumber& offset,
                     CallSite site = CallSite::Here());
 
 // softmax(q k^T / sqrt(d) + mask) v of [..., n, d], [..., m, d] and [..., m, e]. `mask`, unless it
-// is undefined, is broadcast to [..., n, m]: of bool, true where a query may look, or numbers that
-// are added. A query that may look at nothing gets NaN.
+// is undefined, is broadcast to [..., n, m]: of bool, true where a query may look (as in PyTorch's
+// scaled_dot_product_attention; its MultiheadAttention means the opposite), or numbers that are
+// added. A query that may look at nothing gets NaN.
 Tensor Attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const Tensor& mask = Tensor(), CallSite site = CallSite::Here());
 // [n, n] of bool: true on and below the diagonal.

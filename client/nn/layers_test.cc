@@ -26,6 +26,7 @@ using chorus::testing::FakeDaemon;
 using chorus::testing::Values;
 using nn::testing::ExpectLayerGradients;
 using ::testing::DoubleNear;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
@@ -61,6 +62,19 @@ TEST_F(LayersTest, LinearIsXTimesTheTransposePlusBias) {
   EXPECT_EQ(ErrorOf(wrong.status()).reason, Reason::kBadType);
   EXPECT_THAT(std::string(wrong.status().message()),
               HasSubstr("Linear: expected [..., 3], got f64[2,4]"));
+}
+
+// As one of no columns is the bias alone.
+TEST_F(LayersTest, LinearTakesWhatHasNoColumns) {
+  Linear linear(0, 2);
+  ASSERT_TRUE(linear.Init(session_, 1).ok());
+  for (const Shape& shape : {Shape{6, 0}, Shape{2, 3, 0}, Shape{0}, Shape{2, 0, 0}}) {
+    const Tensor y = linear(Zeros(session_, DType::kF32, shape));
+    ASSERT_TRUE(y.Wait().ok()) << y.Wait();
+    Shape expected = shape;
+    expected.back() = 2;
+    EXPECT_EQ(y.shape(), expected);
+  }
 }
 
 TEST_F(LayersTest, LinearHasGradients) {
@@ -260,6 +274,16 @@ TEST_F(LayersTest, DropoutDropsByScopeAndOnlyInTraining) {
 }
 
 // The offset is an input of a compiled function: other numbers, one trace.
+TEST_F(LayersTest, ElementsAreDroppedWithAProbability) {
+  const Tensor x = Full(session_, DType::kF32, {4}, 1);
+  for (const double p : {-1.0, 1.5, std::nan("")}) {
+    EXPECT_THAT(std::string(DropElements(x, p, 0, 0).status().message()),
+                HasSubstr("DropElements: expected a p from 0 to 1"));
+  }
+  EXPECT_THAT(Values<float>(DropElements(x, 1, 0, 0)), Each(0));
+  EXPECT_THAT(Values<float>(DropElements(x, 0, 0, 0)), Each(1));
+}
+
 TEST_F(LayersTest, DropoutInACompiledFunctionChangesWithItsOffset) {
   Dropout dropout(0.5);
   const Compiled step = Compile([&dropout](const std::vector<Tensor>& in) {

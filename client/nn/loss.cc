@@ -16,6 +16,7 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using internal::BroadcastShapes;
 using internal::Fail;
 using internal::IsUsable;
 using internal::TypeText;
@@ -61,7 +62,7 @@ struct Rows {
 // of -log p w over the classes, the part of smoothing; undefined without.
 Rows OfLabels(const Tensor& nll, const Tensor& labels, const Tensor& spread,
               const ClassOptions& options, double classes) {
-  const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
+  const Tensor ignored = Equal(Cast(labels, DType::kI64), options.ignored);
   Rows rows;
   const Tensor losses = AsComputeType(nll);
   const Tensor ones = Full(nll.device(), losses.dtype(), {}, 1);
@@ -121,7 +122,7 @@ Tensor CrossEntropyLoss(const Tensor& logits, const Tensor& labels, const ClassO
     Tensor x = AsComputeType(logits);
     if (of_classes) {
       // Whatever stands in a row that does not count: 0 times NaN would be its gradient.
-      const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
+      const Tensor ignored = Equal(Cast(labels, DType::kI64), options.ignored);
       x = Where(Unsqueeze(ignored, -1), 0, x);
     }
     log_p = LogSoftmax(x);
@@ -154,7 +155,7 @@ Tensor NllLoss(const Tensor& log_probabilities, const Tensor& labels, const Clas
                              TypeText(labels)));
   }
   if (!fits.ok()) return Fail(x, fits, site);
-  const Tensor ignored = Equal(Cast(labels, DType::kI64), static_cast<double>(options.ignored));
+  const Tensor ignored = Equal(Cast(labels, DType::kI64), options.ignored);
   const Tensor safe = Unsqueeze(Where(ignored, 0, labels), -1);
   const Tensor nll = Where(ignored, 0, -Reshape(TakeAlong(x, safe, -1), labels.shape()));
   return Reduced(OfLabels(nll, labels, Tensor(), options, 1), options.reduce, x.dtype());
@@ -188,6 +189,17 @@ Tensor BceWithLogitsLoss(const Tensor& x, const Tensor& y, const Tensor& positiv
   const CallSiteScope lines(site);
   const absl::Status fits = CheckOneShape("BceWithLogitsLoss", x, y);
   if (!fits.ok()) return Fail(x, fits, site);
+  if (IsUsable(x) && IsUsable(positive_weight)) {
+    Shape shape = x.shape();
+    if (!BroadcastShapes(positive_weight.shape(), &shape) || shape != x.shape()) {
+      return Fail(
+          x,
+          BadType(absl::StrCat("BceWithLogitsLoss: expected a positive_weight that stretches "
+                               "to ",
+                               TypeText(x), ", got ", TypeText(positive_weight))),
+          site);
+    }
+  }
   return InComputeType(x, y, [&](const Tensor& a, const Tensor& b) {
     // -log sigmoid(a) = softplus(-a), -log(1 - sigmoid(a)) = softplus(a): a + softplus(-a) would be
     // the difference of large numbers where a is, and so would its gradient.

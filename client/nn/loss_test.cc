@@ -314,6 +314,23 @@ TEST_F(LossTest, InfinitiesAndNaNsAreNotHidden) {
   EXPECT_EQ(divergence[2], 0);
 }
 
+// Labels to ignore that no double is.
+TEST_F(LossTest, AnyLabelMayBeIgnored) {
+  ClassOptions options;
+  for (const int64_t ignored : {std::numeric_limits<int64_t>::max(),
+                                -std::numeric_limits<int64_t>::max(), (int64_t{1} << 53) + 1}) {
+    SCOPED_TRACE(ignored);
+    options.ignored = ignored;
+    const Tensor two = Slice(x_, 0, 0, 2);
+    const double row = Values<double>(CrossEntropyLoss(Slice(x_, 0, 0, 1), I64({1})))[0];
+    for (const auto& loss : {CrossEntropyLoss, NllLoss}) {
+      const Tensor scores = loss == CrossEntropyLoss ? two : LogSoftmax(two);
+      EXPECT_NEAR(Values<double>(loss(scores, I64({1, ignored}), options, CallSite::Here()))[0],
+                  row, 1e-12);
+    }
+  }
+}
+
 TEST_F(LossTest, WhatDoesNotFitIsRefused) {
   for (const double delta : {0.0, -1.0, 1e39, 1e-50, std::nan("")}) {
     EXPECT_THAT(std::string(HuberLoss(x_, x_, delta).status().message()),
@@ -331,6 +348,12 @@ TEST_F(LossTest, WhatDoesNotFitIsRefused) {
   smooth.label_smoothing = 0.5;
   EXPECT_FALSE(NllLoss(x_, I64({0, 1, 2}), smooth).status().ok());
   EXPECT_FALSE(NllLoss(x_, x_).status().ok());
+  // A weight that would stretch the loss, and not itself.
+  for (const Shape& shape : {Shape{3, 1, 1}, Shape{2, 3, 3}, Shape{0}, Shape{2}}) {
+    const Tensor weight = Full(session_, DType::kF64, shape, 1);
+    EXPECT_THAT(std::string(BceWithLogitsLoss(x_, x_, weight).status().message()),
+                HasSubstr("expected a positive_weight that stretches to f64[3,3], got f64["));
+  }
   const Tensor refused = MseLoss(x_, I64({1}));
   EXPECT_EQ(ErrorOf(refused.status()).reason, Reason::kBadType);
   EXPECT_THAT(ErrorOf(refused.status()).source, HasSubstr("loss_test.cc"));

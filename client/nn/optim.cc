@@ -355,7 +355,7 @@ Tensor LossScaler::Unscale(std::vector<Tensor>* gradients, const Tensor& scale) 
 
 LossScaler::State LossScaler::Next(const State& state, const Tensor& finite) const {
   const Tensor streak = state.streak + 1;
-  const Tensor grows = GreaterEqual(streak, static_cast<double>(options_.interval));
+  const Tensor grows = GreaterEqual(streak, options_.interval);
   // A scale that would not be finite stays.
   const Tensor grown = state.scale * options_.growth;
   const Tensor larger =
