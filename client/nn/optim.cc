@@ -8,12 +8,17 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/autograd.h"
 #include "chorus/functional/math.h"
+#include "client/internal/local.h"
 #include "client/nn/compute_type.h"
 #include "client/nn/trained.h"
 #include "core/base/error.h"
 
 namespace chorus {
 namespace nn {
+
+using internal::Fail;
+using internal::IsUsable;
+using internal::TypeText;
 
 // --- Schedules ----------------------------------------------------------------------------------
 
@@ -42,10 +47,14 @@ Schedule WarmUp(int64_t steps, Schedule then) {
 
 Tensor GradNorm(const std::vector<Tensor>& gradients, CallSite site) {
   const CallSiteScope lines(site);
+  const bool has_f64 = std::any_of(gradients.begin(), gradients.end(), [](const Tensor& gradient) {
+    return gradient.defined() && gradient.dtype() == DType::kF64;
+  });
   Tensor sum;
   for (const Tensor& gradient : gradients) {
     if (!gradient.defined()) continue;
-    const Tensor wide = AsComputeType(gradient);
+    const Tensor wide =
+        has_f64 && IsUsable(gradient) ? AsType(gradient, DType::kF64) : AsComputeType(gradient);
     const Tensor square = Sum(wide * wide);
     sum = sum.defined() ? sum + square : square;
   }
@@ -59,7 +68,9 @@ Tensor ClipGradNorm(std::vector<Tensor>* gradients, double max_norm, CallSite si
   const Tensor factor = Minimum(max_norm / (norm + 1e-6), 1);
   for (Tensor& gradient : *gradients) {
     if (!gradient.defined()) continue;
-    gradient = InComputeType(gradient, [&factor](const Tensor& wide) { return wide * factor; });
+    gradient = InComputeType(gradient, [&factor](const Tensor& wide) {
+      return wide * (IsUsable(wide) ? AsType(factor, wide.dtype()) : factor);
+    });
   }
   return norm;
 }
@@ -80,6 +91,9 @@ Optimizer::Optimizer(const std::vector<ParameterGroup>& groups, double learning_
   RefuseUnless(weight_decay >= 0, absl::StrCat("a weight decay from 0, got ", weight_decay));
   refused_.Update(CheckEachOnce(groups));
   for (const ParameterGroup& group : groups) {
+    RefuseUnless(group.learning_rate >= 0,
+                 absl::StrCat("a group's learning rate from 0, got ", group.learning_rate));
+    RefuseUnless(!std::isnan(group.weight_decay), "a group's weight decay that is a number");
     for (const Variable& parameter : group.parameters) {
       parameters_.push_back(parameter);
       entries_.emplace_back();
@@ -105,9 +119,13 @@ void Optimizer::ClearGrads() const {
 }
 
 std::vector<Tensor> Optimizer::SlotsOf(size_t parameter, const Tensor& like) const {
-  std::vector<Tensor> of_parameter = entries_[parameter].state.slots;
-  while (static_cast<int>(of_parameter.size()) < slots()) {
-    of_parameter.push_back(Zeros(like.device(), like.dtype(), like.shape()));
+  const ParameterState& state = entries_[parameter].state;
+  std::vector<Tensor> of_parameter = state.slots;
+  of_parameter.resize(static_cast<size_t>(slots()));
+  for (Tensor& slot : of_parameter) {
+    // Also where they could not be made when they were asked for first.
+    const bool is_none = !slot.defined() || (state.steps == 0 && !slot.status().ok());
+    if (is_none) slot = Zeros(like.device(), like.dtype(), like.shape());
   }
   return of_parameter;
 }
@@ -130,7 +148,11 @@ absl::StatusOr<std::vector<Optimizer::ParameterState>> Optimizer::State() {
   CHORUS_RETURN_IF_ERROR(Slots().status());
   CHORUS_RETURN_IF_ERROR(SettleSkips());
   std::vector<ParameterState> all;
-  for (const Entry& entry : entries_) all.push_back(entry.state);
+  for (const Entry& entry : entries_) {
+    all.push_back(entry.state);
+    // Handles of their own: the next compiled step is given none that the caller has kept.
+    for (Tensor& slot : all.back().slots) slot = slot.Detach();
+  }
   return all;
 }
 
@@ -172,6 +194,12 @@ std::vector<double> Optimizer::NumbersOf(size_t parameter, int64_t steps) const 
 
 Tensor Optimizer::Next(size_t parameter, const Tensor& value, const Tensor& gradient,
                        const std::vector<Operand>& numbers, std::vector<Tensor>* state) const {
+  if (IsUsable(value) && IsUsable(gradient) && value.shape() != gradient.shape()) {
+    return Fail(value,
+                BadType(absl::StrCat("an optimizer expects a gradient of the parameter's shape, ",
+                                     TypeText(value), ", got ", TypeText(gradient))),
+                CallSite::Here());
+  }
   const DType dtype = value.dtype();
   const DType compute = ComputeType(dtype);
   // What is of another type than the parameter stays, and is refused where it meets one.

@@ -9,6 +9,7 @@
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
 #include "chorus/nn/init.h"
+#include "client/internal/access.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"
@@ -258,7 +259,49 @@ TEST_F(OptimTest, AStepTakesGradientsAndLeavesNone) {
   EXPECT_THAT(Values<double>(module_.b_()), Near({0.5}));
   EXPECT_EQ(ErrorOf(sgd.Step({Tensor()})).reason, Reason::kBadType);
   EXPECT_FALSE(sgd.Step({F64({1, 2, 3}), Tensor()}).ok());
+  // Which would stretch, or be stretched.
+  module_.b_.RequireGrad(true);
+  for (const std::vector<Tensor>& gradients :
+       {std::vector<Tensor>{Tensor(), F64({1, 2, 3})}, std::vector<Tensor>{F64({1}), Tensor()}}) {
+    const absl::Status status = sgd.Step(gradients);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("expects a gradient of the parameter's"));
+    EXPECT_THAT(ErrorOf(status).source, HasSubstr("optim_test.cc"));
+  }
+  EXPECT_THAT(Values<double>(module_.b_()), Near({0.5}));
   EXPECT_THAT(Values<double>(module_.a_()), Near({0.8, -1.6}));
+}
+
+// Its moments would have had the failed one's type.
+TEST_F(OptimTest, AParameterThatHadFailedBeginsAnew) {
+  Adam adam(module_.parameters(), Adam::Options());
+  const Tensor before = module_.a_();
+  module_.a_.Set(FromError(session_, MakeError(Reason::kQuota, "no names")));
+  EXPECT_TRUE(adam.State().ok());
+  module_.a_.Set(before);
+  EXPECT_TRUE(adam.Step({F64({1, 1}), F64({1})}).ok());
+  EXPECT_TRUE(module_.a_().Wait().ok()) << module_.a_().Wait();
+}
+
+// A compiled step gives the daemon what nobody else has a handle of.
+TEST_F(OptimTest, StateIsOfHandlesOfItsOwn) {
+  Adam adam(module_.parameters(), Adam::Options());
+  const auto state = adam.State();
+  const auto slots = adam.Slots();
+  ASSERT_TRUE(state.ok() && slots.ok());
+  for (size_t i = 0; i < slots->size(); ++i) {
+    for (size_t s = 0; s < (*slots)[i].size(); ++s) {
+      EXPECT_NE(internal::ImplOf((*state)[i].slots[s]), internal::ImplOf((*slots)[i][s]));
+    }
+  }
+}
+
+TEST_F(OptimTest, NormsTakeGradientsOfAllTypes) {
+  const Tensor three = FromHost<float>(session_, {3}, {1});
+  std::vector<Tensor> gradients = {three, F64({4}), Cast(three, DType::kBF16)};
+  EXPECT_THAT(Values<double>(ClipGradNorm(&gradients, 1)), Near({std::sqrt(34.0)}));
+  EXPECT_EQ(gradients[0].dtype(), DType::kF32);
+  EXPECT_EQ(gradients[2].dtype(), DType::kBF16);
+  EXPECT_NEAR(Values<double>(gradients[1])[0], 4 / std::sqrt(34.0), 1e-6);
 }
 
 TEST_F(OptimTest, Schedules) {
@@ -357,6 +400,14 @@ TEST_F(OptimTest, OptionsThatMakeNoSenseAreRefused) {
   adam.beta2 = 1;
   Adam beta(module_.parameters(), adam);
   expect(&beta, "a beta in [0, 1), got 1");
+  std::vector<ParameterGroup> groups = OneGroup(module_.parameters());
+  groups[0].learning_rate = -1;
+  Sgd of_group(groups, {});
+  expect(&of_group, "a group's learning rate from 0, got -1");
+  groups[0].learning_rate = 0;
+  groups[0].weight_decay = std::nan("");
+  Sgd no_decay(groups, {});
+  expect(&no_decay, "a group's weight decay that is a number");
   Sgd twice({module_.a_, module_.b_, module_.a_}, {});
   expect(&twice, "each parameter once");
 }

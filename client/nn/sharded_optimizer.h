@@ -14,8 +14,8 @@
 // and the mean is taken in the same tree.
 //
 // A call that is refused on one rank has changed nothing there, and counts like any other; the
-// other ranks are told (chorus.h): their parameters and state carry the error, and they go on from
-// a copy.
+// other ranks are told (chorus.h): their parameters carry the error, and they go on from a copy. Of
+// the state too: it may have gone on by that step, on those ranks alone, and then carries no error.
 //
 // Threads: one at a time; calls for one Group must be ordered by the caller. Ownership: it shares
 //   the parameters that it was given. Errors: returned, with the line of the call; or in the
