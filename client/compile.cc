@@ -112,6 +112,7 @@ class CompiledImpl {
       }
       CHORUS_RETURN_IF_ERROR(input.status());
       const TensorData& data = *ImplOf(input)->data;
+      CHORUS_RETURN_IF_ERROR(CheckTrace("compiled function", data, TraceId()));
       if (session == nullptr) session = data.session;
       if (session != data.session) {
         return BadType("compiled function: expected inputs of one session");

@@ -926,6 +926,9 @@ TEST(CompileTest, WrongUseIsAnError) {
               }).ok());
   EXPECT_EQ(read.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ((escaped * 2).status().code(), absl::StatusCode::kFailedPrecondition);
+  const Compiled twice =
+      Compile([](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + in[0]}; });
+  EXPECT_EQ(ErrorOf(twice.Run({escaped}).status()).reason, Reason::kWrongState);
   // A captured leaf's gradient would have to outlive the trace.
   const Tensor leaf = Vector(session, {2}).RequireGrad();
   absl::Status backward;
