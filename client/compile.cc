@@ -42,12 +42,9 @@ class CompiledImpl {
       : function_(std::move(function)), options_(std::move(options)) {}
 
   absl::StatusOr<std::vector<Tensor>> Run(const std::vector<Tensor>& inputs, CallSite site) {
-    if (Trace::Current() != nullptr) {
-      // One graph is the point: the inner function becomes part of the outer one.
-      const CallSiteScope own_lines;
-      return function_(inputs);
-    }
     const std::string source = SourceOf(site);
+    // One graph is the point: the inner function becomes part of the outer one.
+    if (Trace* const outer = Trace::Current()) return RunInside(outer, inputs, source);
     for (const Tensor& input : inputs) {
       // No lock before that: a thread that the child lacks may have held it.
       if (!input.defined() || ImplOf(input)->data->session == nullptr) continue;
@@ -99,6 +96,21 @@ class CompiledImpl {
     Trace::Finished trace;  // without its graph
   };
 
+  absl::StatusOr<std::vector<Tensor>> RunInside(Trace* outer, const std::vector<Tensor>& inputs,
+                                                const std::string& source) {
+    for (const Tensor& input : inputs) {
+      absl::Status refused = CheckInput(input);
+      if (refused.ok()) continue;
+      refused = WithSource(refused, source);
+      // The graph would lack the collectives that the function may have.
+      outer->Fail(refused);
+      return refused;
+    }
+    absl::StatusOr<std::vector<Tensor>> results = CallInside(function_, inputs);
+    if (!results.ok()) return WithSource(results.status(), source);
+    return results;
+  }
+
   // Traces the function where it has to, under no lock: it may throw, and wait for what it likes.
   absl::StatusOr<Prepared> Prepare(const std::vector<Tensor>& inputs) {
     std::shared_ptr<SessionCore> session;
@@ -107,22 +119,17 @@ class CompiledImpl {
     key.computes_gradients = ComputesGradients();
     int64_t size = -1;
     for (const Tensor& input : inputs) {
-      if (!input.defined() || input.absent()) {
-        return BadType("compiled function: expected tensors, got an undefined or absent one");
-      }
-      CHORUS_RETURN_IF_ERROR(input.status());
-      const TensorData& data = *ImplOf(input)->data;
-      CHORUS_RETURN_IF_ERROR(CheckTrace("compiled function", data, TraceId()));
-      if (session == nullptr) session = data.session;
-      if (session != data.session) {
+      CHORUS_RETURN_IF_ERROR(CheckInput(input));
+      const std::shared_ptr<SessionCore>& its_session = ImplOf(input)->data->session;
+      if (session == nullptr) session = its_session;
+      if (session != its_session) {
         return BadType("compiled function: expected inputs of one session");
       }
-      CHORUS_ASSIGN_OR_RETURN(const TensorInfoPtr info,
+      InputKey input_key = KeyOf(input);
+      CHORUS_ASSIGN_OR_RETURN(input_key.info,
                               AtSize(session.get(), options_, static_cast<int>(key.inputs.size()),
-                                     data.info, options_.max_size, &size));
-      const Leads leads = LeadsOf({input});
-      key.inputs.push_back({info, data.device_slot, input.requires_grad(), leads.to_collective,
-                            leads.to_companions});
+                                     input_key.info, options_.max_size, &size));
+      key.inputs.push_back(std::move(input_key));
     }
     if (session == nullptr) {
       return BadType(

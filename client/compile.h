@@ -77,6 +77,11 @@ class Compiled {
   // says are under way. A few bytes from the host (Scalar, or FromHost of 64 bytes at most) travel
   // with the call: a learning rate, a step number or a seed that changes costs nothing beside it,
   // and no other graph.
+  // Called inside another function while that is traced, it is the same function, as a part of that
+  // one's graph: its inputs are leaves of its own there, which no grad() outside sees, and what it
+  // gives back is a constant to the other's gradients (in the loss of an nn::TrainStep, too). What
+  // it captures of the other it has with its history, and its options say nothing. A call that is
+  // refused there for its inputs is a refusal of the whole.
   // A run that is refused (an input that has failed or is undefined, a function that cannot be
   // traced, a collective that is refused in it, also where its result is not used, or an exception,
   // which goes on to the caller) counts what all traces so far have counted, and ends the epoch for

@@ -1045,6 +1045,89 @@ TEST(CompileTest, AGradientOfACapturedResultIsRefused) {
   EXPECT_EQ(daemon.live_tapes(), 0);
 }
 
+// What it is by itself: another function's leaves have none of its gradients, and no history goes
+// through it.
+TEST(CompileTest, AFunctionInsideAnotherIsTheSameFunction) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const auto check = [&](const Function& outer, const std::vector<Tensor>& in,
+                         const Doubles& expected) {
+    const std::vector<Tensor> plain = outer(in);
+    const auto compiled = Compile(outer).Run(in);
+    ASSERT_TRUE(compiled.ok()) << compiled.status();
+    for (const std::vector<Tensor>& out : {plain, *compiled}) {
+      ASSERT_EQ(out.size(), expected.size());
+      for (size_t i = 0; i < out.size(); ++i) {
+        EXPECT_THAT(Values<double>(out[i]), ElementsAre(expected[i])) << i;
+      }
+    }
+    for (const Tensor& x : in) EXPECT_FALSE(x.grad().defined());
+  };
+  const auto or_nothing = [](const absl::StatusOr<std::vector<Tensor>>& out) {
+    return out.ok() ? (*out)[0] : FromError(DeviceRef(), out.status());
+  };
+  const Compiled slope = Compile([](const std::vector<Tensor>& in) {
+    const absl::Status status = Backward(Sum(in[0] * in[0] * in[1]));
+    return std::vector<Tensor>{status.ok() ? in[0].grad() : FromError(in[0].device(), status)};
+  });
+  check(
+      [&](const std::vector<Tensor>& in) {
+        const Tensor first = or_nothing(slope.Run({in[0], in[1]}));
+        const Tensor second = or_nothing(slope.Run({in[0], in[2]}));
+        EXPECT_FALSE(in[0].grad().defined());
+        return std::vector<Tensor>{first, second};
+      },
+      {Vector(session, {1}).RequireGrad(), Vector(session, {1}), Vector(session, {10})}, {2, 20});
+  const Compiled square =
+      Compile([](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] * in[0]}; });
+  check(
+      [&](const std::vector<Tensor>& in) {
+        const Tensor constant = or_nothing(square.Run({in[0]}));
+        EXPECT_FALSE(constant.requires_grad());
+        return std::vector<Tensor>{or_nothing(Grad({Sum(constant * in[0])}, {in[0]}))};
+      },
+      {Vector(session, {3}).RequireGrad()}, {9});
+  EXPECT_EQ(square.traces(), 1);
+}
+
+// Others count on this rank's part of a gradient behind a function's inputs, wherever it is called.
+TEST(CompileTest, AFunctionInsideAnotherCutsOffNoCollective) {
+  FakeDaemon daemon;
+  {
+    Ranks ranks(1, &daemon);
+    const Compiled inner = Compile([](const std::vector<Tensor>& in) {
+      const absl::Status status = Backward(Sum(in[0] * in[0]));
+      return std::vector<Tensor>{status.ok() ? in[0].grad() : FromError(in[0].device(), status)};
+    });
+    const auto refused =
+        Compile([&](const std::vector<Tensor>& in) {
+          const auto out = inner.Run({AllReduce(in[0], ranks.worlds[0])});
+          return out.ok() ? *out : std::vector<Tensor>{FromError(in[0].device(), out.status())};
+        }).Run({Vector(ranks.worlds[0], {2}).RequireGrad()});
+    EXPECT_EQ(ErrorOf(refused.status()).reason, Reason::kWrongState) << refused.status();
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr("ask for its gradient too"));
+  }
+  EXPECT_EQ(daemon.live_tapes(), 0);
+}
+
+// It may have collectives, without which the graph is another one.
+TEST(CompileTest, ACallInsideThatIsRefusedIsARefusalOfTheWholeFunction) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Compiled inner =
+      Compile([](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + in[0]}; });
+  const Tensor x = Vector(session, {1});
+  for (const Tensor& bad : {Tensor(), MatMul(x, x)}) {
+    absl::Status inside;
+    const auto out = Compile([&](const std::vector<Tensor>& in) {
+                       inside = inner.Run({bad}, CallSite{"inside.cc", 5}).status();
+                       return in;
+                     }).Run({x});
+    EXPECT_EQ(ErrorOf(inside).reason, Reason::kBadType) << inside;
+    EXPECT_EQ(ErrorOf(out.status()).message, ErrorOf(inside).message);
+  }
+}
+
 TEST(CompileTest, CapturedLeavesWorkWithGrad) {
   FakeDaemon daemon;
   const Session session = daemon.Open();

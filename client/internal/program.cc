@@ -81,6 +81,30 @@ absl::Status CheckSame(const Traced& a, const Traced& b, size_t num_inputs) {
   return absl::OkStatus();
 }
 
+// What a function has in an input's place: a leaf of its own, whose value is `data`.
+Tensor Placeholder(TensorDataPtr data, const InputKey& key) {
+  auto impl = std::make_shared<TensorImpl>();
+  impl->data = std::move(data);
+  impl->leaf_requires_grad = key.requires_grad;
+  impl->outer_collective = key.from_collective;
+  impl->outer_companions = key.has_companions;
+  return TensorFrom(std::move(impl));
+}
+
+// Calls the function in this thread's trace. What it gives are tensors of that, or of outside.
+absl::StatusOr<std::vector<Tensor>> CallInTrace(const Function& function,
+                                                const std::vector<Tensor>& placeholders) {
+  const CallSiteScope own_lines;
+  std::vector<Tensor> returned = function(placeholders);
+  for (size_t i = 0; i < returned.size(); ++i) {
+    const std::string result = absl::StrCat("compiled function: result ", i);
+    if (!returned[i].defined()) return BadType(absl::StrCat(result, " is an undefined tensor"));
+    CHORUS_RETURN_IF_ERROR(returned[i].status());
+    CHORUS_RETURN_IF_ERROR(CheckTrace(result, *ImplOf(returned[i])->data, IdOf(Trace::Current())));
+  }
+  return returned;
+}
+
 // What the function is with inputs of these types.
 absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions& options,
                                  const std::shared_ptr<SessionCore>& session,
@@ -92,35 +116,23 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool donated = std::find(options.donate.begin(), options.donate.end(),
                                    static_cast<int>(i)) != options.donate.end();
-    auto impl = std::make_shared<TensorImpl>();
-    impl->data =
-        trace.AddInput(key[i].info, key[i].device_slot,
-                       donated ? InputRole::kState : RoleOf(*ImplOf(inputs[i])->data), donated);
-    impl->leaf_requires_grad = key[i].requires_grad;
-    impl->outer_collective = key[i].from_collective;
-    impl->outer_companions = key[i].has_companions;
-    placeholders.push_back(TensorFrom(std::move(impl)));
+    const InputRole role = donated ? InputRole::kState : RoleOf(*ImplOf(inputs[i])->data);
+    placeholders.push_back(
+        Placeholder(trace.AddInput(key[i].info, key[i].device_slot, role, donated), key[i]));
   }
   std::vector<Tensor> returned;
   {
-    const CallSiteScope own_lines;
     const TraceScope scope(&trace);
-    returned = function(placeholders);
+    CHORUS_ASSIGN_OR_RETURN(returned, CallInTrace(function, placeholders));
   }
   std::vector<TensorDataPtr> outputs;
-  for (size_t i = 0; i < returned.size(); ++i) {
-    if (!returned[i].defined()) {
-      return BadType(absl::StrCat("compiled function: result ", i, " is an undefined tensor"));
-    }
-    CHORUS_RETURN_IF_ERROR(returned[i].status());
-    const TensorDataPtr& data = ImplOf(returned[i])->data;
+  for (const Tensor& tensor : returned) {
+    const TensorDataPtr& data = ImplOf(tensor)->data;
     ProgramResult result;
     result.info = data->info;
     result.device_slot = data->device_slot;
     const TensorData::State state = data->state.load(std::memory_order_acquire);
     if (state == TensorData::State::kTraced) {
-      CHORUS_RETURN_IF_ERROR(
-          CheckTrace(absl::StrCat("compiled function: result ", i), *data, trace.id()));
       for (size_t p = 0; p < placeholders.size(); ++p) {
         if (ImplOf(placeholders[p])->data == data) result.input = static_cast<int32_t>(p);
       }
@@ -143,6 +155,13 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
 }
 
 }  // namespace
+
+InputKey KeyOf(const Tensor& input) {
+  const TensorData& data = *ImplOf(input)->data;
+  const Leads leads = LeadsOf({input});
+  return {data.info, data.device_slot, input.requires_grad(), leads.to_collective,
+          leads.to_companions};
+}
 
 Program::~Program() {
   if (graph == GraphId()) return;
@@ -193,6 +212,25 @@ absl::StatusOr<TensorInfoPtr> AtSize(SessionCore* session, const CompileOptions&
   SessionLock lock(session);
   CHORUS_RETURN_IF_ERROR(lock.status());
   return session->interner().Type(type);
+}
+
+absl::Status CheckInput(const Tensor& input) {
+  if (!input.defined() || input.absent()) {
+    return BadType("compiled function: expected tensors, got an undefined or absent one");
+  }
+  CHORUS_RETURN_IF_ERROR(input.status());
+  return CheckTrace("compiled function", *ImplOf(input)->data, IdOf(Trace::Current()));
+}
+
+absl::StatusOr<std::vector<Tensor>> CallInside(const Function& function,
+                                               const std::vector<Tensor>& inputs) {
+  std::vector<Tensor> placeholders;
+  for (const Tensor& input : inputs) {
+    placeholders.push_back(Placeholder(ImplOf(input)->data, KeyOf(input)));
+  }
+  CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> results, CallInTrace(function, placeholders));
+  for (Tensor& result : results) result = result.Detach();
+  return results;
 }
 
 absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,

@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "chorus/compile.h"
 #include "chorus/tensor.h"
@@ -45,6 +46,9 @@ struct InputKey {
            a.has_companions == b.has_companions;
   }
 };
+
+// Of the type that the input has. It is one that CheckInput takes.
+InputKey KeyOf(const Tensor& input);
 
 // What a trace depends on.
 struct ProgramKey {
@@ -98,6 +102,17 @@ bool IsCurrent(const Trace::Finished& trace);
 // same in all inputs (-1: none has been seen).
 absl::StatusOr<TensorInfoPtr> AtSize(SessionCore* session, const CompileOptions& options, int i,
                                      const TensorInfoPtr& info, int64_t size, int64_t* actual_size);
+
+// Whether a function that is called in this thread, inside another one's trace or outside of any,
+// may have this input. Not OK: INVALID_ARGUMENT kBadType; FAILED_PRECONDITION kWrongState: it is a
+// value of another trace; its own error.
+absl::Status CheckInput(const Tensor& input);
+
+// Calls `function`, which may throw, inside this thread's trace, which is another function's: its
+// ops become part of that one's graph, and it sees what it would see in a trace of its own.
+// `inputs` are checked.
+absl::StatusOr<std::vector<Tensor>> CallInside(const Function& function,
+                                               const std::vector<Tensor>& inputs);
 
 // Traces `function`, which may throw, for inputs of these types in the calling thread's mode
 // (NoGrad), and registers its graph.
