@@ -83,13 +83,6 @@ class CompiledImpl {
     const void* rank = nullptr;
     Sequence run;
   };
-  // Whose calls wait for each other's ends alone: the member's, or, of a function without
-  // collectives, the session's.
-  static const void* RankOf(const Program& program) {
-    if (program.trace.members.empty()) return program.session.get();
-    return program.trace.members[0].get();
-  }
-
   // What a trace counts when it is called.
   struct Calls {
     std::shared_ptr<SessionCore> session;
@@ -305,11 +298,10 @@ class CompiledImpl {
   }
 
   // Waits while as many calls of this rank are under way as may be: another's may wait for this
-  // one. Their errors are not its business.
-  void Await(const Program& program) {
-    const auto is_of_rank = [rank = RankOf(program)](const UnderWay& call) {
-      return call.rank == rank;
-    };
+  // one. Their errors are not its business. `rank`: the member whose calls a run has or waits for;
+  // where there is none, the session.
+  void Await(const void* rank) {
+    const auto is_of_rank = [rank](const UnderWay& call) { return call.rank == rank; };
     while (true) {
       UnderWay oldest;
       {
@@ -344,8 +336,11 @@ class CompiledImpl {
     absl::StatusOr<Sequence> sequence = Sequence();
     absl::Status refused;
     std::vector<Sequence> refusals_sent;
-    session->Throttle(program.trace.members.empty() ? nullptr : program.trace.members[0].get());
-    Await(program);
+    const MemberCore* const member = MemberOfRun(program, inputs);
+    const void* rank = session;
+    if (member != nullptr) rank = member;
+    session->Throttle(member);
+    Await(rank);
     {
       SessionLock lock(session);
       CHORUS_RETURN_IF_ERROR(lock.status());
@@ -362,7 +357,7 @@ class CompiledImpl {
     if (!refused.ok()) return AwaitRefused(session, refusals_sent, refused);
     {
       MutexLock lock(&mutex_);
-      under_way_.push_back({program.session, RankOf(program), *sequence});
+      under_way_.push_back({program.session, rank, *sequence});
     }
     std::vector<Tensor> results;
     for (const ProgramResult& result : program.results) {

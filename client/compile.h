@@ -52,7 +52,8 @@ struct CompileOptions {
   std::vector<Varying> varying;
   int64_t max_size = 0;
   // How many calls of a rank may be under way: one more waits for the first of them. Each has
-  // memory for its results and for what it computes on the way.
+  // memory for its results and for what it computes on the way. Of a function without collectives
+  // they are of the rank whose collectives its inputs come from, where they come from any.
   int max_under_way = 16;
 };
 

@@ -697,6 +697,32 @@ TEST(CompileTest, CallsOfAnotherRankAreNotWaitedFor) {
   }
 }
 
+// Nor by a function without collectives, whose calls may wait for those of a rank all the same.
+TEST(CompileTest, LocalCallsThatWaitForAnotherRankAreNotWaitedFor) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open(2, std::chrono::seconds(1));
+  const std::vector<World> worlds = JoinAll(session, "job", 2);
+  CompileOptions options;
+  options.max_under_way = 3;
+  const Compiled f = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] * 2}; }, options);
+  std::vector<Tensor> results;
+  const auto run = [&](const Tensor& x) {
+    const auto out = f.Run({x});
+    ASSERT_TRUE(out.ok()) << out.status();
+    results.push_back((*out)[0]);
+  };
+  for (int i = 0; i < 3; ++i) run(Recv(DType::kF64, {1}, 1, worlds[0]));
+  run(Vector(worlds[1], {10}));
+  EXPECT_EQ(daemon.counts().command_waits, 0) << "for what is sent behind it";
+  for (int i = 0; i < 3; ++i) Send(Vector(worlds[1], {1.0 * i}), 0, worlds[1]);
+  ASSERT_EQ(results.size(), 4u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_THAT(Values<double>(results[i]), ElementsAre(2.0 * i));
+  }
+  EXPECT_THAT(Values<double>(results[3]), ElementsAre(20));
+}
+
 // A function of several ranks: a call that is refused on one has not been another's.
 TEST(CompileTest, ARefusedRunIsOfTheRankThatMadeIt) {
   for (const bool undefined : {false, true}) {

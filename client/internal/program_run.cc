@@ -6,6 +6,7 @@
 
 #include "client/internal/access.h"
 #include "client/internal/errors.h"
+#include "client/internal/origins.h"
 #include "client/internal/run_draft.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
@@ -71,6 +72,17 @@ absl::Status BringInLine(const Trace::Finished& trace) {
   std::vector<MemberCore*> members;
   for (const auto& member : trace.members) members.push_back(member.get());
   return BringInLine(members);
+}
+
+const MemberCore* MemberOfRun(const Program& program, const std::vector<Tensor>& inputs) {
+  if (!program.trace.members.empty()) return program.trace.members[0].get();
+  Origins after;
+  const auto join = [&after](const TensorData& operand) {
+    OriginTable::Join(&after, operand.after, [] { return Sequence(); });
+  };
+  for (const Tensor& input : inputs) join(*ImplOf(input)->data);
+  for (const Trace::Capture& capture : program.trace.captures) join(*capture.data);
+  return after.empty() ? nullptr : after.front()->member;
 }
 
 absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOptions& options,

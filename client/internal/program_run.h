@@ -45,6 +45,10 @@ void AddRefused(const Trace::Finished& trace, const CallPositions& calls, Refusa
 // That of the members (refusals.h).
 absl::Status BringInLine(const Trace::Finished& trace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
+// The member whose calls a run with these inputs has, or waits for, as the log counts it; null: it
+// waits for none. To be compared only.
+const MemberCore* MemberOfRun(const Program& program, const std::vector<Tensor>& inputs);
+
 // Sends a run with these operands, whose calls stand at `calls`. `infos`: of the outputs,
 // whose tensors are added to *results.
 absl::StatusOr<Sequence> SubmitProgram(const Program& program, const CompileOptions& options,
