@@ -83,6 +83,7 @@ class CompiledImpl {
     const void* rank = nullptr;
     Sequence run;
   };
+
   // What a trace counts when it is called.
   struct Calls {
     std::shared_ptr<SessionCore> session;
@@ -135,8 +136,8 @@ class CompiledImpl {
       MutexLock lock(&mutex_);
       prepared.program = Find(session, key, &past);
     }
-    // Registered in vain, for want of memory perhaps: it is tried again.
-    if (prepared.program != nullptr && !prepared.program->IsRegistered()) {
+    // What it needs is put there again, by another trace.
+    if (prepared.program != nullptr && !prepared.program->IsThere()) {
       Forget(prepared.program);
       prepared.program = nullptr;
     }

@@ -77,7 +77,9 @@ class Compiled {
   // it were called eagerly. Returns at once, like any op, unless as many calls as CompileOptions
   // says are under way. A few bytes from the host (Scalar, or FromHost of 64 bytes at most) travel
   // with the call: a learning rate, a step number or a seed that changes costs nothing beside it,
-  // and no other graph.
+  // and no other graph. What the function makes itself of more than these is sent when it is
+  // traced. Where the daemon had no memory for it, or this process has been told since that a
+  // device was lost (DEVICE_LOST), the next call traces the function anew, and sends it again.
   // Called inside another function while that is traced, it is the same function, as a part of that
   // one's graph: its inputs are leaves of its own there, which no grad() outside sees, and what it
   // gives back is a constant to the other's gradients (in the loss of an nn::TrainStep, too). What
@@ -96,8 +98,9 @@ class Compiled {
                                           CallSite site = CallSite::Here()) const;
   // How many graphs the function has been made into: one for each list of types of its inputs (and
   // one under NoGrad), and another one where a list comes again whose graph is gone. (Those of the
-  // last 256 lists are kept; a Reform ends those that use its groups.) A trace that fails, or that
-  // another thread's of the same list was faster than, makes none.
+  // last 256 lists are kept; a Reform ends those that use its groups, and a loss those that have
+  // made what was lost.) A trace that fails, or that another thread's of the same list was faster
+  // than, makes none.
   int traces() const;
 
   explicit Compiled(std::shared_ptr<internal::CompiledImpl> impl) : impl_(std::move(impl)) {}

@@ -668,6 +668,30 @@ TEST(CompileTest, CallsUnderWayAreBounded) {
   EXPECT_THAT(Values<double>(last), ElementsAre(8));
 }
 
+// As when there was no memory for it, and is now: nobody outside could put it there.
+TEST(CompileTest, WhatAFunctionMakesFromTheHostIsMadeAgain) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Compiled f = Compile([&](const std::vector<Tensor>& in) {
+    const Tensor large = Vector(session, Doubles(9, 1));
+    return std::vector<Tensor>{in[0] * Sum(large)};
+  });
+  daemon.FailTensors(1);
+  for (int i = 0; i < 4; ++i) {
+    const auto out = f.Run({Scalar<double>(session, 2)});
+    ASSERT_TRUE(out.ok()) << out.status();
+    const auto value = (*out)[0].Item<double>();
+    if (i > 0) {
+      ASSERT_TRUE(value.ok()) << i << ": " << value.status();
+      EXPECT_EQ(*value, 18);
+    } else {
+      EXPECT_EQ(ErrorOf(value.status()).reason, Reason::kOutOfMemory) << value.status();
+    }
+  }
+  EXPECT_EQ(f.traces(), 2);
+  EXPECT_EQ(daemon.counts().created_tensors, 2);
+}
+
 // Which may wait for the very call that is made.
 TEST(CompileTest, CallsOfAnotherRankAreNotWaitedFor) {
   FakeDaemon daemon;

@@ -14,6 +14,7 @@
 #include "client/internal/record.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tape.h"
+#include "client/internal/trace.h"
 #include "client/internal/values_text.h"
 #include "core/base/error.h"
 #include "core/ops/node_spec.h"
@@ -36,6 +37,7 @@ using internal::Spec;
 using internal::TensorData;
 using internal::TensorDataPtr;
 using internal::TensorImpl;
+using internal::Trace;
 using internal::TypeText;
 using internal::ValuesText;
 using internal::WholeOf;
@@ -229,6 +231,10 @@ Tensor FromBytes(const DeviceRef& device, DType dtype, const Shape& shape, const
     data = session->FromHost(session->interner().Type(*type), device.slot(), bytes, site);
   }
   if (!data.ok()) return fail(data.status());
+  Trace* const trace = Trace::Current();
+  if (trace != nullptr && trace->session() == session && (*data)->producer != Sequence()) {
+    trace->AddUpload((*data)->producer);
+  }
   return MakeTensor(*std::move(data));
 }
 

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "client/internal/access.h"
 #include "client/internal/errors.h"
+#include "client/internal/log.h"
 #include "client/internal/member.h"
 #include "client/internal/tape.h"
 #include "client/internal/unify.h"
@@ -169,11 +171,17 @@ Program::~Program() {
   session->releases().DrainIfUrgent();
 }
 
-bool Program::IsRegistered() {
-  Sequence command(registration.load());
-  const bool failed = RegistrationFailed(&session->link(), &command);
-  if (!failed) registration.store(command.value());
-  return !failed;
+bool Program::IsThere() {
+  // (Which device was lost is not told.)
+  if (!trace.uploads.empty() && session->losses() != losses_before) return false;
+  if (commands_are_over.load(std::memory_order_relaxed)) return true;
+  for (const Sequence command : commands) {
+    const absl::optional<bool> well = WentWell(&session->link(), command);
+    if (!well.has_value()) return true;
+    if (!*well) return false;
+  }
+  commands_are_over.store(true, std::memory_order_relaxed);
+  return true;
 }
 
 bool IsCurrent(const Trace::Finished& trace) {
@@ -260,6 +268,7 @@ absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
       if (size >= 1 && size < sizes.back() && sizes.size() < kSizes) sizes.push_back(size);
     }
   }
+  const int64_t losses_before = session->losses();
   std::vector<Traced> traced;
   std::vector<Graph> graphs;
   std::vector<VaryingDim> varying;
@@ -279,6 +288,7 @@ absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
   auto program = std::make_shared<Program>();
   program->session = session;
   program->key = key;
+  program->losses_before = losses_before;
   program->results = std::move(traced[0].results);
   program->output_infos = std::make_shared<Infos>(traced[0].output_infos);
   program->output_devices = std::move(traced[0].output_devices);
@@ -318,7 +328,8 @@ absl::StatusOr<std::shared_ptr<Program>> MakeProgram(const Function& function,
   CHORUS_ASSIGN_OR_RETURN(const Graphs::Registered registered,
                           session->graphs().Register(EncodeGraph(graph)));
   program->graph = registered.graph;
-  program->registration.store(registered.command.value());
+  program->commands = program->trace.uploads;
+  program->commands.push_back(registered.command);
   return program;
 }
 

@@ -1,7 +1,7 @@
 // A function of tensors as one graph: traced for a list of types of its inputs, and registered.
 //
 // Threads: plain functions, which take the session's lock where they need it. A Program does not
-//   change, but for `infos_at` and `registration`.
+//   change, but for `infos_at` and `commands_are_over`.
 // Ownership: a program has its graph's name and keeps its session; its destructor queues the name
 //   for release.
 // Errors: INVALID_ARGUMENT kBadType: inputs or options that do not fit, a function that is another
@@ -86,13 +86,19 @@ struct Program {
   std::vector<int32_t> output_devices;
   Trace::Finished trace;
   GraphId graph;
-  std::atomic<int64_t> registration{0};  // the command of that, until it is known how it ended
+  // Without which no run succeeds: the trace's uploads, and the graph's registration.
+  std::vector<Sequence> commands;
+  std::atomic<bool> commands_are_over{false};  // well, all of them
+  int64_t losses_before = 0;                   // SessionCore::losses before it was traced
   // By size. Guarded by the mutex of its CompiledImpl.
   static constexpr size_t kMaxSizes = 1024;
   std::map<int64_t, std::shared_ptr<const Infos>> infos_at;
 
-  // The graph's registration has not failed, as far as is known. Asks the daemon at most once.
-  bool IsRegistered();
+  // As far as is known, the daemon has what a run needs that nobody but this can put there again:
+  // none of the commands has failed (for want of memory, say), and of what the function has made
+  // itself nothing was lost with a device. The daemon is asked for outcomes that are forgotten
+  // here, until all are known.
+  bool IsThere();
 };
 
 // The groups are those that were traced: a Reform changes ranks and sizes.

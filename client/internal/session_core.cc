@@ -337,6 +337,7 @@ absl::StatusOr<TensorDataPtr> SessionCore::Freeze(const TensorData& data) {
 
 void SessionCore::OnError(const absl::Status& status) {
   const Error error = ErrorOf(status);
+  if (error.reason == Reason::kDeviceLost) losses_.fetch_add(1, std::memory_order_relaxed);
   if (error.ended.empty()) return;
   SessionLock lock(this);
   if (!lock.status().ok()) return;

@@ -131,6 +131,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // An error of the daemon has come here: members whose world's epoch ended by it enter the one
   // that was opened. By this alone do they.
   void OnError(const absl::Status& status) ABSL_LOCKS_EXCLUDED(session_lock);
+  // How often that said that a device was lost. Any thread, no lock.
+  int64_t losses() const { return losses_.load(std::memory_order_relaxed); }
 
   // --- Ends -------------------------------------------------------------------------------------
   // Leaves own worlds that are gone, if their runs are over by now.
@@ -180,6 +182,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
   Mutex mutex_;                      // what session_lock stands for
   std::atomic<bool> closed_{false};  // becomes true under session_lock
+  std::atomic<int64_t> losses_{0};   // of devices
   Log log_;                          // guarded by session_lock, but for Log::IsFull
   StagingPool staging_ ABSL_GUARDED_BY(session_lock);
   Interner interner_ ABSL_GUARDED_BY(session_lock);

@@ -155,6 +155,7 @@ absl::StatusOr<Trace::Finished> Trace::Finish(absl::Span<const TensorDataPtr> ou
   Finished finished;
   finished.graph = builder_.Build();
   finished.captures = std::move(captures_);
+  finished.uploads = std::move(uploads_);
   finished.members = std::move(members_);
   Graph& graph = finished.graph;
   for (size_t s = 0; s < slots_.size(); ++s) {

@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "client/internal/session_core.h"
 #include "client/internal/tensor_data.h"
+#include "core/base/ids.h"
 #include "core/ops/graph_builder.h"
 
 namespace chorus {
@@ -46,6 +47,10 @@ class Trace {
   absl::StatusOr<TensorDatas> Add(NodeSpec spec, absl::Span<const TensorDataPtr> inputs,
                                   GroupCore* group, int32_t* node);
 
+  // The function has made a tensor of bytes of the host's, by this command: unlike what is traced
+  // it stands in the daemon, and is there as long as that has it.
+  void AddUpload(Sequence command) { uploads_.push_back(command); }
+
   // A collective, or a call for gradients of some, could not be made: the graph would have less of
   // them than it has on other ranks, so there is none.
   void Fail(const absl::Status& status) {
@@ -70,6 +75,7 @@ class Trace {
   struct Finished {
     Graph graph;
     std::vector<Capture> captures;  // inputs after the function's own
+    std::vector<Sequence> uploads;  // of AddUpload
     std::vector<Slot> slots;
     std::vector<PairUse> pairs;
     std::vector<std::shared_ptr<MemberCore>> members;  // kept for the slots
@@ -86,6 +92,7 @@ class Trace {
   GraphBuilder builder_;
   absl::Status failed_;
   std::vector<Capture> captures_;
+  std::vector<Sequence> uploads_;
   absl::flat_hash_map<const TensorData*, TensorDataPtr> captured_;  // -> placeholder
   struct OpenSlot {
     std::vector<GroupCore*> groups;  // ascending by rank

@@ -451,7 +451,7 @@ TEST_F(CheckpointTest, ALoadForWhichThereIsNoMemoryChangesNothing) {
   const std::vector<std::vector<float>> before = all();
   ASSERT_NE(before, saved);
   for (int tensor = 0; tensor < 6; ++tensor) {
-    daemon_.FailTensorAfter(tensor);
+    daemon_.FailTensors(1, /*after=*/tensor);
     const absl::Status refused = LoadCheckpoint(path_, &model, &adam).status();
     EXPECT_EQ(ErrorOf(refused).reason, Reason::kOutOfMemory) << refused;
     ASSERT_EQ(all(), before) << tensor;

@@ -139,7 +139,8 @@ class FakeDaemon::Impl {
   std::map<std::pair<int64_t, std::string>, FakeInstance> instances ABSL_GUARDED_BY(mutex);
   int64_t next_error ABSL_GUARDED_BY(mutex) = 1;
   int failing_registrations ABSL_GUARDED_BY(mutex) = 0;
-  int tensors_to_failing ABSL_GUARDED_BY(mutex) = -1;  // below 0: none is to fail
+  int sound_tensors ABSL_GUARDED_BY(mutex) = 0;  // before those
+  int failing_tensors ABSL_GUARDED_BY(mutex) = 0;
 
   absl::Status Record(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Error error = ErrorOf(status);
@@ -738,7 +739,8 @@ class FakeDaemon::Impl {
       FakeTensor* const tensor = Fresh(link, create->tensor);
       if (tensor == nullptr) return Malformed("a tensor's name is taken");
       tensor->done = true;
-      if (tensors_to_failing >= 0 && tensors_to_failing-- == 0) {
+      if (failing_tensors > 0 && sound_tensors-- <= 0) {
+        --failing_tensors;
         return tensor->status = Record(MakeError(Reason::kOutOfMemory, "no memory for a tensor"));
       }
       tensor->value.type = create->type;
@@ -1050,9 +1052,10 @@ void FakeDaemon::FailRegistrations(int count) {
   impl_->failing_registrations = count;
 }
 
-void FakeDaemon::FailTensorAfter(int count) {
+void FakeDaemon::FailTensors(int count, int after) {
   MutexLock lock(&impl_->mutex);
-  impl_->tensors_to_failing = count;
+  impl_->sound_tensors = after;
+  impl_->failing_tensors = count;
 }
 
 int FakeDaemon::live_graphs() const {

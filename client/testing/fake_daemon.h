@@ -62,8 +62,8 @@ class FakeDaemon {
 
   // The next `count` registrations of graphs fail with OUT_OF_MEMORY.
   void FailRegistrations(int count);
-  // So does the tensor from bytes that comes after `count` others, and none later.
-  void FailTensorAfter(int count);
+  // So do `count` tensors from bytes, after as many sound ones.
+  void FailTensors(int count, int after = 0);
 
   class Impl;
 
