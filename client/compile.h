@@ -69,22 +69,26 @@ class Compiled {
   // so is what layers that drop draw by (a RandomScope in the function: chorus/nn/layers.h). To a
   // gradient that is taken inside, a captured tensor is a constant, unless it is a leaf. Values of
   // the function itself that it keeps somewhere are of no use outside, nor when it is traced again
-  // (FAILED_PRECONDITION). Groups that it captures are bound anew at each call. Results carry no
-  // history: differentiate inside, with regard to the inputs that come from collectives too, and go
-  // on from their gradients outside (Grad with seeds), or Detach them: a gradient that would be cut
-  // off there is refused, since other ranks count on it; so is any Backward that leads there. Under
-  // NoGrad the function is another graph, which records nothing and differentiates nothing, as if
-  // it were called eagerly. Returns at once, like any op, unless as many calls as CompileOptions
-  // says are under way. A few bytes from the host (Scalar, or FromHost of 64 bytes at most) travel
-  // with the call: a learning rate, a step number or a seed that changes costs nothing beside it,
-  // and no other graph. What the function makes itself of more than these is sent when it is
-  // traced. Where the daemon had no memory for it, or this process has been told since that a
-  // device was lost (DEVICE_LOST), the next call traces the function anew, and sends it again.
+  // (FAILED_PRECONDITION). Its groups, too, are those that it used when it was traced, whatever a
+  // captured variable holds by then; at each call they have the epoch of that moment, and their
+  // next positions. Results carry no history: differentiate inside, with regard to the inputs that
+  // come from collectives too, and go on from their gradients outside (Grad with seeds), or Detach
+  // them: a gradient that would be cut off there is refused, since other ranks count on it; so is
+  // any Backward that leads there. Under NoGrad the function is another graph, which records
+  // nothing and differentiates nothing, as if it were called eagerly. Returns at once, like any op,
+  // unless as many calls as CompileOptions says are under way. A few bytes from the host (Scalar,
+  // or FromHost of 64 bytes at most) travel with the call: a learning rate, a step number or a seed
+  // that changes costs nothing beside it, and no other graph. What the function makes itself of
+  // more than these is sent when it is traced. Where the daemon had no memory for it, or its
+  // session has been told since that a device was lost (DEVICE_LOST), the next call traces the
+  // function anew, and sends it again.
+  //
   // Called inside another function while that is traced, it is the same function, as a part of that
   // one's graph: its inputs are leaves of its own there, which no grad() outside sees, and what it
   // gives back is a constant to the other's gradients (in the loss of an nn::TrainStep, too). What
   // it captures of the other it has with its history, and its options say nothing. A call that is
   // refused there for its inputs is a refusal of the whole.
+  //
   // A run that is refused (an input that has failed or is undefined, a function that cannot be
   // traced, a collective that is refused in it, also where its result is not used, or an exception,
   // which goes on to the caller) counts what all traces so far have counted, and ends the epoch for
