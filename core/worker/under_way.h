@@ -44,7 +44,6 @@ class UnderWay {
   // Everything has ended but `excluded`; returns with which events, in which each kind is in its
   // order.
   std::vector<EventMessage> EndAll(const absl::Status& why, TransferId excluded);
-  bool has_loads() const { return !loads_.empty(); }
   bool empty() const {
     return launches_.empty() && loads_.empty() && opens_.empty() && transfers_.empty();
   }

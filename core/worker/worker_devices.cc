@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "core/backend/backend_options.h"
@@ -129,13 +130,17 @@ class FarDevices final : public WorkerDevices {
     absl::Status why;   // of the last loss
     UnderWay under_way;
   };
+  // What the worker makes kernels for, one behind the other: a device's plan, or (device -1) the
+  // answer to a question.
+  using Load = std::pair<int, uint64_t>;
   // In the order of the calls: a message, or an upload, which is sent in pieces. How many there are
   // is for clients to decide, which have been charged for more than they take: of plans
   // MemoryOfLoadedPart, of launches what the node charges for a run (Preparer::ChargeRows). (Not of
   // uploads, beyond what the tensor's name is charged: docs/known.md.)
   struct Queued {
     std::string message;
-    int device = -1;  // an upload's
+    absl::optional<Load> load;  // that it asks for
+    int device = -1;            // an upload's
     TransferId transfer;
   };
   struct Question {
@@ -150,8 +155,9 @@ class FarDevices final : public WorkerDevices {
     ~FarExecutor() override { devices_->Close(device_); }
 
     void LoadPlan(PlanId id, absl::string_view plan) override {
-      const auto status = devices_->Post(device_, worker::LoadPlan{device_, id, plan},
-                                         [id](UnderWay* under_way) { under_way->Add(id); });
+      const auto status = devices_->Post(
+          device_, worker::LoadPlan{device_, id, plan},
+          [id](UnderWay* under_way) { under_way->Add(id); }, Load(device_, id.value()));
       if (!status.ok()) devices_->Say(device_, LoadedMessage{id, status});
     }
     std::shared_ptr<void> UnloadPlan(PlanId id) override {
@@ -226,26 +232,32 @@ class FarDevices final : public WorkerDevices {
 
   // --- To the worker ----------------------------------------------------------------------------
 
-  void PostLocked(std::string message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void PostLocked(std::string message, absl::optional<Load> load = absl::nullopt)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (up_ && queue_.empty()) {
       const absl::StatusOr<bool> is_sent = channel_->TrySend(message);
-      if (is_sent.ok() && *is_sent) return;
+      if (is_sent.ok() && *is_sent) {
+        if (load.has_value()) loading_.insert(*load);
+        return;
+      }
     }
     Queued entry;
     entry.message = std::move(message);
+    entry.load = load;
     queue_.push_back(std::move(entry));
     changed_.SignalAll();
   }
 
   // Refused while the device is lost; else `note` has noted what will be answered.
   template <typename Note>
-  absl::Status Post(int device, const ToWorker& message, Note note) ABSL_LOCKS_EXCLUDED(mutex_) {
+  absl::Status Post(int device, const ToWorker& message, Note note,
+                    absl::optional<Load> load = absl::nullopt) ABSL_LOCKS_EXCLUDED(mutex_) {
     std::string bytes = BytesOf(message);
     MutexLock lock(&mutex_);
     Proxy& proxy = ProxyOf(device);
     if (proxy.lost) return Detached(proxy.why);
     note(&proxy.under_way);
-    PostLocked(std::move(bytes));
+    PostLocked(std::move(bytes), load);
     return absl::OkStatus();
   }
   absl::Status Post(int device, const ToWorker& message) {
@@ -280,6 +292,8 @@ class FarDevices final : public WorkerDevices {
         SendUpload(life);
       } else {
         const std::string message = std::move(queue_.front().message);
+        // Before it is sent, for it may be answered before this thread has the mutex again.
+        if (queue_.front().load.has_value()) loading_.insert(*queue_.front().load);
         SendNow(message, life);
       }
       // One that was asked for meanwhile, while there is an entry that keeps others from sending.
@@ -361,15 +375,17 @@ class FarDevices final : public WorkerDevices {
 
   // --- Questions --------------------------------------------------------------------------------
 
-  // Answers are kept, and a worker that is lost is asked again.
+  // Answers are kept, and a worker that is lost is asked again. UNAVAILABLE kDeviceLost: there is
+  // none; DEADLINE_EXCEEDED kExecTimeout: it is still at what it loads.
   absl::StatusOr<int64_t> Ask(const std::string& node) {
-    const absl::Time deadline = SteadyNow() + options_.start_timeout + options_.kill_timeout;
+    const absl::Duration patience = options_.start_timeout + options_.kill_timeout;
+    const absl::Time deadline = SteadyNow() + patience;
     MutexLock lock(&mutex_);
     if (const absl::optional<int64_t> answer = answers_.Find(node)) return *answer;
     for (;;) {
       const uint64_t id = ++last_question_;
       questions_[id];
-      PostLocked(BytesOf(AskWorkspace{id, node}));
+      PostLocked(BytesOf(AskWorkspace{id, node}), Load(-1, id));
       const int64_t life = life_;
       while (!questions_[id].answered && life == life_ && !stopping_) {
         const absl::Duration left = deadline - SteadyNow();
@@ -383,7 +399,12 @@ class FarDevices final : public WorkerDevices {
         answers_.Keep(node, question.bytes);
         return question.bytes;
       }
-      if (stopping_ || SteadyNow() >= deadline) return Lost("the worker of the devices is lost");
+      if (!stopping_ && SteadyNow() < deadline) continue;
+      if (stopping_ || !up_ || life != life_) return Lost("the worker of the devices is lost");
+      return MakeError(Reason::kExecTimeout,
+                       absl::StrCat("the worker of the devices has not said within ",
+                                    absl::FormatDuration(patience),
+                                    " what scratch a kernel wants: it is still at what it loads"));
     }
   }
 
@@ -417,9 +438,11 @@ class FarDevices final : public WorkerDevices {
       if (!ProxyOf(message.device).under_way.End(event)) {
         return Lost("it answers what it was not asked");
       }
+      if (const auto* const loaded = absl::get_if<LoadedMessage>(&event)) {
+        NoteLoaded({message.device, loaded->plan.value()});
+      }
       if (closing_) changed_.SignalAll();
     }
-    if (absl::holds_alternative<LoadedMessage>(event)) loading_since_ = SteadyNow();
     SayBytes(message.device, message.bytes);
     return absl::OkStatus();
   }
@@ -462,6 +485,7 @@ class FarDevices final : public WorkerDevices {
 
   absl::Status Take(const Workspace& message) {
     MutexLock lock(&mutex_);
+    NoteLoaded({-1, message.question});
     const auto it = questions_.find(message.question);
     if (it == questions_.end()) return absl::OkStatus();  // nobody waits any more
     if (message.status.ok() && message.bytes < 0) {
@@ -476,6 +500,11 @@ class FarDevices final : public WorkerDevices {
     }
     changed_.SignalAll();
     return absl::OkStatus();
+  }
+
+  // The worker has got further, unless it was not asked for that.
+  void NoteLoaded(const Load& load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (loading_.erase(load) > 0) loading_since_ = SteadyNow();
   }
 
   // --- Its life ---------------------------------------------------------------------------------
@@ -646,15 +675,13 @@ class FarDevices final : public WorkerDevices {
         const bool stood_still = now - last_turn >= options_.kill_timeout / 2;
         last_turn = now;
         bool is_idle = queue_.empty() && questions_.empty();
-        bool loads = false;
         for (const std::unique_ptr<Proxy>& proxy : proxies_) {
           is_idle = is_idle && proxy->under_way.empty();
-          loads = loads || proxy->under_way.has_loads();
         }
         if (is_idle || stood_still) last_heard = now;
-        if (!loads || stood_still) loading_since_ = now;
+        if (loading_.empty() || stood_still) loading_since_ = now;
         if (now - loading_since_ >= options_.load_timeout) {
-          return Lost(absl::StrCat("it has not loaded a plan within ",
+          return Lost(absl::StrCat("it has got no further with what it loads for ",
                                    absl::FormatDuration(options_.load_timeout)));
         }
         if (now - last_heard >= options_.kill_timeout) {
@@ -721,6 +748,7 @@ class FarDevices final : public WorkerDevices {
       up_ = false;
       if (lost) answers_ = Answers();  // the next one's may be others
       queue_.clear();
+      loading_.clear();
       for (int device = 0; device < info_.count(); ++device) {
         Proxy& proxy = ProxyOf(device);
         const std::string text =
@@ -807,6 +835,9 @@ class FarDevices final : public WorkerDevices {
   std::shared_ptr<Channel> channel_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Window> window_ ABSL_GUARDED_BY(mutex_);
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  // That the worker has been sent and not told the end of. What is still in the queue may wait for
+  // others' uploads in front of it, which says nothing of the worker.
+  absl::flat_hash_set<Load> loading_ ABSL_GUARDED_BY(mutex_);
   bool wants_ping_ ABSL_GUARDED_BY(mutex_) = false;  // by the thread that sends
   TransferId sending_ ABSL_GUARDED_BY(mutex_);
   std::vector<int32_t> free_slots_ ABSL_GUARDED_BY(mutex_);  // to the worker
@@ -819,8 +850,8 @@ class FarDevices final : public WorkerDevices {
   uint64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;
   pid_t pid_ ABSL_GUARDED_BY(mutex_) = -1;
   bool sender_ended_ ABSL_GUARDED_BY(mutex_) = false;
-  // The keeper's, as what follows: the worker, and since when it has had something to load and told
-  // of nothing.
+  // The keeper's, as what follows: the worker, and since when `loading_` has been without an end of
+  // one.
   WorkerProcess process_;
   absl::Time loading_since_;
   std::string gives_up_;  // why it ends, as it says itself; "": it has not said so

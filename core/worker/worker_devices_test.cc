@@ -125,6 +125,15 @@ class WorkerDevicesTest : public ::testing::Test {
     CHORUS_RETURN_IF_ERROR(events_[device].Next<TransferredMessage>().status);
     return values;
   }
+  // Of y = -x.
+  absl::StatusOr<int64_t> AskForScratch() {
+    const TensorType type = F32(3);
+    const TensorType* inputs[] = {&type};
+    NodeView node;
+    node.op = "neg";
+    node.inputs = inputs;
+    return devices_->WorkspaceBytes(node, {type});
+  }
   absl::Status Load(int device, PlanId id, int64_t count) {
     executor(device)->LoadPlan(id, NegPlan(count));
     return events_[device].Next<LoadedMessage>().status;
@@ -268,14 +277,7 @@ TEST_F(WorkerDevicesTest, TheRestGoesOnWhileKernelsAreMade) {
   const std::string fifo = ::testing::TempDir() + "/kernels";
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   Start(OptionsOf({absl::StrCat("--kernels_wait_for=", fifo)}));
-  std::thread asks([this] {
-    const TensorType type = F32(3);
-    const TensorType* inputs[] = {&type};
-    NodeView node;
-    node.op = "neg";
-    node.inputs = inputs;
-    EXPECT_EQ(devices_->WorkspaceBytes(node, {type}).value_or(-1), 0);
-  });
+  std::thread asks([this] { EXPECT_EQ(AskForScratch().value_or(-1), 0); });
   executor(0)->LoadPlan(PlanId(1), NegPlan(3));
   const std::vector<float> values = {1, 2, 3};
   const DeviceAddress from = Put(0, values);
@@ -296,9 +298,55 @@ TEST_F(WorkerDevicesTest, OneThatDoesNotGetFurtherWithWhatItLoadsIsKilled) {
   options.load_timeout = absl::Milliseconds(300);
   Start(options);
   executor(0)->LoadPlan(PlanId(1), NegPlan(3));
-  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "it has not loaded a plan within 300ms"));
+  EXPECT_TRUE(
+      absl::StrContains(AwaitLoss().message, "it has got no further with what it loads for 300ms"));
   EXPECT_EQ(ErrorOf(events_[0].Next<LoadedMessage>().status).reason, Reason::kDeviceLost);
   Recover();
+}
+
+// Planning comes before loading: so a kernel that is never made is met there.
+TEST_F(WorkerDevicesTest, OneThatDoesNotSayWhatScratchAKernelWantsIsKilledAndTheNextAsked) {
+  const std::string fifo = ::testing::TempDir() + "/never_said";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  WorkerOptions options = OptionsOf({absl::StrCat("--kernels_wait_for=", fifo)});
+  options.load_timeout = absl::Milliseconds(300);
+  Start(options);
+  std::thread asks([this] { EXPECT_EQ(AskForScratch().value_or(-1), 0); });
+  EXPECT_TRUE(
+      absl::StrContains(AwaitLoss().message, "it has got no further with what it loads for 300ms"));
+  const UniqueFd opened(open(fifo.c_str(), O_RDWR | O_CLOEXEC));
+  asks.join();
+  Recover();
+}
+
+TEST_F(WorkerDevicesTest, AQuestionThatIsNotAnsweredInTimeDoesNotSayThatTheDevicesAreLost) {
+  const std::string fifo = ::testing::TempDir() + "/said_late";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  WorkerOptions options = OptionsOf({absl::StrCat("--kernels_wait_for=", fifo)});
+  options.start_timeout = absl::Seconds(3);
+  options.kill_timeout = absl::Milliseconds(300);
+  Start(options);
+  const pid_t pid = devices_->pid();
+  const Error late = ErrorOf(AskForScratch().status());
+  EXPECT_EQ(late.reason, Reason::kExecTimeout);
+  EXPECT_TRUE(absl::StrContains(late.message, "has not said within 3.3s")) << late.message;
+  const UniqueFd opened(open(fifo.c_str(), O_RDWR | O_CLOEXEC));
+  CheckThatItComputes(0, 1000);
+  EXPECT_EQ(devices_->pid(), pid);
+}
+
+// The time counts from when it is sent.
+TEST_F(WorkerDevicesTest, APlanThatWaitsBehindUploadsIsNotLate) {
+  WorkerOptions options = OptionsOf({"--fault_script=copy delay for=100ms times=all"});
+  options.load_timeout = absl::Seconds(1);
+  Start(options);
+  // 24 pieces, of which 8 have a slot: the plan is sent when 16 of them are through.
+  const std::vector<float> values(size_t{6} << 20, 5);
+  const DeviceAddress to = *devices_->Allocate(0, 24 << 20);
+  executor(0)->Upload(++last_transfer_, to, values.data(), 24 << 20);
+  const absl::Status loaded = Load(0, PlanId(1), 3);
+  EXPECT_TRUE(loaded.ok()) << loaded;
+  EXPECT_TRUE(events_[0].Next<TransferredMessage>().status.ok());
 }
 
 TEST_F(WorkerDevicesTest, WhatIsRefusedThereIsSaid) {
@@ -584,25 +632,20 @@ TEST_F(LyingWorkerTest, OneThatWasReadyAndIsNotSaysWhyOrIsEnded) {
 // More than there are sizes for. Workers of other builds may want other workspaces: what one said
 // goes with it.
 TEST_F(LyingWorkerTest, WorkspacesAreBoundedAndAskedForAgain) {
-  const TensorType type(DType::kF32, {4});
-  const TensorType* inputs[] = {&type};
-  NodeView node;
-  node.op = "neg";
-  node.inputs = inputs;
   Start("much_workspace");
-  const Error refused = ErrorOf(devices_->WorkspaceBytes(node, {type}).status());
+  const Error refused = ErrorOf(AskForScratch().status());
   EXPECT_EQ(refused.reason, Reason::kOutOfMemory);
   EXPECT_TRUE(absl::StrContains(refused.message, "bytes of workspace, at most")) << refused.message;
   executors_.clear();
   devices_ = nullptr;
 
   Start("workspace_of_its_own");
-  const absl::StatusOr<int64_t> first = devices_->WorkspaceBytes(node, {type});
+  const absl::StatusOr<int64_t> first = AskForScratch();
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(*devices_->WorkspaceBytes(node, {type}), *first);
+  EXPECT_EQ(*AskForScratch(), *first);
   executor(0)->Kill("another is wanted");
   AwaitLoss();
-  const absl::StatusOr<int64_t> second = devices_->WorkspaceBytes(node, {type});
+  const absl::StatusOr<int64_t> second = AskForScratch();
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_NE(*second, *first);
 }
@@ -640,7 +683,8 @@ TEST_F(LyingWorkerTest, OneThatTalksWithoutEndLoadsInTimeOrIsEnded) {
   options.load_timeout = absl::Milliseconds(300);
   WorkerDevicesTest::Start(options);
   executor(0)->LoadPlan(PlanId(1), NegPlan(1));
-  EXPECT_TRUE(absl::StrContains(AwaitLoss().message, "it has not loaded a plan within 300ms"));
+  EXPECT_TRUE(
+      absl::StrContains(AwaitLoss().message, "it has got no further with what it loads for 300ms"));
 }
 
 TEST_F(LyingWorkerTest, ExecutorsAndDevicesEndWhileItTalks) {
