@@ -16,8 +16,10 @@
 namespace chorus::node {
 namespace {
 
-// A kernel's failure as all ranks are told it: with the rank that it is of, where that is known.
+// A kernel's failure as all ranks are told it: with the rank that it is of, where that is known. A
+// device that is lost is nobody's fault.
 absl::Status FailureOf(const RunState& run, const absl::Status& status) {
+  if (ErrorOf(status).reason == Reason::kDeviceLost) return status;
   const Session::Membership* member = nullptr;
   for (const Session::Membership& membership : run.session->memberships) {
     // Of a local run: the session's only rank, where it has one.

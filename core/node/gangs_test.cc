@@ -134,6 +134,7 @@ class GangsTest : public ::testing::Test {
     WorldId world;
     int64_t sequence = 0;
     std::vector<Reason> told;
+    Error last_error;  // that it was told
   };
 
   explicit GangsTest(const NodeOptions& options = Options())
@@ -187,6 +188,7 @@ class GangsTest : public ::testing::Test {
     const WorkSlice slice;  // as the loop calls it
     node_.Submit(client->session, std::string(frame.bytes()), now_, [client](const Outcome& o) {
       client->told.push_back(o.status.ok() ? Reason::kUnspecified : ErrorOf(o.status).reason);
+      if (!o.status.ok()) client->last_error = ErrorOf(o.status);
     });
   }
   void Register(Client* client, int32_t slot, const Graph& graph) {
@@ -236,14 +238,14 @@ class GangsTest : public ::testing::Test {
     return told_.launches.back().second;
   }
   // The device has done what it was told as the `launch`-th.
-  void End(size_t launch, const absl::Status& status = {}) {
-    Say(launch, status);
+  void End(size_t launch, const absl::Status& status = {}, bool is_origin = false) {
+    Say(launch, status, is_origin);
     Poll();
   }
   // The same, and nobody has heard it yet.
-  void Say(size_t launch, const absl::Status& status) {
+  void Say(size_t launch, const absl::Status& status, bool is_origin = false) {
     const auto [device, id] = told_.launches[launch];
-    ToldExecutor(&told_, device).Say(CompletionMessage{id, status});
+    ToldExecutor(&told_, device).Say(CompletionMessage{id, status, /*held_back=*/false, is_origin});
   }
   void Poll() {
     while (node_.Poll(now_)) {
@@ -507,6 +509,34 @@ TEST_F(GangsTest, ManyThatWaitForOneResultAreLaunchedInSlices) {
   Vote(peer);
   EXPECT_EQ(told_.launches.size(), 2u + kRuns);
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+}
+
+// A kernel that fails is its rank's; a device that is lost is nobody's.
+TEST_F(GangsTest, ALostDeviceIsNotTheFaultOfTheRankThatHadIt) {
+  Client* const ranks[] = {Open("uid:1", absl::Hours(1), 0, 2),
+                           Open("uid:1", absl::Hours(1), 1, 2)};
+  // Each failure ends an epoch.
+  for (const bool is_lost : {false, true}) {
+    SCOPED_TRACE(is_lost);
+    const size_t first = told_.launches.size();
+    for (Client* const rank : ranks) {
+      chorus::Run run = InWorld(*rank, is_lost,
+                                DirectRank::LocalRun(0, {DirectRank::Inline({1})}, {{is_lost, 1}}));
+      run.groups[0].epoch = Epoch(1 + is_lost);
+      Submit(rank, std::move(run));
+    }
+    ASSERT_EQ(told_.launches.size(), first + 2) << ranks[1]->last_error.message;
+    const Reason reason = is_lost ? Reason::kDeviceLost : Reason::kExecFailed;
+    const absl::Status why = MakeError(reason, "the device says so");
+    End(first, why);
+    End(first + 1, why, /*is_origin=*/true);
+    for (const Client* const rank : ranks) {
+      const Error& told = rank->last_error;
+      EXPECT_EQ(told.reason, reason);
+      EXPECT_EQ(told.culprit.rank, is_lost ? -1 : 1);
+      EXPECT_EQ(told.message, is_lost ? "the device says so" : "rank 1: the device says so");
+    }
+  }
 }
 
 TEST_F(GangsTest, WorkOfAnAbortedGangIsAbandoned) {
