@@ -587,8 +587,10 @@ void StreamEngine::Break(Group* group, const absl::Status& why) {
 
 StreamEngine::StreamState* StreamEngine::NextAwaited(StreamState* blocked, size_t* next) {
   if (blocked->at == nullptr) {
+    // One that the host or a device keeps may have a wait in front that is over.
     const auto* const wait = absl::get_if<WaitItem>(&blocked->items.front());
-    return wait != nullptr && (*next)++ == 0 ? wait->on : nullptr;
+    const bool waits = wait != nullptr && wait->on->completed < wait->position;
+    return waits && (*next)++ == 0 ? wait->on : nullptr;
   }
   const std::vector<Meeting::Part>& parts = blocked->at->parts;
   while (*next < parts.size()) {

@@ -324,6 +324,40 @@ TEST_F(CudaEngineTest, TheDriverHasSoManyCallsOfAStreamAtATime) {
   EXPECT_EQ(called, kKernels);
 }
 
+// A stream that the driver takes no more of has not come to what stands in front of it: a wait
+// there for what has passed long ago is none.
+TEST_F(CudaEngineTest, AFullStreamDoesNotWaitForWhatHasPassed) {
+  int64_t most = 0;  // kernels that the driver takes
+  for (const bool is_known : {false, true}) {
+    const Gate gate;
+    const ManyCalls many;
+    DeviceRig rig(*Open(2));
+    auto members = rig.OpenAll(1);
+    const auto event = rig.backend()->device(0)->CreateEvent();
+    rig.stream(0)->Record(event.get());
+    ASSERT_TRUE(rig.Synchronize(0).ok());
+    KernelCall call;
+    call.kernel = &gate;
+    rig.stream(1)->Launch(call);
+    call.kernel = &many;
+    for (int64_t i = 0; is_known ? i < most : many.made == i * ManyCalls::kCalls; ++i) {
+      rig.stream(1)->Launch(call);
+      if (!is_known) most = many.made / ManyCalls::kCalls;
+    }
+    if (is_known) rig.stream(1)->Wait(event.get());
+    CollectiveCall barrier;
+    barrier.kind = CollectiveKind::kBarrier;
+    for (const int m : {1, 0}) {
+      ASSERT_TRUE(members[static_cast<size_t>(m)]->Enqueue(barrier, rig.stream(m)).ok());
+    }
+    gate.opens.set_value();
+    for (const int m : {0, 1}) {
+      const absl::Status passed = rig.Synchronize(m);
+      EXPECT_TRUE(passed.ok()) << m << ": " << passed;
+    }
+  }
+}
+
 // Collectives in a row leave the other members' streams alone; whatever comes to these next finds
 // the last result.
 TEST_F(CudaEngineTest, WorkBehindCollectivesInARowFindsTheLast) {
