@@ -305,27 +305,32 @@ void Fill(int pipe) {
   }
 }
 
+// Nor does it stop a worker.
 TEST_F(ChorusdTest, AFullLogStopsNothing) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reader(ends[0]);
   const UniqueFd writer(ends[1]);
   Fill(writer.get());
-  ChorusdProcess chorusd(folder_, {Listen()}, absl::nullopt, writer.get());
-  ASSERT_TRUE(Eventually([&] { return Connects(path_); }));
-  RpcRank rank(Channel());
-  v1::OpenSessionRequest refused;
-  refused.set_device_count(5);
-  v1::OpenSessionRequest no_text;
-  no_text.set_label("\xff");
-  for (int i = 0; i < 100; ++i) {
-    ASSERT_TRUE(rank.Open().ok());
-    ASSERT_TRUE(rank.Close().ok());
-    ASSERT_EQ(rank.Open(refused).code(), absl::StatusCode::kInvalidArgument);
-    ASSERT_EQ(rank.Open(no_text).code(), absl::StatusCode::kInvalidArgument);
+  using Flags = std::vector<std::string>;
+  for (const Flags& flags : {Flags{Listen()}, {Listen(), "--backend=sim", "--worker_processes"}}) {
+    SCOPED_TRACE(flags.back());
+    ChorusdProcess chorusd(folder_, flags, absl::nullopt, writer.get());
+    ASSERT_TRUE(Eventually([&] { return Connects(path_); }));
+    RpcRank rank(Channel());
+    v1::OpenSessionRequest refused;
+    refused.set_device_count(5);
+    v1::OpenSessionRequest no_text;
+    no_text.set_label("\xff");
+    for (int i = 0; i < 100; ++i) {
+      ASSERT_TRUE(rank.Open().ok());
+      ASSERT_TRUE(rank.Close().ok());
+      ASSERT_EQ(rank.Open(refused).code(), absl::StatusCode::kInvalidArgument);
+      ASSERT_EQ(rank.Open(no_text).code(), absl::StatusCode::kInvalidArgument);
+    }
+    chorusd.Signal(SIGTERM);
+    EXPECT_EQ(chorusd.Wait(), 0);
   }
-  chorusd.Signal(SIGTERM);
-  EXPECT_EQ(chorusd.Wait(), 0);
 }
 
 TEST_F(ChorusdTest, AFullLogDoesNotKeepAliveWhatCannotStart) {
@@ -338,6 +343,9 @@ TEST_F(ChorusdTest, AFullLogDoesNotKeepAliveWhatCannotStart) {
   ASSERT_TRUE(first.WaitForStart()) << first.output();
   ChorusdProcess second(folder_, {Listen()}, absl::nullopt, writer.get());
   EXPECT_EQ(second.Wait(), 1);
+  ChorusdProcess third(folder_, {Listen(), "--backend=sim", "--worker_processes", "--worker=/none"},
+                       absl::nullopt, writer.get());
+  EXPECT_EQ(third.Wait(), 2);
 }
 
 TEST_F(ChorusdTest, ALabelCannotForgeALineOfTheLog) {
@@ -440,8 +448,7 @@ TEST_F(ChorusdTest, RefusesWhatItCannotServeWithAClearText) {
   EXPECT_THAT(Refusal({Listen(), "--host_devices=0"}), HasSubstr("host_devices"));
   EXPECT_THAT(Refusal({Listen(), "--backend=abacus"}), HasSubstr("host, sim or cuda"));
   // Without a driver as well as without so many GPUs.
-  EXPECT_THAT(Refusal({Listen(), "--backend=cuda", "--gpu=1000"}),
-              HasSubstr("chorusd: --backend=cuda: "));
+  EXPECT_THAT(Refusal({Listen(), "--backend=cuda", "--gpu=1000"}), HasSubstr("--backend=cuda: "));
   EXPECT_THAT(Refusal({Listen(), "--backend=host", "--worker_processes"}),
               HasSubstr("memory of host devices is the daemon's own"));
   EXPECT_THAT(Refusal({Listen(), "--backend=sim", "--worker_processes", "--worker=/no/worker"}),

@@ -101,8 +101,7 @@ std::string WorkerProgram(const std::string& given) {
       .string();
 }
 
-// Ends the process, with a line, where there are no devices.
-std::unique_ptr<Devices> StartWorker(const Flags& flags) {
+absl::StatusOr<std::unique_ptr<Devices>> StartWorker(const Flags& flags) {
   worker::WorkerOptions options;
   options.command = {WorkerProgram(flags.worker), absl::StrCat("--backend=", flags.backend),
                      absl::StrCat("--seed=", flags.sim_seed),
@@ -115,12 +114,7 @@ std::unique_ptr<Devices> StartWorker(const Flags& flags) {
   }
   options.kill_timeout = flags.daemon.node.kill_timeout;
   options.log = [](const std::string& line) { LOG(ERROR) << line; };
-  absl::StatusOr<std::unique_ptr<Devices>> devices =
-      worker::WorkerDevices::Start(std::move(options));
-  if (devices.ok()) return *std::move(devices);
-  std::cerr << "chorusd: --backend=" << flags.backend << ": " << ErrorOf(devices.status()).message
-            << "\n";
-  exit(2);
+  return worker::WorkerDevices::Start(std::move(options));
 }
 
 std::string StartLine(const Daemon& daemon, const DevicesInfo& devices) {
@@ -171,7 +165,14 @@ int Main() {
   std::unique_ptr<Backend> backend;  // none: a worker has it
   std::unique_ptr<Devices> devices;
   if (HasWorker(flags)) {
-    devices = StartWorker(flags);
+    auto started = StartWorker(flags);
+    if (!started.ok()) {
+      // Not to standard error, which may be a full pipe: the log's end waits for that a second
+      // only.
+      LOG(ERROR) << "--backend=" << flags.backend << ": " << ErrorOf(started.status()).message;
+      return 2;
+    }
+    devices = *std::move(started);
   } else {
     backend = MakeBackend(flags, pool.get());
     devices = DevicesOf(backend.get());
@@ -179,7 +180,6 @@ int Main() {
   const DevicesInfo info = devices->info();
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(flags.daemon, std::move(devices));
   if (!daemon.ok()) {
-    // Not to standard error, which may be a full pipe: the log's end waits for that a second only.
     LOG(ERROR) << daemon.status().message();
     return 1;
   }

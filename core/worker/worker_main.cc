@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
+#include "core/base/unique_fd.h"
 #include "core/worker/channel.h"
 #include "core/worker/protocol.h"
 #include "core/worker/window.h"
@@ -17,11 +19,27 @@
 #include "core/worker/worker_process.h"
 
 namespace chorus::worker {
+namespace {
+
+// Standard error is the daemon's: where it is a full pipe, or a terminal that was stopped, whoever
+// writes waits. O_NONBLOCK would be for all who share it, so this process opens it once more, for
+// itself alone, and leaves out what there is no room for. A file makes nobody wait, and would be
+// written from its beginning. What the system does not open again (a socket, a pipe of another
+// user's) stays as it is.
+void WaitForNoReaderOfLines() {
+  struct stat what = {};
+  if (fstat(STDERR_FILENO, &what) != 0 || S_ISREG(what.st_mode)) return;
+  const UniqueFd own(open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (own.valid()) dup2(own.get(), STDERR_FILENO);
+}
+
+}  // namespace
 
 int WorkerMain(const std::function<absl::StatusOr<std::unique_ptr<Backend>>()>& open) {
   // Dies with the daemon's thread that keeps it, whatever state it is in.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   signal(SIGPIPE, SIG_IGN);
+  WaitForNoReaderOfLines();
   Channel::Descriptors descriptors;
   const int first = WorkerProcess::kFirstDescriptor;
   const int last = first + Channel::kDescriptors;
