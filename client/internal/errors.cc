@@ -24,9 +24,14 @@ bool IsLost(const absl::Status& status) {
   }
 }
 
+bool IsTimeout(const absl::Status& status) {
+  const Error error = ErrorOf(status);
+  return error.reason == Reason::kTransportTimeout && error.id == ErrorId();
+}
+
 bool IsNoOutcome(const absl::Status& status) {
   const Error error = ErrorOf(status);
-  return error.reason == Reason::kSequenceGap || error.reason == Reason::kTransportTimeout ||
+  return error.reason == Reason::kSequenceGap || IsTimeout(status) ||
          (error.code == absl::StatusCode::kResourceExhausted && error.id == ErrorId());
 }
 

@@ -19,6 +19,9 @@ namespace internal {
 absl::Status ForkedError();
 // True for errors after which there is no daemon to tell anything.
 bool IsLost(const absl::Status& status);
+// Whether `status`, the end of a call or of a wait, says that its time is over, and nothing of what
+// it waits for: a command may come to kTransportTimeout, too, and then that is recorded.
+bool IsTimeout(const absl::Status& status);
 // Whether `status`, the end of a call or of a wait for a command, is no outcome of that: the daemon
 // has not taken it, for a gap or for want of room, or has had no room for whoever waits, or the
 // call has ended before its command. Then it may be sent again: one that was taken is answered from

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
+#include "core/base/error.h"
 
 namespace chorus {
 namespace internal {

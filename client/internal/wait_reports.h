@@ -16,8 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/internal/errors.h"
 #include "client/internal/link.h"
-#include "core/base/error.h"
 #include "core/base/mutex.h"
 
 namespace chorus {
@@ -35,14 +35,14 @@ class WaitReports {
   // `link` outlives it.
   WaitReports(Link* link, WaitReportOptions options) : link_(link), options_(std::move(options)) {}
 
-  // What `wait(timeout)` gives, which may be asked in parts: DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT)
-  // of a part is followed by a report and the next.
+  // What `wait(timeout)` gives, which may be asked in parts: the end of a part's time (IsTimeout)
+  // is followed by a report and the next.
   template <typename Wait>
   auto InParts(absl::Duration timeout, const Wait& wait) const -> decltype(wait(timeout)) {
     if (!options_.on || timeout <= options_.first) return wait(timeout);
     auto result = wait(options_.first);
     absl::Duration waited = options_.first;
-    while (IsTimeout(result) && waited < timeout) {
+    while (IsTimeout(StatusOf(result)) && waited < timeout) {
       Report(waited);
       const absl::Duration part = std::min(options_.period, timeout - waited);
       result = wait(part);
@@ -71,12 +71,10 @@ class WaitReports {
   };
 
  private:
-  static bool IsTimeout(const absl::Status& status) {
-    return !status.ok() && ErrorOf(status).reason == Reason::kTransportTimeout;
-  }
+  static const absl::Status& StatusOf(const absl::Status& status) { return status; }
   template <typename T>
-  static bool IsTimeout(const absl::StatusOr<T>& result) {
-    return IsTimeout(result.status());
+  static const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+    return result.status();
   }
   void Report(absl::Duration waited) const;
 

@@ -125,9 +125,8 @@ class OutcomeLink : public RpcLink {
     if (!IsNoOutcome(status)) return told(status);
     const absl::Time now = SteadyNow();
     // A call that ran out of time was not refused.
-    const absl::Time refused_since = ErrorOf(status).reason == Reason::kTransportTimeout
-                                         ? absl::InfiniteFuture()
-                                         : std::min(call->refused_since, now);
+    const absl::Time refused_since =
+        IsTimeout(status) ? absl::InfiniteFuture() : std::min(call->refused_since, now);
     if (now - refused_since >= this->opened().submit_timeout) {
       return Lose(NotTaken(call->request.command().sequence(), status));
     }

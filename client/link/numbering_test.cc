@@ -69,7 +69,9 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
     session.transport = GetParam().transport;
     absl::StatusOr<std::unique_ptr<Link>> link = OpenLink(session);
     ASSERT_TRUE(link.ok()) << link.status();
-    core_ = SessionCore::Make(*std::move(link), absl::Seconds(60));
+    internal::WaitReportOptions reports;
+    reports.write = [this](const std::string& report) { reports_ += report; };
+    core_ = SessionCore::Make(*std::move(link), absl::Seconds(60), reports);
   }
   virtual void Change(server::DaemonOptions*) {}
   void TearDown() override {
@@ -110,6 +112,7 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<server::Daemon> daemon_;
   std::shared_ptr<SessionCore> core_;
+  std::string reports_;  // of long waits
 };
 
 // Nodes that use what is no value: any form of it can be encoded.
@@ -165,7 +168,34 @@ TEST_P(NumberingTest, ACommandThatIsTooLargeTakesNoNumber) {
   ExpectThatTheLogGoesOn(1);
 }
 
-// What a command of the log comes to is told, also where it is as for one that is not taken.
+// What a command of the log comes to is told, also where it is as for one that is not taken: a
+// refusal comes to what kept its rank from the call.
+TEST_P(NumberingTest, ARefusalForWantOfAnAnswerIsOver) {
+  Link& link = core_->link();
+  WorldOptions options;
+  options.name = "alone";
+  options.rank = 0;
+  options.size = 1;
+  const auto world = link.Join(options, link.devices().front());
+  ASSERT_TRUE(world.ok()) << world.status();
+  Refuse refuse;
+  refuse.world = world->world;
+  refuse.epoch = world->epoch;
+  refuse.members.resize(1);
+  refuse.members.front().rank = Rank(0);
+  refuse.why = Error(Reason::kTransportTimeout, "it did not answer in time");
+  const absl::StatusOr<Sequence> sent = Submit(refuse);
+  ASSERT_TRUE(sent.ok()) << sent.status();
+  const absl::Status outcome = link.WaitCommand(*sent, absl::Seconds(5));
+  EXPECT_EQ(ErrorOf(outcome).reason, Reason::kTransportTimeout) << outcome;
+  ASSERT_NE(ErrorOf(outcome).id, ErrorId()) << outcome;
+  EXPECT_EQ(ErrorOf(outcome).ended.size(), 1u) << outcome;
+  // Nor is that a wait that takes long.
+  EXPECT_EQ(core_->WaitForRun(*sent), outcome);
+  EXPECT_EQ(reports_, "");
+  ExpectThatTheLogGoesOn(sent->value() + 1);
+}
+
 class FullNumberingTest : public NumberingTest {
   void Change(server::DaemonOptions* options) override { options->node.max_node_graphs = 8; }
 };
