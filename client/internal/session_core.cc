@@ -77,7 +77,7 @@ SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout
       reports_(link_, std::move(reports)),
       devices_(link_->devices()),
       log_(link_),
-      staging_(link_, wait_timeout),
+      staging_(link_, wait_timeout, &releases_),
       releases_([this] {
         if (locked_session == this) return;
         SessionLock lock(this);  // drains when it ends

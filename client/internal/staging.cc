@@ -1,5 +1,6 @@
 #include "client/internal/staging.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -45,7 +46,7 @@ absl::StatusOr<StagingPool::Block*> StagingPool::BlockFor(int64_t bytes) {
   Block* oldest = nullptr;
   for (const auto& block : blocks_) {
     total += block->bytes;
-    if (block->bytes < bytes) continue;
+    if (block->bytes < bytes || block->is_spoilt) continue;
     if (block->bytes - block->used >= bytes) return block.get();
     if (IsFree(block.get())) {
       block->used = 0;
@@ -78,14 +79,27 @@ absl::StatusOr<Sequence> StagingPool::Send(
   if (block->staging.data != nullptr) {
     std::memcpy(block->staging.data + block->used, bytes.data(), bytes.size());
   } else {
-    CHORUS_RETURN_IF_ERROR(link_->WriteStaging(block->staging.arena, block->used, bytes));
+    const absl::Status written = link_->WriteStaging(block->staging.arena, block->used, bytes);
+    if (!written.ok()) {
+      block->is_spoilt = true;
+      GiveBackSpoilt(block);
+      return written;
+    }
   }
   block->used += (size + kAlign - 1) / kAlign * kAlign;
   ++block->unsent;
   const absl::StatusOr<Sequence> reader = send(range);
   --block->unsent;
   if (reader.ok()) block->readers.push_back(*reader);
+  GiveBackSpoilt(block);
   return reader;
+}
+
+void StagingPool::GiveBackSpoilt(Block* block) {
+  if (!block->is_spoilt || block->unsent > 0) return;
+  releases_->Add(block->staging.arena);
+  blocks_.erase(std::find_if(blocks_.begin(), blocks_.end(),
+                             [block](const auto& one) { return one.get() == block; }));
 }
 
 }  // namespace internal

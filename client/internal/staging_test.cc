@@ -1,6 +1,8 @@
 #include "client/internal/staging.h"
 
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -8,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/internal/releases.h"
 #include "client/testing/null_link.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
@@ -36,8 +39,19 @@ class TestLink : public testing::NullLink {
     memory.push_back(std::make_unique<std::vector<char>>(static_cast<size_t>(bytes)));
     Staging staging;
     staging.arena = ArenaId(static_cast<int32_t>(memory.size()) - 1);
-    staging.data = memory.back()->data();
+    if (!by_calls) staging.data = memory.back()->data();
     return staging;
+  }
+  absl::Status WriteStaging(ArenaId arena, int64_t offset, absl::string_view bytes) override {
+    const auto write = [this, arena, offset, text = std::string(bytes)] {
+      std::memcpy(memory[arena.value()]->data() + offset, text.data(), text.size());
+    };
+    if (is_late) {
+      late.push_back(write);
+      return MakeError(Reason::kTransportTimeout, "not written in time");
+    }
+    write();
+    return absl::OkStatus();
   }
 
   std::set<int64_t> over;
@@ -45,6 +59,9 @@ class TestLink : public testing::NullLink {
   bool has_no_room = false;  // for whoever waits
   std::vector<int64_t> waits;
   std::vector<std::unique_ptr<std::vector<char>>> memory;
+  bool by_calls = false;  // staging is filled by WriteStaging
+  bool is_late = false;   // such a call is given up before it is carried out
+  std::vector<std::function<void()>> late;
 };
 
 class StagingTest : public ::testing::Test {
@@ -71,7 +88,8 @@ class StagingTest : public ::testing::Test {
   }
 
   TestLink link_;
-  StagingPool pool_{&link_, absl::Seconds(1)};
+  Releases releases_{[] {}};
+  StagingPool pool_{&link_, absl::Seconds(1), &releases_};
   int64_t sent_ = 0;
   std::map<int64_t, std::pair<ExternalRange, std::string>> ranges_;
 };
@@ -126,6 +144,37 @@ TEST_F(StagingTest, WhatIsBeingSentStays) {
                         })
                   .ok());
   ExpectBytes();
+}
+
+TEST_F(StagingTest, WhereAWriteHasFailedNothingIsPutThatItCouldSpoil) {
+  link_.by_calls = true;
+  ASSERT_TRUE(Send(kLabels, 'a').ok());
+  link_.is_late = true;
+  EXPECT_EQ(ErrorOf(Send(kLabels, 'b')).reason, Reason::kTransportTimeout);
+  link_.is_late = false;
+  ASSERT_TRUE(Send(kLabels, 'c').ok());
+  ASSERT_EQ(link_.late.size(), 1u);
+  link_.late.front()();
+  ExpectBytes();
+  EXPECT_EQ(releases_.Take(/*all=*/true).arenas, (std::vector<ArenaId>{ArenaId(0)}));
+}
+
+// Behind all commands that read there.
+TEST_F(StagingTest, WhatIsBeingSentStaysWhereAWriteHasFailed) {
+  link_.by_calls = true;
+  ASSERT_TRUE(pool_
+                  .Send(std::string(kLabels, 'a'),
+                        [&](const ExternalRange&) -> absl::StatusOr<Sequence> {
+                          link_.is_late = true;
+                          EXPECT_FALSE(Send(kLabels, 'b').ok());
+                          link_.is_late = false;
+                          EXPECT_TRUE(Send(kLabels, 'c').ok());
+                          EXPECT_TRUE(releases_.Take(/*all=*/true).arenas.empty());
+                          return Sequence(++sent_);
+                        })
+                  .ok());
+  EXPECT_EQ(releases_.Take(/*all=*/true).arenas, (std::vector<ArenaId>{ArenaId(0)}));
+  EXPECT_EQ(link_.memory.size(), 2u);
 }
 
 // Its bytes are nobody's.
