@@ -587,7 +587,8 @@ void StreamEngine::Break(Group* group, const absl::Status& why) {
 
 StreamEngine::StreamState* StreamEngine::NextAwaited(StreamState* blocked, size_t* next) {
   if (blocked->at == nullptr) {
-    // One that the host or a device keeps may have a wait in front that is over.
+    // One that the host or a device keeps may have a wait in front that is over, or nothing.
+    if (blocked->items.empty()) return nullptr;
     const auto* const wait = absl::get_if<WaitItem>(&blocked->items.front());
     const bool waits = wait != nullptr && wait->on->completed < wait->position;
     return waits && (*next)++ == 0 ? wait->on : nullptr;
