@@ -819,6 +819,34 @@ TEST_F(NodeTest, RanksThatDisagreeAboutTheSizeAreToldThatWhateverMemoryThereIs) 
   }
 }
 
+// Neither disagrees with the other: a list of pieces, and the same in one tensor.
+TEST_F(NodeTest, WhoHasNoMemoryForAllPiecesInOneTensorIsToldSoWhereOthersHaveAList) {
+  NodeOptions options;
+  // Of which a tenant has seven eighths: for three inputs and two pieces, not for the tensor too.
+  options.memory_limit_bytes = 8 * kLarge * static_cast<int64_t>(sizeof(float));
+  StartOnSim(3, /*devices_per_domain=*/2, options);
+  for (int r = 0; r < 3; ++r) {
+    ranks_[r]->Register(0, OnesGraph());
+    ranks_[r]->RunLocal(0, {}, {0, 1});
+    GraphBuilder builder(1, {SlotOf(r, 3)});
+    NodeSpec spec;
+    spec.op = r == 1 ? "all_gather_into_tensor" : "all_gather";
+    spec.inputs = {AddInput(&builder, TensorType(DType::kF32, {kLarge}))};
+    spec.collective = Collective();
+    spec.collective->kind = CollectiveKind::kAllGather;
+    spec.collective->rank = GroupRank(r);
+    AddOutput(&builder, (*builder.Emit(spec))[0]);
+    ranks_[r]->Register(1, builder.Build());
+    ASSERT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+  }
+  for (int r = 0; r < 3; ++r) {
+    ranks_[r]->RunOn(1, TensorId{0, 1}, {1, 1});
+    ranks_[r]->WaitUntilTaken();
+  }
+  const Error error = ErrorOf(ranks_[1]->LastOutcome());
+  EXPECT_EQ(error.reason, Reason::kOutOfMemory) << error.message;
+}
+
 // Rank 1 has done its part, and has been told of the timeout, when rank 0's late kernel ends.
 TEST_F(NodeTest, AGangMayEndAfterItsExecTimeout) {
   NodeOptions options;

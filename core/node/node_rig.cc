@@ -304,12 +304,12 @@ void NodeTest::Start(int ranks, NodeOptions options, absl::string_view faults) {
   StartOn(std::move(backend), OneEach(ranks), options);
 }
 
-void NodeTest::StartOnSim(int ranks, int devices_per_domain) {
+void NodeTest::StartOnSim(int ranks, int devices_per_domain, NodeOptions options) {
   SimBackendOptions sim;
   sim.devices = ranks;
   sim.devices_per_domain = devices_per_domain;
   sim.make_kernel = MakeHostKernel;
-  StartOn(CreateSimBackend(sim), OneEach(ranks), {});
+  StartOn(CreateSimBackend(sim), OneEach(ranks), std::move(options));
 }
 
 void NodeTest::StartOn(std::unique_ptr<Backend> backend,

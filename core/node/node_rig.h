@@ -189,7 +189,7 @@ class ClientMemory {
 class NodeTest : public testing::Test {
  protected:
   void Start(int ranks, NodeOptions options = {}, absl::string_view faults = "");
-  void StartOnSim(int ranks, int devices_per_domain = 1);
+  void StartOnSim(int ranks, int devices_per_domain = 1, NodeOptions options = {});
   // `devices`: of each rank's session.
   void StartOn(std::unique_ptr<Backend> backend,
                const std::vector<std::vector<DeviceIndex>>& devices, NodeOptions options);

@@ -28,7 +28,8 @@ struct BufferSpec {
     kInput = 0,   // the run's input `index`
     kOwned = 1,   // a buffer of its own, counted, reserved at submit (outputs, operands of moves)
     kShared = 2,  // result `list_index` of participation `index`, which all members have alike: one
-                  // buffer for all ranks of a domain, reserved by the first voter there
+                  // buffer for all ranks of a domain, reserved by the first voter there. -1: all
+                  // pieces in one tensor
     kPeer = 3,    // operand `list_index` of member `list_member` of participation `index`: read
                   // where it stands (groups of one domain only). It may itself be a kPeer or
                   // kShared entry of that member's run, of an instance that is earlier in the

@@ -42,7 +42,8 @@ void PlaceOutput(NodeIndex n, size_t i, PlanState* state) {
              IsSharedResult(node, i)) {
     BufferSpec spec = SpecOf(*state, BufferSpec::Kind::kShared, v);
     spec.index = node_state.participation;
-    spec.list_index = static_cast<int32_t>(i);
+    // Members that have the pieces as a list may meet others that have them in one tensor.
+    spec.list_index = node_state.def->one_output ? -1 : static_cast<int32_t>(i);
     AddBuffer(spec, v, state);
   } else if (value.counted) {
     AddBuffer(SpecOf(*state, BufferSpec::Kind::kOwned, v), v, state);
