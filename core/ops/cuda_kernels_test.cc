@@ -1444,6 +1444,15 @@ TEST_F(CudaKernelsTest, AvgPoolOfHalfTypesRoundsOnce) {
             2048);
 }
 
+// 4,096 of these have an exact sum in f32, the 8,192 that a thread adds up have none.
+TEST_F(CudaKernelsTest, AvgPoolOfLargeWindowsKeepsItsDigits) {
+  const double element = 4095.0 / 4096;
+  const Value x = testing::FromDoubles(testing::WithDType(DType::kF32, {1, 1, 2048, 1024}),
+                                       std::vector<double>(2048 * 1024, element));
+  const Value mean = Run("avg_pool", {x}, {{"kernel", Ints{2048, 1024}}}).value;
+  EXPECT_NEAR(testing::ToDoubles(mean)[0], element, 1e-6);
+}
+
 // So many elements that their parts are combined once, twice and three times.
 TEST_F(CudaKernelsTest, NormsOfLongRowsAreAddedUpInParts) {
   SCOPED_TRACE(kSeed);

@@ -12,11 +12,6 @@
 
 namespace chorus {
 
-// How many terms are added up in f32, one after the other, at most. What is small beside their sum
-// gets lost, so that of more than 2^24 equal ones nothing more would be added: such parts are put
-// together in f64.
-constexpr int64_t kMostTerms = 4096;
-
 // Calls `f` with a value of the C++ type of a floating-point dtype, for others `otherwise` with
 // nothing. Both return the same.
 template <typename F, typename Otherwise>

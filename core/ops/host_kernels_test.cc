@@ -733,6 +733,31 @@ TEST(HostKernelsTest, SumsOfManyTermsKeepTheirDigits) {
   }
 }
 
+// A number of half types, of which 4,096 have an exact sum in f32, and 2^20 one that is percents
+// off.
+constexpr double kSmallTerm = 179.0 / 256;
+
+TEST(HostKernelsTest, AveragesOfLargeWindowsKeepTheirDigits) {
+  constexpr int64_t kSide = 1024;
+  constexpr int64_t kTaps = kSide * kSide;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto filled = [&](const Ints& dims) {
+      return testing::FromDoubles(WithDType(dtype, dims),
+                                  std::vector<double>(static_cast<size_t>(kTaps), kSmallTerm));
+    };
+    const Kernel pool("avg_pool", {filled({1, 1, kSide, kSide})}, {{"kernel", Ints{kSide, kSide}}});
+    EXPECT_NEAR(testing::ToDoubles(pool.Run({1}))[0], kSmallTerm, 1e-6);
+    // Of the element that all places reach.
+    constexpr int64_t kRows = 2 * kTaps - 1;
+    const Ints kernel = {kTaps, 1};
+    const Kernel grad("avg_pool_grad", {filled({1, 1, kTaps, 1})},
+                      {{"kernel", kernel}, {"size", Ints{kRows, 1}}});
+    Value out = testing::Zeros(WithDType(dtype, {1, 1, kRows, 1}));
+    grad.RunUnit(kTaps - 1, &out);
+    EXPECT_NEAR(testing::ToDoubles(out)[kTaps - 1], kSmallTerm, 1e-6);
+  }
+}
+
 // A sum of many numbers in f32 would lose a digit or two of them.
 TEST(HostKernelsTest, MomentsOfLongRowsKeepTheirDigits) {
   const int64_t size = 1 << 20;

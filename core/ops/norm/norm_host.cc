@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
+#include "core/ops/long_sums.h"
 #include "core/ops/norm/norm.h"
 
 namespace chorus {

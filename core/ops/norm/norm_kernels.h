@@ -14,6 +14,7 @@
 
 #include "core/base/device.h"
 #include "core/ops/division.h"
+#include "core/ops/long_sums.h"
 
 namespace chorus {
 namespace cuda {
@@ -324,12 +325,6 @@ struct NormCombineArgs {
   int64_t results = 0;  // of a row: what there is
   int64_t groups = 0;   // of a row: what there will be
 };
-template <typename T>
-CHORUS_DEVICE T SumOfResults(const T* from, int64_t begin, int64_t end) {
-  double sum = 0;
-  for (int64_t i = begin; i < end; ++i) sum += static_cast<double>(from[i]);
-  return static_cast<T>(sum);
-}
 template <typename T>
 CHORUS_DEVICE void NormCombine(const NormCombineArgs<T>& args, const Lane& lane) {
   for (int64_t t = lane.index; t < args.rows * args.groups; t += lane.count) {

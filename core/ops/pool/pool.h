@@ -3,9 +3,10 @@
 // there is at most half a window of padding on a side.
 //
 // avg_pool(x): the sum of what is under a window, over the number of elements there; with
-//   count_padding (0 or 1, absent: 0) over the number of taps. Floating; half types add up in f32
-//   and are rounded once. VJP: avg_pool_grad(g).
-// avg_pool_grad(g), attribute size: h and w: its adjoint. VJP: avg_pool(h).
+//   count_padding (0 or 1, absent: 0) over the number of taps. Floating; f32 and half types add up
+//   as core/ops/long_sums.h says, and half types are rounded once. VJP: avg_pool_grad(g).
+// avg_pool_grad(g), attribute size: h and w: its adjoint, which adds up in the same way. VJP:
+//   avg_pool(h).
 // max_pool_index(x), with attribute dilation too: an i32, row times w plus column of the largest
 //   element under a window: the first of equals; the first NaN, where there is one. Padding never
 //   wins. Numbers. No gradient.

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
+#include "core/ops/long_sums.h"
 #include "core/ops/pool/pool.h"
 
 namespace chorus {
@@ -82,12 +83,13 @@ class AvgPool : public HostKernel {
       const int64_t step = s_.windows[1].stride;
       for (int64_t first = 0; first < s_.y[1]; first += kColumns) {
         const int64_t columns = std::min(kColumns, s_.y[1] - first);
-        A sums[kColumns] = {};
+        LongSums<A, kColumns> sums;
         ForEachTap(s_, row, first, columns, [&](int64_t from, int64_t to, int64_t count) {
-          for (int64_t k = 0; k < count; ++k) sums[to + k] += static_cast<A>(x[from + k * step]);
+          A* const sum = sums.Next() + to;
+          for (int64_t k = 0; k < count; ++k) sum[k] += static_cast<A>(x[from + k * step]);
         });
         for (int64_t k = 0; k < columns; ++k) {
-          y[first + k] = static_cast<T>(sums[k] / static_cast<A>(divisor_.At(row, first + k)));
+          y[first + k] = static_cast<T>(sums.At(k) / static_cast<A>(divisor_.At(row, first + k)));
         }
       }
     }
@@ -116,13 +118,13 @@ class AvgPoolGrad : public HostKernel {
       const Window::Range rows = s_.windows[0].PlacesReaching(unit % s_.x[0], s_.x[0]);
       for (int64_t k = 0; k < s_.x[1]; ++k) {
         const Window::Range columns = s_.windows[1].PlacesReaching(k, s_.x[1]);
-        A sum{};
+        LongSums<A> sum;
         for (int64_t i = rows.begin; i < rows.end; ++i) {
           for (int64_t j = columns.begin; j < columns.end; ++j) {
-            sum += static_cast<A>(y[i * s_.y[1] + j]) / static_cast<A>(divisor_.At(i, j));
+            *sum.Next() += static_cast<A>(y[i * s_.y[1] + j]) / static_cast<A>(divisor_.At(i, j));
           }
         }
-        x[k] = static_cast<T>(sum);
+        x[k] = static_cast<T>(sum.At(0));
       }
     }
     return absl::OkStatus();

@@ -16,6 +16,7 @@
 #include "core/base/device.h"
 #include "core/ops/arithmetic.h"
 #include "core/ops/division.h"
+#include "core/ops/long_sums.h"
 #include "core/tensor/half.h"
 
 namespace chorus {
@@ -139,23 +140,22 @@ CHORUS_DEVICE void AvgPool(const AvgPoolArgs<T>& args, const Lane& lane) {
     const DividedIndex of_part(t, shape.by_parts);
     const PoolPlace place(of_part.outer, shape.h.by_y, shape.w.by_y);
     const T* const x = args.x + place.plane() * shape.plane();
-    A sum = 0;
-    ForEachUnder(shape, place, of_part.inner, [&](int64_t at) { sum += static_cast<A>(x[at]); });
+    LongSums<A> sum;
+    ForEachUnder(shape, place, of_part.inner,
+                 [&](int64_t at) { *sum.Next() += static_cast<A>(x[at]); });
     if (shape.parts() > 1) {
-      args.sums[t] = sum;
+      args.sums[t] = sum.At(0);
     } else {
-      args.y[t] = static_cast<T>(sum / PoolDivisor(args, place.row(), place.column()));
+      args.y[t] = static_cast<T>(sum.At(0) / PoolDivisor(args, place.row(), place.column()));
     }
   }
 }
 template <typename T>
 CHORUS_DEVICE void AvgPoolCombine(const AvgPoolArgs<T>& args, const Lane& lane) {
-  using A = Arithmetic<T>;
   const PoolShape& shape = args.shape;
   for (int64_t t = lane.index; t < shape.y_count; t += lane.count) {
     const PoolPlace place(t, shape.h.by_y, shape.w.by_y);
-    A sum = 0;
-    for (int64_t part = 0; part < shape.parts(); ++part) sum += args.sums[t * shape.parts() + part];
+    const auto sum = SumOfResults(args.sums, t * shape.parts(), (t + 1) * shape.parts());
     args.y[t] = static_cast<T>(sum / PoolDivisor(args, place.row(), place.column()));
   }
 }
@@ -179,16 +179,16 @@ CHORUS_DEVICE void AvgPoolGrad(const AvgPoolGradArgs<T>& args, const Lane& lane)
     const PoolRange rows = h.PlacesOver(place.row());
     const PoolRange columns = w.PlacesOver(place.column());
     const T* const g = args.g + place.plane() * h.y * w.y;
-    A sum = 0;
+    LongSums<A> sum;
     for (int64_t i = rows.begin; i < rows.end; ++i) {
       const int64_t rows_under = h.ElementsUnder(i);
       for (int64_t j = columns.begin; j < columns.end; ++j) {
         const A divisor =
             args.count_padding ? all : static_cast<A>(rows_under * w.ElementsUnder(j));
-        sum += static_cast<A>(g[i * w.y + j]) / divisor;
+        *sum.Next() += static_cast<A>(g[i * w.y + j]) / divisor;
       }
     }
-    args.x[t] = static_cast<T>(sum);
+    args.x[t] = static_cast<T>(sum.At(0));
   }
 }
 
