@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <memory>
@@ -756,6 +757,59 @@ TEST(HostKernelsTest, AveragesOfLargeWindowsKeepTheirDigits) {
     grad.RunUnit(kTaps - 1, &out);
     EXPECT_NEAR(testing::ToDoubles(out)[kTaps - 1], kSmallTerm, 1e-6);
   }
+}
+
+TEST(HostKernelsTest, SoftmaxOfLongRowsKeepsItsDigits) {
+  constexpr int64_t kSize = 1 << 20;
+  // Of the rows' w and x the first stands out; of the others' sums none vanishes. The rows are
+  // equal.
+  const double score = std::log(kSmallTerm);
+  const auto rows = [](double first, double even, double odd, const Ints& dims) {
+    const TensorType type = WithDType(DType::kF32, dims);
+    const int64_t lanes = type.num_elements() / kSize;
+    std::vector<double> x;
+    for (int64_t i = 0; i < type.num_elements(); ++i) {
+      x.push_back(i < lanes ? first : i / lanes % 2 == 0 ? even : odd);
+    }
+    return testing::FromDoubles(type, x);
+  };
+  using Expected = std::function<double(double w, double x)>;  // of an element
+  const auto expect = [](const std::string& op, const std::vector<Value>& inputs,
+                         const Attributes& attributes, const Expected& expected) {
+    SCOPED_TRACE(op + " " + inputs[0].type.ToString());
+    const Kernel kernel(op, inputs, attributes);
+    ASSERT_TRUE(kernel.ok());
+    const std::vector<double> got = testing::ToDoubles(kernel.Run({(*kernel).units()}));
+    const std::vector<double> w = testing::ToDoubles(inputs[0]);
+    const std::vector<double> x = testing::ToDoubles(inputs.back());
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double value = expected(w[i], x[std::min(i, x.size() - 1)]);
+      ASSERT_NEAR(got[i], value, 1e-4 * std::abs(value)) << i;
+    }
+  };
+  const double exps = 1 + (kSize - 1) * kSmallTerm;
+  const double weights = exps;
+  const double sum = 3.0 * (kSize / 2 - 1) + kSize / 2;
+  const double weighted = kSmallTerm * sum;
+  for (const Ints& dims : {Ints{kSize}, Ints{kSize, 3}}) {
+    const Attributes axis = {{"axis", int64_t{0}}};
+    const Value x = rows(0, score, score, dims);
+    expect("softmax", {x}, axis, [&](double, double x_i) { return std::exp(x_i) / exps; });
+    expect("log_softmax", {x}, axis, [&](double, double x_i) { return x_i - std::log(exps); });
+    const std::vector<Value> w_and_x = {rows(1, kSmallTerm, kSmallTerm, dims), rows(0, 3, 1, dims)};
+    expect("center", w_and_x, axis, [&](double, double x_i) { return x_i * weights - weighted; });
+    expect("center_grad", w_and_x, axis,
+           [&](double w_i, double x_i) { return x_i * weights - w_i * sum; });
+    expect("softmax_grad", w_and_x, axis,
+           [&](double w_i, double x_i) { return w_i * (x_i * weights - weighted); });
+  }
+  // The first is the label.
+  const Value x = rows(0, score, score, {kSize});
+  const Value label = testing::MakeValue<int64_t>(Ints{}, {0});
+  expect("cross_entropy", {x, label}, {}, [&](double, double) { return std::log(exps); });
+  const Value g = testing::MakeValue<float>(Ints{}, {2});
+  expect("cross_entropy_grad", {x, label, g}, {},
+         [&](double x_i, double) { return 2 * (std::exp(x_i) / exps - (x_i == 0 ? 1 : 0)); });
 }
 
 // A sum of many numbers in f32 would lose a digit or two of them.

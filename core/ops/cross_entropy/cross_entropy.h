@@ -4,7 +4,7 @@
 // dtype of logits. loss = -log_softmax(logits)[label]; nothing is summed.
 // Attribute ignore_index (absent: none): rows with that label have loss 0 and take no part. Another
 // label below 0 or beyond the last class is INVALID_ARGUMENT from the run.
-// Rows with NaN or +inf, or nothing but -inf, lose NaN.
+// Rows with NaN or +inf, or nothing but -inf, lose NaN. They are added up as those of softmax.
 // VJP: cross_entropy_grad(logits, labels, g) = g (softmax(logits) - one_hot(labels)), or 0 in
 // ignored rows whatever stands there; labels have none.
 // VJP of cross_entropy_grad for h, where p = softmax(logits) and u = g h:

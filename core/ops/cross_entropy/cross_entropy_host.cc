@@ -9,6 +9,7 @@
 #include "core/ops/host_arithmetic.h"
 #include "core/ops/host_indices.h"
 #include "core/ops/host_rows.h"
+#include "core/ops/long_sums.h"
 
 namespace chorus {
 namespace {
@@ -37,9 +38,11 @@ class RowKernel : public HostKernel {
   Exps ExpsOf(const T* row, int64_t label) const {
     Exps exps = {MostOf(row, classes()), A{}, A{}};
     const auto exp = [&](int64_t i) { return std::exp(static_cast<A>(row[i]) - exps.most); };
-    for (int64_t i = 0; i < label; ++i) exps.others += exp(i);
+    LongSums<A> others;
+    for (int64_t i = 0; i < label; ++i) *others.Next() += exp(i);
     exps.of_label = exp(label);
-    for (int64_t i = label + 1; i < classes(); ++i) exps.others += exp(i);
+    for (int64_t i = label + 1; i < classes(); ++i) *others.Next() += exp(i);
+    exps.others = others.At(0);
     return exps;
   }
 

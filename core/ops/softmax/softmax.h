@@ -1,6 +1,7 @@
 // softmax and log_softmax along one axis, of floating-point tensors, and what their gradients are
 // made of, softmax_grad, center and center_grad. Attribute axis. Half types are computed in f32 and
-// rounded once.
+// rounded once. Sums of f32 and half types are as core/ops/long_sums.h says; on a GPU they are of
+// parts, which are put together in f32.
 //
 // softmax(x): y_i = exp(x_i) / sum_j exp(x_j). VJP: softmax_grad(y, g).
 // log_softmax(x): y_i = x_i - log sum_j exp(x_j). VJP: center_grad(softmax(x), g), of half types

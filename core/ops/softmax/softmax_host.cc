@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
 #include "core/ops/host_rows.h"
+#include "core/ops/long_sums.h"
 
 namespace chorus {
 namespace {
@@ -37,7 +38,7 @@ class Softmax : public HostKernel {
       lanes = std::min(rows_.LanesAt(begin, end), kLanes);
       const int64_t first = rows_.FirstOf(begin);
       A most[kLanes];
-      A sum[kLanes] = {};
+      A sum[kLanes];
       std::fill_n(most, lanes, -std::numeric_limits<A>::infinity());
       ForEach(first, lanes, [&](int64_t i, int64_t lane) {
         const A x = static_cast<A>(in[i]);
@@ -45,16 +46,16 @@ class Softmax : public HostKernel {
       });
       if (log_) {
         bool seen[kLanes] = {};
-        ForEach(first, lanes, [&](int64_t i, int64_t lane) {
-          AddBesideMost(static_cast<A>(in[i]) - most[lane], &sum[lane], &seen[lane]);
+        AddUp(first, lanes, sum, [&](int64_t i, int64_t lane, A* to) {
+          AddBesideMost(static_cast<A>(in[i]) - most[lane], to, &seen[lane]);
         });
         for (int64_t lane = 0; lane < lanes; ++lane) sum[lane] = std::log1p(sum[lane]);
         ForEach(first, lanes, [&](int64_t i, int64_t lane) {
           out[i] = static_cast<T>(static_cast<A>(in[i]) - most[lane] - sum[lane]);
         });
       } else {
-        ForEach(first, lanes, [&](int64_t i, int64_t lane) {
-          sum[lane] += std::exp(static_cast<A>(in[i]) - most[lane]);
+        AddUp(first, lanes, sum, [&](int64_t i, int64_t lane, A* to) {
+          *to += std::exp(static_cast<A>(in[i]) - most[lane]);
         });
         ForEach(first, lanes, [&](int64_t i, int64_t lane) {
           out[i] = static_cast<T>(std::exp(static_cast<A>(in[i]) - most[lane]) / sum[lane]);
@@ -82,21 +83,25 @@ class Softmax : public HostKernel {
   // Elements that stand side by side.
   void RunRow(const T* x, T* y) const {
     const A most = MostOf(x, rows_.size);
-    A sum{};
+    LongSums<A> sums;
     if (log_) {
       bool seen = false;
       for (int64_t i = 0; i < rows_.size; ++i) {
-        AddBesideMost(static_cast<A>(x[i]) - most, &sum, &seen);
+        AddBesideMost(static_cast<A>(x[i]) - most, sums.Next(), &seen);
       }
-      sum = std::log1p(sum);
+      const A log = std::log1p(sums.At(0));
       for (int64_t i = 0; i < rows_.size; ++i) {
-        y[i] = static_cast<T>(static_cast<A>(x[i]) - most - sum);
+        y[i] = static_cast<T>(static_cast<A>(x[i]) - most - log);
       }
     } else if constexpr (std::is_same<A, T>::value) {
-      for (int64_t i = 0; i < rows_.size; ++i) sum += y[i] = std::exp(x[i] - most);
+      for (int64_t i = 0; i < rows_.size; ++i) *sums.Next() += y[i] = std::exp(x[i] - most);
+      const A sum = sums.At(0);
       for (int64_t i = 0; i < rows_.size; ++i) y[i] /= sum;
     } else {
-      for (int64_t i = 0; i < rows_.size; ++i) sum += std::exp(static_cast<A>(x[i]) - most);
+      for (int64_t i = 0; i < rows_.size; ++i) {
+        *sums.Next() += std::exp(static_cast<A>(x[i]) - most);
+      }
+      const A sum = sums.At(0);
       for (int64_t i = 0; i < rows_.size; ++i) {
         y[i] = static_cast<T>(std::exp(static_cast<A>(x[i]) - most) / sum);
       }
@@ -108,6 +113,19 @@ class Softmax : public HostKernel {
     for (int64_t i = 0; i < rows_.size; ++i) {
       for (int64_t lane = 0; lane < lanes; ++lane) f(first + i * rows_.stride + lane, lane);
     }
+  }
+
+  // What add(i, lane, to) adds for each element, by lane.
+  template <typename F>
+  void AddUp(int64_t first, int64_t lanes, A* sum, const F& add) const {
+    LongSums<A, kLanes> sums;
+    for (int64_t i = 0; i < rows_.size; ++i) {
+      A* const to = sums.Next();
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        add(first + i * rows_.stride + lane, lane, to + lane);
+      }
+    }
+    for (int64_t lane = 0; lane < lanes; ++lane) sum[lane] = sums.At(lane);
   }
 
   const HostRows rows_;
@@ -171,13 +189,31 @@ class Center : public HostKernel {
       of_most[lane] = static_cast<A>(x[at[lane] * rows_.stride + lane]);
       weight[lane] = static_cast<A>(w[at[lane] * rows_.stride + lane]);
     }
-    A weights[kMost] = {};
-    A sum[kMost] = {};
+    LongSums<A, kMost> long_weights;
+    LongSums<A, kMost> long_sum;
+    for (int64_t k = 0; k < rows_.size; ++k) {
+      A* const to_weights = long_weights.Next();
+      A* const to_sum = long_sum.Next();
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        const int64_t i = k * rows_.stride + lane;
+        const A a = static_cast<A>(w[i]);
+        const A b = static_cast<A>(x[i]);
+        if constexpr (kOp == Centering::kCenterGrad) {
+          to_weights[lane] += k == at[lane] ? A{} : a;
+          to_sum[lane] += k == at[lane] ? A{} : b;
+        } else {
+          to_weights[lane] += a;
+          to_sum[lane] += a * (b - of_most[lane]);
+        }
+      }
+    }
+    A weights[kMost];
+    A sum[kMost];
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      weights[lane] = long_weights.At(lane);
+      sum[lane] = long_sum.At(lane);
+    }
     if constexpr (kOp == Centering::kCenterGrad) {
-      for_each([&](int64_t k, int64_t i, int64_t lane) {
-        weights[lane] += k == at[lane] ? A{} : static_cast<A>(w[i]);
-        sum[lane] += k == at[lane] ? A{} : static_cast<A>(x[i]);
-      });
       for_each([&](int64_t k, int64_t i, int64_t lane) {
         const A a = static_cast<A>(w[i]);
         const A b = static_cast<A>(x[i]);
@@ -185,11 +221,6 @@ class Center : public HostKernel {
         out[i] = static_cast<T>(with_most + (b * weights[lane] - a * sum[lane]));
       });
     } else {
-      for_each([&](int64_t, int64_t i, int64_t lane) {
-        const A a = static_cast<A>(w[i]);
-        weights[lane] += a;
-        sum[lane] += a * (static_cast<A>(x[i]) - of_most[lane]);
-      });
       for_each([&](int64_t, int64_t i, int64_t lane) {
         const A difference = static_cast<A>(x[i]) - of_most[lane];
         const A centered = difference * weights[lane] - sum[lane];
