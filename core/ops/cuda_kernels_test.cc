@@ -29,6 +29,7 @@
 #include "core/ops/cuda_kernel_bodies.h"
 #include "core/ops/elementwise/elementwise.h"
 #include "core/ops/host_kernels.h"
+#include "core/ops/long_sums.h"
 #include "core/ops/registry.h"
 #include "core/ops/testing/evaluator.h"
 #include "core/ops/testing/kernel_cases.h"
@@ -1644,6 +1645,38 @@ TEST_F(CudaKernelsTest, ReductionsInSeveralLaunchesLoseNothing) {
             << op << " " << type.ToString() << " beside";
       }
     }
+  }
+}
+
+// However many results there are, each of whose parts is in the workspace.
+TEST_F(CudaKernelsTest, SumsHaveNoPartsOfMoreThanSoManyTerms) {
+  struct Sizes {
+    const char* op;
+    Ints x;
+    int64_t axis;
+    int64_t side_by_side;  // terms of a part that are added up apart from each other
+    int64_t bytes_of_part;
+  };
+  for (const Sizes& s :
+       {Sizes{"sum", {1 << 20, 1 << 16}, 0, 8, 4}, Sizes{"sum", {1 << 17, 1 << 20}, 1, 4, 4},
+        Sizes{"softmax", {1 << 20, 1 << 17}, 0, 1, 8},
+        Sizes{"log_softmax", {1 << 17, 1 << 20}, 1, 1, 8}}) {
+    const TensorType type = testing::WithDType(DType::kF32, s.x);
+    SCOPED_TRACE(s.op + type.ToString());
+    const std::vector<const TensorType*> inputs = {&type};
+    NodeView node;
+    node.op = s.op;
+    const Attributes attributes = {std::string(s.op) == "sum"
+                                       ? Attributes::value_type{"axes", Ints{s.axis}}
+                                       : Attributes::value_type{"axis", s.axis}};
+    node.attributes = attributes;
+    node.inputs = inputs;
+    const auto outputs = InferTypes(node);
+    ASSERT_TRUE(outputs.ok()) << outputs.status();
+    const auto kernel = MakeCudaKernel(*gpu_, node, *outputs);
+    ASSERT_TRUE(kernel.ok()) << kernel.status();
+    EXPECT_GE((*kernel)->workspace_bytes(),
+              type.num_elements() / (kMostTerms * s.side_by_side) * s.bytes_of_part);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/ops/long_sums.h"
+
 namespace chorus {
 namespace {
 
@@ -16,7 +18,8 @@ cuda::RowParts Cut(int64_t outer, int64_t size, int64_t stride, int64_t least) {
   cuda::RowParts rows = {outer, size, stride, 1};
   const int64_t count = outer * stride;
   if (count == 0 || size == 0) return rows;
-  const int64_t wanted = std::max(Quotient(kNeighbours, stride), Quotient(kBusy, count));
+  const int64_t wanted =
+      std::max({Quotient(kNeighbours, stride), Quotient(kBusy, count), Quotient(size, kMostTerms)});
   rows.parts = std::min(wanted, Quotient(size, least));
   return rows;
 }

@@ -18,7 +18,7 @@
 namespace chorus {
 
 // Into as many parts as keep a GPU busy and let neighbours read neighbouring elements, of at least
-// so many elements each, but for the last ones.
+// so many elements each, but for the last ones, and of kMostTerms at most (core/ops/long_sums.h).
 cuda::RowParts CutRows(const HostRows& rows, int64_t least);
 // The same of rows that stand one after the other.
 cuda::RowParts CutRows(int64_t count, int64_t size, int64_t least);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
+#include "core/ops/long_sums.h"
 #include "core/ops/sum/sum_kernels.h"
 
 namespace chorus {
@@ -45,6 +46,8 @@ std::vector<Level> LevelsOf(const std::vector<Extent>& dims, int64_t packed) {
   const int64_t threads = int64_t{1} << (first.packed ? 17 : 16);
   // Many have parts where terms are neighbours and results are not, for threads to be neighbours.
   const int64_t neighbours = first.packed ? 16 : 8;
+  // None is longer than so many terms: a thread counts those that are not packed modulo eight.
+  const int64_t most = first.packed ? kMostTerms : 8 * kMostTerms;
   int64_t results = 1;
   int64_t stride = 1;
   for (size_t i = dims.size(); i-- > 0;) {
@@ -67,7 +70,8 @@ std::vector<Level> LevelsOf(const std::vector<Extent>& dims, int64_t packed) {
   std::vector<Level> levels = {first};
   if (results == 0) return levels;
   const auto ratio = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t parts = std::max(ratio(threads, results), ratio(neighbours, first.columns));
+  const int64_t parts = std::max(
+      {ratio(threads, results), ratio(neighbours, first.columns), ratio(first.terms, most)});
   while (true) {
     Level& level = levels.back();
     level.parts = std::max<int64_t>(
