@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <list>
+#include <memory>
+#include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/internal/errors.h"
 #include "client/link/outcomes.h"
 #include "core/base/bytes.h"
@@ -18,7 +20,6 @@
 #include "core/base/mutex.h"
 #include "core/transport/command.h"
 #include "core/transport/frame_format.h"
-#include "grpcpp/alarm.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 
@@ -42,10 +43,26 @@ absl::Status ToMessage(const Command& command, v1::Command* message) {
 }
 
 // Outcomes that come by themselves; a tensor's is its producer's.
+//
+// A command is kept until the daemon says what became of it, and sent again where it says that the
+// log has not taken it, or may not have: unary calls overtake each other, this process may be
+// stopped between two of them for longer than the daemon waits for the one that is missing, and the
+// daemon may have no room, for calls or for what waits in its log. A thread does so, half a second
+// later, in the order of the log: what comes ahead of its turn takes room from the one whose turn
+// it is. Where a command is refused for as long as others may wait for room the session is lost,
+// for whatever comes later waits for its number.
 class OutcomeLink : public RpcLink {
  public:
   using RpcLink::RpcLink;
 
+  absl::Status Submit(const Command& command) override {
+    CHORUS_RETURN_IF_ERROR(liveness());
+    auto request = std::make_shared<v1::CommandsRequest>();
+    request->set_session(this->opened().session);
+    CHORUS_RETURN_IF_ERROR(ToMessage(command, request->mutable_command()));
+    CHORUS_RETURN_IF_ERROR(Keep(command.sequence.value(), request));
+    return Send(request);
+  }
   absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
     CHORUS_ASSIGN_OR_RETURN(const absl::optional<absl::Status> outcome, outcomes_.Peek(sequence));
     if (!outcome.has_value()) return absl::optional<RunOutcome>();
@@ -64,84 +81,130 @@ class OutcomeLink : public RpcLink {
   }
 
  protected:
-  struct Call {
-    grpc::ClientContext context;
-    v1::SubmitRequest request;
-    v1::SubmitResponse response;
-    grpc::Alarm pause;  // before it is sent
-    // Since when the daemon has refused its command, whenever it came.
-    absl::Time refused_since = absl::InfiniteFuture();
+  using Request = std::shared_ptr<const v1::CommandsRequest>;
+
+  // The thread that sends again: at the end of the derived class's constructor, and stopped in its
+  // destructor when no Send waits any more.
+  void StartSendingAgain() {
+    sender_ = std::thread([this] { SendAgain(); });
+  }
+  void StopSendingAgain() {
+    {
+      MutexLock lock(&mutex_);
+      stop_ = true;
+      refused_.SignalAll();
+    }
+    sender_.join();
+  }
+
+  // Sends it once; HaveAnswer gets the answer. Not OK: the session is lost. May wait for as long as
+  // the daemon does not read.
+  virtual absl::Status Send(const Request& request) = 0;
+
+  // The daemon's word on a command that was sent. One that it refuses to read is none of the log's
+  // to it: there its number is the next one's, and whatever came after would wait for that. Here it
+  // is the number of the command that failed, so a command that does nothing takes it there. (One
+  // that was read and failed is not done again: a number that was taken has its outcome.)
+  void HaveAnswer(int64_t sequence, const absl::Status& status) {
+    const bool is_over = !IsNoOutcome(status);
+    // The first counts.
+    if (is_over) outcomes_.Set(Sequence(sequence), status);
+    const absl::Time now = SteadyNow();
+    {
+      MutexLock lock(&mutex_);
+      const auto it = kept_.find(sequence);
+      if (it == kept_.end()) return;
+      Kept& kept = it->second;
+      // A call that ran out of time was not refused.
+      kept.refused_since =
+          is_over || IsTimeout(status) ? absl::InfiniteFuture() : std::min(kept.refused_since, now);
+      if (is_over && (kept.is_filler || ErrorOf(status).reason != Reason::kMalformed)) {
+        kept_.erase(it);
+        return room_.SignalAll();
+      }
+      if (is_over) kept = {Filler(sequence), /*is_filler=*/true, absl::InfiniteFuture()};
+      if (now - kept.refused_since < this->opened().submit_timeout) {
+        again_.insert(sequence);
+        return refused_.SignalAll();
+      }
+    }
+    GiveUp(NotTaken(sequence, status));
+  }
+
+  // The session is of no more use.
+  virtual void GiveUp(const absl::Status& why) { Lose(why); }
+
+ private:
+  // Commands that a daemon would refuse wait in Submit. Ten ranks of one user whose calls these are
+  // have room beside each other (--max_calls of chorusd), a few more where their calls give way to
+  // each other.
+  static constexpr size_t kMaxUntaken = 64;
+  // Before commands are sent again.
+  static constexpr absl::Duration kPause = absl::Milliseconds(500);
+
+  struct Kept {
+    Request request;
+    bool is_filler = false;
+    absl::Time refused_since = absl::InfiniteFuture();  // each time that it came
   };
-  using Calls = std::list<Call>;
 
   void OnLost() override { outcomes_.Lose(liveness()); }
 
-  // The daemon's word on a command. One that it refuses to read is none of the log's to it: there
-  // its number is the next one's, and whatever came after would wait for that. Here it is the
-  // number of the command that failed, so a command that does nothing takes it there. (One that
-  // was read and failed is not done again: a number that was taken has its outcome.)
-  void HaveOutcome(Sequence sequence, const absl::Status& status) {
-    outcomes_.Set(sequence, status);
-    if (ErrorOf(status).reason != Reason::kMalformed) return;
-    Calls calls(1);
-    Command nothing{sequence, Release()};
-    if (!ToMessage(nothing, calls.front().request.mutable_command()).ok()) return;
-    SendUntilTold(&calls, [](const absl::Status&) {});
-  }
+  // How many commands the log has not taken, as far as is known, of `kept` that have no outcome, of
+  // which `refused` are to be sent again.
+  virtual size_t CountUntaken(size_t kept, size_t refused) const = 0;
 
-  // Sends the one call of `calls` as a unary one until the daemon says what became of its command:
-  // `told` gets that, on a thread of gRPC's. Such calls overtake each other, this process may be
-  // stopped between two of them for longer than the daemon waits for the one that is missing, and
-  // a user's calls may be too many. Where a command is refused for as long as others may wait for
-  // room the session is lost, for whatever comes later waits for its number.
-  using Told = std::function<void(const absl::Status&)>;
-  void SendUntilTold(Calls* calls, const Told& told) {
-    calls->front().request.set_session(this->opened().session);
-    if (const auto call = Enlist(calls)) Send(*call, told);
-  }
-
-  // Among those under way. Absent: the link ends.
-  absl::optional<Calls::iterator> Enlist(Calls* calls) {
+  // DEADLINE_EXCEEDED kTransportTimeout: there is no room for one more.
+  absl::Status Keep(int64_t sequence, const Request& request) {
+    const absl::Time deadline = SteadyNow() + this->opened().submit_timeout;
     MutexLock lock(&mutex_);
-    if (ending_) return absl::nullopt;
-    calls_.splice(calls_.end(), *calls);
-    return std::prev(calls_.end());
-  }
-  void Forget(Calls::iterator call) {
-    MutexLock lock(&mutex_);
-    calls_.erase(call);
-    ended_.SignalAll();
-  }
-
-  void Send(Calls::iterator call, const Told& told) {
-    log()->async()->Submit(&call->context, &call->request, &call->response,
-                           [this, call, told](const grpc::Status& status) {
-                             HaveAnswer(&*call, Done(status), told);
-                             Forget(call);
-                           });
-  }
-
-  void HaveAnswer(Call* call, const absl::Status& status, const Told& told) {
-    if (!IsNoOutcome(status)) return told(status);
-    const absl::Time now = SteadyNow();
-    // A call that ran out of time was not refused.
-    const absl::Time refused_since =
-        IsTimeout(status) ? absl::InfiniteFuture() : std::min(call->refused_since, now);
-    if (now - refused_since >= this->opened().submit_timeout) {
-      return Lose(NotTaken(call->request.command().sequence(), status));
+    while (CountUntaken(kept_.size(), again_.size()) >= kMaxUntaken && liveness().ok()) {
+      const absl::Duration left = deadline - SteadyNow();
+      if (left <= absl::ZeroDuration()) {
+        return MakeError(
+            Reason::kTransportTimeout,
+            absl::StrCat("the daemon at ", this->opened().address, " has done none of ",
+                         CountUntaken(kept_.size(), again_.size()),
+                         " commands in time; this one was not sent"));
+      }
+      room_.WaitFor(&mutex_, std::min(left, absl::Seconds(1)));
     }
-    Calls again(1);
-    again.front().request.Swap(&call->request);
-    again.front().refused_since = refused_since;
-    const auto next = Enlist(&again);
-    if (!next.has_value()) return;
-    (*next)->pause.Set(absl::ToChronoTime(absl::Now() + kPause),
-                       [this, next = *next, told](bool) { SendAfterPause(next, told); });
+    kept_[sequence] = {request, /*is_filler=*/false, absl::InfiniteFuture()};
+    return absl::OkStatus();
   }
 
-  void SendAfterPause(Calls::iterator call, const Told& told) {
-    if (IsEnding() || !liveness().ok()) return Forget(call);
-    Send(call, told);
+  Request Filler(int64_t sequence) const {
+    auto request = std::make_shared<v1::CommandsRequest>();
+    request->set_session(this->opened().session);
+    request->mutable_command()->set_sequence(sequence);
+    request->mutable_command()->mutable_release();
+    return request;
+  }
+
+  void SendAgain() {
+    while (liveness().ok()) {
+      std::vector<int64_t> refused;
+      {
+        MutexLock lock(&mutex_);
+        while (!stop_ && again_.empty()) refused_.Wait(&mutex_);
+        const absl::Time due = SteadyNow() + kPause;
+        while (!stop_ && SteadyNow() < due) refused_.WaitFor(&mutex_, due - SteadyNow());
+        if (stop_) return;
+        refused.assign(again_.begin(), again_.end());
+      }
+      for (const int64_t sequence : refused) {
+        Request request;
+        {
+          MutexLock lock(&mutex_);
+          if (stop_) return;
+          const auto it = kept_.find(sequence);
+          if (again_.erase(sequence) == 0 || it == kept_.end()) continue;
+          request = it->second.request;
+          room_.SignalAll();
+        }
+        if (!Send(request).ok()) return;
+      }
+    }
   }
 
   absl::Status NotTaken(int64_t sequence, const absl::Status& why) const {
@@ -153,52 +216,14 @@ class OutcomeLink : public RpcLink {
     return ToStatus(error);
   }
 
-  // What a daemon would refuse waits here. DEADLINE_EXCEEDED kTransportTimeout: no call has ended.
-  absl::Status WaitForRoom() {
-    const absl::Time deadline = SteadyNow() + this->opened().submit_timeout;
-    MutexLock lock(&mutex_);
-    while (calls_.size() >= kMaxCalls && liveness().ok()) {
-      const absl::Duration left = deadline - SteadyNow();
-      if (left <= absl::ZeroDuration()) {
-        return MakeError(
-            Reason::kTransportTimeout,
-            absl::StrCat("the daemon at ", this->opened().address, " has answered none of ",
-                         calls_.size(), " commands in time; this one was not sent"));
-      }
-      ended_.WaitFor(&mutex_, std::min(left, absl::Seconds(1)));
-    }
-    return absl::OkStatus();
-  }
-
-  // Before anything that a call's end may use is gone.
-  void EndCalls() {
-    MutexLock lock(&mutex_);
-    ending_ = true;
-    for (Call& call : calls_) {
-      call.context.TryCancel();
-      call.pause.Cancel();
-    }
-    while (!calls_.empty()) ended_.Wait(&mutex_);
-  }
-
   Outcomes outcomes_;
-
- private:
-  // Ten ranks of one user have room beside each other (--max_calls of chorusd), a few more where
-  // their calls give way to each other.
-  static constexpr size_t kMaxCalls = 64;
-  // Before a command is sent again.
-  static constexpr absl::Duration kPause = absl::Milliseconds(500);
-
-  bool IsEnding() const {
-    MutexLock lock(&mutex_);
-    return ending_;
-  }
-
-  mutable Mutex mutex_;
-  CondVar ended_;
-  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
-  Calls calls_ ABSL_GUARDED_BY(mutex_);  // under way
+  std::thread sender_;
+  Mutex mutex_;
+  CondVar refused_;  // one is to be sent again
+  CondVar room_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::flat_hash_map<int64_t, Kept> kept_ ABSL_GUARDED_BY(mutex_);  // have no outcome, or fill
+  std::set<int64_t> again_ ABSL_GUARDED_BY(mutex_);  // of these, those that are to be sent again
 };
 
 class StreamLink : public OutcomeLink {
@@ -207,6 +232,7 @@ class StreamLink : public OutcomeLink {
       : OutcomeLink(std::move(opened)), stream_(log()->Commands(&context_)) {
     reader_ = std::thread([this] { ReadOutcomes(); });
     limiter_ = std::thread([this] { LimitWrites(); });
+    StartSendingAgain();
     StartWatching();
   }
   ~StreamLink() override {
@@ -219,30 +245,39 @@ class StreamLink : public OutcomeLink {
       stopped_.SignalAll();
     }
     limiter_.join();
-    EndCalls();
+    StopSendingAgain();
   }
 
   Transport transport() const override { return Transport::kStream; }
-
-  absl::Status Submit(const Command& command) override {
-    CHORUS_RETURN_IF_ERROR(liveness());
-    v1::CommandsRequest request;
-    request.set_session(this->opened().session);
-    CHORUS_RETURN_IF_ERROR(ToMessage(command, request.mutable_command()));
-    write_began_.store(absl::ToUnixNanos(SteadyNow()), std::memory_order_relaxed);
-    const bool written = stream_->Write(request);
-    write_began_.store(0, std::memory_order_relaxed);
-    if (written) return absl::OkStatus();
-    Lose(MakeError(Reason::kDaemonLost, absl::StrCat("the stream of commands to the daemon at ",
-                                                     this->opened().address, " has broken")));
-    return liveness();
-  }
 
  private:
   // How long the thread that finds the daemon gone waits at most for the end of the stream to be
   // read: a broken stream has its end at once, one that only another connection has lost may have
   // none.
   static constexpr absl::Duration kFarewell = absl::Milliseconds(500);
+
+  // Whatever has been written is the daemon's, until it refuses it.
+  size_t CountUntaken(size_t, size_t refused) const override { return refused; }
+
+  absl::Status Send(const Request& request) override {
+    bool written = false;
+    {
+      MutexLock lock(&write_mutex_);
+      write_began_.store(absl::ToUnixNanos(SteadyNow()), std::memory_order_relaxed);
+      written = stream_->Write(*request);
+      write_began_.store(0, std::memory_order_relaxed);
+    }
+    if (written) return absl::OkStatus();
+    Lose(MakeError(Reason::kDaemonLost, absl::StrCat("the stream of commands to the daemon at ",
+                                                     this->opened().address, " has broken")));
+    return liveness();
+  }
+
+  // The session's lease would not run out while the stream is open.
+  void GiveUp(const absl::Status& why) override {
+    Lose(why);
+    context_.TryCancel();
+  }
 
   absl::Status Goodbye() override {
     const absl::Status attached = RpcLink::Goodbye();
@@ -271,18 +306,17 @@ class StreamLink : public OutcomeLink {
       const int64_t began = write_began_.load(std::memory_order_relaxed);
       if (began == 0 || absl::ToUnixNanos(SteadyNow()) - began < absl::ToInt64Nanoseconds(most))
         continue;
-      Lose(MakeError(Reason::kDaemonLost,
-                     absl::StrCat("the daemon at ", this->opened().address,
-                                  " has read no command for ", absl::FormatDuration(most))));
-      context_.TryCancel();
-      return;
+      return GiveUp(
+          MakeError(Reason::kDaemonLost,
+                    absl::StrCat("the daemon at ", this->opened().address,
+                                 " has read no command for ", absl::FormatDuration(most))));
     }
   }
 
   void ReadOutcomes() {
     v1::CommandsResponse response;
     while (stream_->Read(&response)) {
-      HaveOutcome(Sequence(response.sequence()), FromRpcStatus(response.error()));
+      HaveAnswer(response.sequence(), FromRpcStatus(response.error()));
     }
     absl::Status status = AtAddress(this->opened().address, stream_->Finish());
     if (status.ok()) {
@@ -305,6 +339,7 @@ class StreamLink : public OutcomeLink {
   absl::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // of the stream
   CondVar stopped_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  Mutex write_mutex_;                    // a stream takes one write at a time
   std::atomic<int64_t> write_began_{0};  // the write under way; 0: there is none
   std::thread reader_;
   std::thread limiter_;
@@ -312,24 +347,54 @@ class StreamLink : public OutcomeLink {
 
 class UnaryLink : public OutcomeLink {
  public:
-  explicit UnaryLink(OpenedSession opened) : OutcomeLink(std::move(opened)) { StartWatching(); }
+  explicit UnaryLink(OpenedSession opened) : OutcomeLink(std::move(opened)) {
+    StartSendingAgain();
+    StartWatching();
+  }
   ~UnaryLink() override {
     StopWatching();
-    EndCalls();
+    StopSendingAgain();
+    // Before anything that a call's end may use is gone.
+    MutexLock lock(&mutex_);
+    for (Call& call : calls_) call.context.TryCancel();
+    while (!calls_.empty()) ended_.Wait(&mutex_);
   }
 
   Transport transport() const override { return Transport::kUnary; }
 
-  absl::Status Submit(const Command& command) override {
-    CHORUS_RETURN_IF_ERROR(liveness());
+ private:
+  struct Call {
+    grpc::ClientContext context;
+    v1::SubmitRequest request;
+    v1::SubmitResponse response;
+  };
+  using Calls = std::list<Call>;
+
+  // A call lasts until its command is over.
+  size_t CountUntaken(size_t kept, size_t) const override { return kept; }
+
+  absl::Status Send(const Request& request) override {
     Calls calls(1);
-    CHORUS_RETURN_IF_ERROR(ToMessage(command, calls.front().request.mutable_command()));
-    CHORUS_RETURN_IF_ERROR(WaitForRoom());
-    SendUntilTold(&calls, [this, sequence = command.sequence](const absl::Status& status) {
-      HaveOutcome(sequence, status);
-    });
+    const auto call = calls.begin();
+    call->request.set_session(request->session());
+    *call->request.mutable_command() = request->command();
+    {
+      MutexLock lock(&mutex_);
+      calls_.splice(calls_.end(), calls);
+    }
+    log()->async()->Submit(&call->context, &call->request, &call->response,
+                           [this, call](const grpc::Status& status) {
+                             HaveAnswer(call->request.command().sequence(), Done(status));
+                             MutexLock lock(&mutex_);
+                             calls_.erase(call);
+                             ended_.SignalAll();
+                           });
     return absl::OkStatus();
   }
+
+  Mutex mutex_;
+  CondVar ended_;
+  Calls calls_ ABSL_GUARDED_BY(mutex_);  // under way
 };
 
 }  // namespace

@@ -1,9 +1,11 @@
 // Commands that cannot be sent, or that the daemon does not take, leave no gap in the log.
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -220,10 +222,11 @@ TEST_P(FullNumberingTest, ACommandThatFailsForWantOfRoomIsOver) {
   ExpectThatTheLogGoesOn(kRoom + 2);
 }
 
-// Calls of gRPC may overtake each other, and a process may be stopped between two of them.
-using UnaryNumberingTest = NumberingTest;
+// Calls of gRPC may overtake each other, a process may be stopped between two of them, and a daemon
+// may have no room for one command and some for the next.
+using GrpcNumberingTest = NumberingTest;
 
-TEST_P(UnaryNumberingTest, WhatWasRefusedForAGapIsSentAgain) {
+TEST_P(GrpcNumberingTest, WhatWasRefusedForAGapIsSentAgain) {
   Link& link = core_->link();
   ASSERT_TRUE(link.Submit({Sequence(2), Release()}).ok());
   // Longer than the daemon waits for the first.
@@ -235,7 +238,7 @@ TEST_P(UnaryNumberingTest, WhatWasRefusedForAGapIsSentAgain) {
 }
 
 // Nor is the place of a command that the daemon could not read.
-TEST_P(UnaryNumberingTest, ACommandThatIsNotTakenAheadOfItsTurnLeavesNoGap) {
+TEST_P(GrpcNumberingTest, ACommandThatIsNotTakenAheadOfItsTurnLeavesNoGap) {
   Link& link = core_->link();
   RegisterGraph wrong;
   wrong.graph = GraphId{0, 1};
@@ -251,14 +254,17 @@ TEST_P(UnaryNumberingTest, ACommandThatIsNotTakenAheadOfItsTurnLeavesNoGap) {
   EXPECT_TRUE(Outcome(Sequence(3)).ok()) << Outcome(Sequence(3));
 }
 
-// As many calls as their user may have, which nothing ends and which give way to no other.
+// As many calls, or waits of the node, as their user may have: none ends or gives way to another.
+// They are as many when `ask` is refused.
 class AllCalls {
  public:
-  explicit AllCalls(const std::shared_ptr<grpc::Channel>& channel) : client_(channel) {
+  AllCalls(const std::shared_ptr<grpc::Channel>& channel,
+           const std::function<absl::Status(server::RpcRank* client)>& ask)
+      : client_(channel) {
     EXPECT_TRUE(client_.Open().ok());
-    EXPECT_TRUE(server::Eventually([this] {
+    EXPECT_TRUE(server::Eventually([this, &ask] {
       Begin();
-      return ErrorOf(client_.Renew()).reason == Reason::kQuota;
+      return ErrorOf(ask(&client_)).reason == Reason::kQuota;
     }));
   }
   ~AllCalls() {
@@ -296,28 +302,10 @@ class AllCalls {
   int under_way_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-class FewCallsTest : public NumberingTest {
-  void Change(server::DaemonOptions* options) override { options->max_calls = 16; }
-};
-
-TEST_P(FewCallsTest, WhatFoundNoRoomIsSentAgain) {
-  auto others = std::make_unique<AllCalls>(Connect());
-  std::vector<Sequence> sent;
-  for (int i = 0; i < 3; ++i) sent.push_back(*Submit(Release()));
-  for (const Sequence command : sent) {
-    const absl::Status status = core_->link().WaitCommand(command, absl::Milliseconds(100));
-    EXPECT_EQ(ErrorOf(status).reason, Reason::kTransportTimeout) << status;
-  }
-  others.reset();
-  for (const Sequence command : sent) EXPECT_TRUE(Outcome(command).ok()) << Outcome(command);
-  ExpectThatTheLogGoesOn(4);
-}
-
 class FewWaitsTest : public NumberingTest {
   void Change(server::DaemonOptions* options) override { options->node.max_waits = 8; }
 };
 
-// It has a call, and the log has no room for it.
 TEST_P(FewWaitsTest, WhatTheLogHasNoRoomForIsSentAgain) {
   Link& link = core_->link();
   for (int command = 2; command <= 20; ++command) {
@@ -332,11 +320,32 @@ TEST_P(FewWaitsTest, WhatTheLogHasNoRoomForIsSentAgain) {
   }
 }
 
+// Also where that is whatever comes, and more than may wait to be sent again.
+TEST_P(FewWaitsTest, HoweverManyTheLogHasNoRoomForAreSentAgain) {
+  constexpr int kMany = 100;
+  const auto ask = [](server::RpcRank* client) { return client->Wait(1, absl::Milliseconds(100)); };
+  auto others = std::make_unique<AllCalls>(Connect(), ask);
+  std::thread sender([this] {
+    for (int i = 0; i < kMany; ++i) {
+      const absl::StatusOr<Sequence> sent = Submit(Release());
+      EXPECT_TRUE(sent.ok()) << sent.status();
+    }
+  });
+  const absl::Status first = core_->link().WaitCommand(Sequence(1), absl::Seconds(1));
+  EXPECT_EQ(ErrorOf(first).reason, Reason::kTransportTimeout) << first;
+  others.reset();
+  sender.join();
+  for (int command = 1; command <= kMany; ++command) {
+    EXPECT_TRUE(Outcome(Sequence(command)).ok()) << Outcome(Sequence(command));
+  }
+  ExpectThatTheLogGoesOn(kMany + 1);
+}
+
 // Nobody waits for ever for what the daemon does not take.
-class GivingUpTest : public FewCallsTest {
+class GivingUpTest : public NumberingTest {
  protected:
-  // A session of its own.
-  std::unique_ptr<Link> OpenUnary() {
+  // Of a session of its own.
+  std::unique_ptr<Link> OpenImpatient() {
     internal::OpenedSession opened;
     opened.address = daemon_->addresses()[0].ToString();
     opened.channel = Connect();
@@ -344,7 +353,8 @@ class GivingUpTest : public FewCallsTest {
     server::RpcRank client(opened.channel);
     EXPECT_TRUE(client.Open().ok());
     opened.session = client.session;
-    return internal::MakeUnaryLink(std::move(opened));
+    return GetParam().transport == Transport::kUnary ? internal::MakeUnaryLink(std::move(opened))
+                                                     : internal::MakeStreamLink(std::move(opened));
   }
   static void ExpectLost(Link* link, Reason reason, const std::string& missing) {
     for (const int64_t command : {2, 3, 77}) {
@@ -356,28 +366,52 @@ class GivingUpTest : public FewCallsTest {
   }
 };
 
-TEST_P(GivingUpTest, ASessionWhoseCommandFindsNoRoomIsLost) {
-  const std::unique_ptr<Link> link = OpenUnary();
-  ASSERT_TRUE(link->Submit({Sequence(1), Release()}).ok());
-  EXPECT_TRUE(link->WaitCommand(Sequence(1), absl::Seconds(60)).ok());
-  const AllCalls others(Connect());
-  ASSERT_TRUE(link->Submit({Sequence(2), Release()}).ok());
-  ExpectLost(link.get(), Reason::kQuota, "has not taken command 2 for 300ms");
-}
-
 TEST_P(GivingUpTest, ASessionWhoseGapIsNotFilledIsLost) {
-  const std::unique_ptr<Link> link = OpenUnary();
+  const std::unique_ptr<Link> link = OpenImpatient();
   ASSERT_TRUE(link->Submit({Sequence(2), Release()}).ok());
   ASSERT_TRUE(link->Submit({Sequence(3), Release()}).ok());
   ExpectLost(link.get(), Reason::kSequenceGap, "command 1 did not arrive within 200ms");
 }
 
+class FewCallsTest : public GivingUpTest {
+ protected:
+  void Change(server::DaemonOptions* options) override { options->max_calls = 16; }
+  std::unique_ptr<AllCalls> TakeAllCalls() const {
+    return std::make_unique<AllCalls>(Connect(),
+                                      [](server::RpcRank* client) { return client->Renew(); });
+  }
+};
+
+TEST_P(FewCallsTest, WhatFoundNoRoomIsSentAgain) {
+  std::unique_ptr<AllCalls> others = TakeAllCalls();
+  std::vector<Sequence> sent;
+  for (int i = 0; i < 3; ++i) sent.push_back(*Submit(Release()));
+  for (const Sequence command : sent) {
+    const absl::Status status = core_->link().WaitCommand(command, absl::Milliseconds(100));
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kTransportTimeout) << status;
+  }
+  others.reset();
+  for (const Sequence command : sent) EXPECT_TRUE(Outcome(command).ok()) << Outcome(command);
+  ExpectThatTheLogGoesOn(4);
+}
+
+TEST_P(FewCallsTest, ASessionWhoseCommandFindsNoRoomIsLost) {
+  const std::unique_ptr<Link> link = OpenImpatient();
+  ASSERT_TRUE(link->Submit({Sequence(1), Release()}).ok());
+  EXPECT_TRUE(link->WaitCommand(Sequence(1), absl::Seconds(60)).ok());
+  const std::unique_ptr<AllCalls> others = TakeAllCalls();
+  ASSERT_TRUE(link->Submit({Sequence(2), Release()}).ok());
+  ExpectLost(link.get(), Reason::kQuota, "has not taken command 2 for 300ms");
+}
+
 constexpr Way kUnaryWay = {Transport::kUnary, false, "Unary"};
 const auto kWayName = [](const auto& way) { return way.param.name; };
-INSTANTIATE_TEST_SUITE_P(Transports, UnaryNumberingTest, ::testing::Values(kUnaryWay), kWayName);
 INSTANTIATE_TEST_SUITE_P(Transports, FewCallsTest, ::testing::Values(kUnaryWay), kWayName);
-INSTANTIATE_TEST_SUITE_P(Transports, FewWaitsTest, ::testing::Values(kUnaryWay), kWayName);
-INSTANTIATE_TEST_SUITE_P(Transports, GivingUpTest, ::testing::Values(kUnaryWay), kWayName);
+
+const auto kGrpcWays = ::testing::Values(Way{Transport::kStream, false, "Stream"}, kUnaryWay);
+INSTANTIATE_TEST_SUITE_P(Transports, GrpcNumberingTest, kGrpcWays, kWayName);
+INSTANTIATE_TEST_SUITE_P(Transports, FewWaitsTest, kGrpcWays, kWayName);
+INSTANTIATE_TEST_SUITE_P(Transports, GivingUpTest, kGrpcWays, kWayName);
 
 const auto kWays = ::testing::Values(Way{Transport::kRing, false, "Ring"},
                                      Way{Transport::kStream, false, "Stream"}, kUnaryWay,
