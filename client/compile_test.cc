@@ -88,6 +88,22 @@ TEST(CompileTest, ARunThatIsTooLargeForAFrameTakesNoNames) {
   EXPECT_EQ(daemon.live_tensors(), 1);
 }
 
+template <typename LinkType>
+std::pair<LinkType*, Session> SessionOn() {
+  auto owned = std::make_unique<LinkType>();
+  LinkType* const link = owned.get();
+  return {link,
+          internal::SessionFrom(internal::SessionCore::Make(std::move(owned), absl::Seconds(20)))};
+}
+
+// Which is given its input.
+Compiled GivenStep() {
+  CompileOptions options;
+  options.donate = {0};
+  return Compile([](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + 1}; },
+                 options);
+}
+
 // While it takes a run that is given a tensor, another thread comes to look at that one.
 class LookedAtLink : public testing::NullLink {
  public:
@@ -132,14 +148,8 @@ class LookedAtLink : public testing::NullLink {
 
 // The view has come too late to be counted among the tensor's handles.
 TEST(CompileTest, AViewWaitsForTheRunThatItsTensorIsBeingGivenTo) {
-  auto owned = std::make_unique<LookedAtLink>();
-  LookedAtLink* const link = owned.get();
-  const Session session =
-      internal::SessionFrom(internal::SessionCore::Make(std::move(owned), absl::Seconds(20)));
-  CompileOptions options;
-  options.donate = {0};
-  const Compiled step = Compile(
-      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + 1}; }, options);
+  const auto [link, session] = SessionOn<LookedAtLink>();
+  const Compiled step = GivenStep();
   for (int i = 0; i < 100; ++i) {
     const Tensor x = Zeros(session, DType::kF32, {64});
     ASSERT_TRUE(x.Wait().ok());
@@ -186,14 +196,8 @@ class GivenBackLink : public testing::NullLink {
 };
 
 TEST(CompileTest, ATensorIsGivenToOneRunAtATime) {
-  auto owned = std::make_unique<GivenBackLink>();
-  GivenBackLink* const link = owned.get();
-  const Session session =
-      internal::SessionFrom(internal::SessionCore::Make(std::move(owned), absl::Seconds(20)));
-  CompileOptions options;
-  options.donate = {0};
-  const Compiled step = Compile(
-      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + 1}; }, options);
+  const auto [link, session] = SessionOn<GivenBackLink>();
+  const Compiled step = GivenStep();
   const Tensor x = Zeros(session, DType::kF32, {64});
   ASSERT_TRUE(step.Run({x}).ok());
   ASSERT_TRUE(step.Run({x}).ok());

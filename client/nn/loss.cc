@@ -51,6 +51,10 @@ Tensor OfDifference(const char* name, const Tensor& x, const Tensor& y, Reduce r
       x, y, [&](const Tensor& a, const Tensor& b) { return Reduced(function(a - b), reduce); });
 }
 
+Tensor IsIgnored(const Tensor& labels, const ClassOptions& options) {
+  return Equal(Cast(labels, DType::kI64), options.ignored);
+}
+
 // Of rows: their losses, and their weights in a mean. Of the compute type: a half type has no room
 // for the sum of many, nor for how many they are.
 struct Rows {
@@ -62,7 +66,7 @@ struct Rows {
 // of -log p w over the classes, the part of smoothing; undefined without.
 Rows OfLabels(const Tensor& nll, const Tensor& labels, const Tensor& spread,
               const ClassOptions& options, double classes) {
-  const Tensor ignored = Equal(Cast(labels, DType::kI64), options.ignored);
+  const Tensor ignored = IsIgnored(labels, options);
   Rows rows;
   const Tensor losses = AsComputeType(nll);
   const Tensor ones = Full(nll.device(), losses.dtype(), {}, 1);
@@ -122,7 +126,7 @@ Tensor CrossEntropyLoss(const Tensor& logits, const Tensor& labels, const ClassO
     Tensor x = AsComputeType(logits);
     if (of_classes) {
       // Whatever stands in a row that does not count: 0 times NaN would be its gradient.
-      const Tensor ignored = Equal(Cast(labels, DType::kI64), options.ignored);
+      const Tensor ignored = IsIgnored(labels, options);
       x = Where(Unsqueeze(ignored, -1), 0, x);
     }
     log_p = LogSoftmax(x);
@@ -155,7 +159,7 @@ Tensor NllLoss(const Tensor& log_probabilities, const Tensor& labels, const Clas
                              TypeText(labels)));
   }
   if (!fits.ok()) return Fail(x, fits, site);
-  const Tensor ignored = Equal(Cast(labels, DType::kI64), options.ignored);
+  const Tensor ignored = IsIgnored(labels, options);
   const Tensor safe = Unsqueeze(Where(ignored, 0, labels), -1);
   const Tensor nll = Where(ignored, 0, -Reshape(TakeAlong(x, safe, -1), labels.shape()));
   return Reduced(OfLabels(nll, labels, Tensor(), options, 1), options.reduce, x.dtype());

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "core/base/error.h"
-#include "core/ops/host_arithmetic.h"
 #include "core/ops/long_sums.h"
 #include "core/ops/norm/norm.h"
 
