@@ -117,6 +117,22 @@ class CudaKernelsTest : public ::testing::Test {
     return memory + beside;
   }
 
+  struct Made {
+    std::unique_ptr<CudaKernel> kernel;
+    std::vector<TensorType> outputs;
+  };
+  absl::StatusOr<Made> Make(const std::string& op, const std::vector<const TensorType*>& inputs,
+                            const Attributes& attributes) {
+    NodeView node;
+    node.op = op;
+    node.attributes = attributes;
+    node.inputs = inputs;
+    Made made;
+    CHORUS_ASSIGN_OR_RETURN(made.outputs, InferTypes(node));
+    CHORUS_ASSIGN_OR_RETURN(made.kernel, MakeCudaKernel(*gpu_, node, made.outputs));
+    return made;
+  }
+
   struct Outcome {
     absl::Status status;
     Value value;
@@ -138,17 +154,11 @@ class CudaKernelsTest : public ::testing::Test {
               const Places& places) {
     std::vector<const TensorType*> types;
     for (const Value& input : inputs) types.push_back(&input.type);
-    NodeView node;
-    node.op = op;
-    node.attributes = attributes;
-    node.inputs = types;
-    const auto outputs = InferTypes(node);
-    if (!outputs.ok()) return {outputs.status(), {}};
-    auto kernel = MakeCudaKernel(*gpu_, node, *outputs);
-    if (!kernel.ok()) return {kernel.status(), {}};
-    workspace_bytes_ = (*kernel)->workspace_bytes();
+    const absl::StatusOr<Made> made = Make(op, types, attributes);
+    if (!made.ok()) return {made.status(), {}};
+    workspace_bytes_ = made->kernel->workspace_bytes();
     KernelCall call;
-    call.kernel = kernel->get();
+    call.kernel = made->kernel.get();
     const auto upload = [&](const std::string& bytes, DType dtype) {
       const size_t operand = call.inputs.size() + call.outputs.size();
       const bool moves = places.displaced < 0 || static_cast<size_t>(places.displaced) == operand;
@@ -158,7 +168,7 @@ class CudaKernelsTest : public ::testing::Test {
       call.inputs.push_back(upload(input.bytes, input.type.dtype));
     }
     std::vector<std::string> results;
-    for (const TensorType& type : *outputs) {
+    for (const TensorType& type : made->outputs) {
       results.emplace_back(static_cast<size_t>(type.num_bytes()), '\xff');
       call.outputs.push_back(places.in_place >= 0
                                  ? call.inputs[static_cast<size_t>(places.in_place)]
@@ -169,7 +179,7 @@ class CudaKernelsTest : public ::testing::Test {
     call.workspace = Upload(std::string(static_cast<size_t>(workspace_bytes_), '\xff'), kAlignment);
     const cuda::DevicePtr word = Upload(std::string(sizeof(uint64_t), '\xff'));
     constexpr uint64_t kFirst = 1000;
-    absl::Status status = (*kernel)->Enqueue(call, {word, kFirst}, *gpu_, stream_);
+    absl::Status status = made->kernel->Enqueue(call, {word, kFirst}, *gpu_, stream_);
     uint64_t told = 0;
     api_.MemcpyDtoHAsync(&told, word, sizeof(told), stream_);
     for (size_t i = 0; i < results.size(); ++i) {
@@ -180,7 +190,7 @@ class CudaKernelsTest : public ::testing::Test {
     for (const cuda::DevicePtr memory : allocated_) api_.MemFree(memory);
     allocated_.clear();
     if (told != ~uint64_t{0}) {
-      EXPECT_TRUE((*kernel)->reports());
+      EXPECT_TRUE(made->kernel->reports());
       EXPECT_GE(told, kFirst);
       const auto read = [&](size_t input, int64_t offset, int64_t bytes, void* to) {
         if (inputs_change_) {
@@ -191,9 +201,9 @@ class CudaKernelsTest : public ::testing::Test {
         }
         return absl::OkStatus();
       };
-      status.Update((*kernel)->Failure(told - kFirst, read));
+      status.Update(made->kernel->Failure(told - kFirst, read));
     }
-    return {status, Value{(*outputs)[0], results[0]}};
+    return {status, Value{made->outputs[0], results[0]}};
   }
 
   static Value Expected(const std::string& op, const std::vector<Value>& inputs,
@@ -1328,15 +1338,7 @@ TEST_F(CudaKernelsTest, ArgSortTellsEveryIntegerFromTheNext) {
 TEST_F(CudaKernelsTest, ArgSortNeedsEightBytesForEachElement) {
   const TensorType x = testing::WithDType(DType::kF32, {2, 1 << 16});
   const auto workspace = [&](int64_t k) {
-    NodeView node;
-    node.op = "arg_sort";
-    const Attributes attributes = {{"axis", int64_t{1}}, {"k", k}};
-    node.attributes = attributes;
-    const TensorType* const types[] = {&x};
-    node.inputs = types;
-    const auto outputs = InferTypes(node);
-    EXPECT_TRUE(outputs.ok());
-    return (*MakeCudaKernel(*gpu_, node, *outputs))->workspace_bytes();
+    return Make("arg_sort", {&x}, {{"axis", int64_t{1}}, {"k", k}})->kernel->workspace_bytes();
   };
   const int64_t elements = x.num_elements();
   EXPECT_EQ(workspace(1 << 16), 8 * elements);
@@ -1350,16 +1352,8 @@ TEST_F(CudaKernelsTest, ArgSortHasKernelsForRowsOfAnyLength) {
   for (const DType dtype : {DType::kI32, DType::kF32}) {
     for (const int64_t size : {(int64_t{1} << 32) - 1, int64_t{1} << 32}) {
       const TensorType x = testing::WithDType(dtype, {size});
-      NodeView node;
-      node.op = "arg_sort";
-      const Attributes attributes = {{"axis", int64_t{0}}};
-      node.attributes = attributes;
-      const TensorType* const types[] = {&x};
-      node.inputs = types;
-      const auto outputs = InferTypes(node);
-      ASSERT_TRUE(outputs.ok()) << outputs.status();
-      const auto kernel = MakeCudaKernel(*gpu_, node, *outputs);
-      EXPECT_TRUE(kernel.ok()) << kernel.status();
+      const auto made = Make("arg_sort", {&x}, {{"axis", int64_t{0}}});
+      EXPECT_TRUE(made.ok()) << made.status();
     }
   }
 }
@@ -1663,19 +1657,12 @@ TEST_F(CudaKernelsTest, SumsHaveNoPartsOfMoreThanSoManyTerms) {
         Sizes{"log_softmax", {1 << 17, 1 << 20}, 1, 1, 8}}) {
     const TensorType type = testing::WithDType(DType::kF32, s.x);
     SCOPED_TRACE(s.op + type.ToString());
-    const std::vector<const TensorType*> inputs = {&type};
-    NodeView node;
-    node.op = s.op;
     const Attributes attributes = {std::string(s.op) == "sum"
                                        ? Attributes::value_type{"axes", Ints{s.axis}}
                                        : Attributes::value_type{"axis", s.axis}};
-    node.attributes = attributes;
-    node.inputs = inputs;
-    const auto outputs = InferTypes(node);
-    ASSERT_TRUE(outputs.ok()) << outputs.status();
-    const auto kernel = MakeCudaKernel(*gpu_, node, *outputs);
-    ASSERT_TRUE(kernel.ok()) << kernel.status();
-    EXPECT_GE((*kernel)->workspace_bytes(),
+    const auto made = Make(s.op, {&type}, attributes);
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_GE(made->kernel->workspace_bytes(),
               type.num_elements() / (kMostTerms * s.side_by_side) * s.bytes_of_part);
   }
 }
@@ -1687,21 +1674,14 @@ TEST_F(CudaKernelsTest, ReductionsWantLittleWorkspace) {
     for (const Ints& axes : {Ints{}, Ints{0}, Ints{static_cast<int64_t>(sizes.size()) - 1}}) {
       for (const DType dtype : {DType::kF16, DType::kF32, DType::kI8}) {
         const TensorType type = testing::WithDType(dtype, sizes);
-        const std::vector<const TensorType*> inputs = {&type};
-        NodeView node;
-        node.op = "sum";
-        const Attributes attributes = {{"axes", axes}};
-        node.attributes = attributes;
-        node.inputs = inputs;
-        const auto outputs = InferTypes(node);
-        ASSERT_TRUE(outputs.ok()) << outputs.status();
-        const auto kernel = MakeCudaKernel(*gpu_, node, *outputs);
-        ASSERT_TRUE(kernel.ok()) << kernel.status();
+        const auto made = Make("sum", {&type}, {{"axes", axes}});
+        ASSERT_TRUE(made.ok()) << made.status();
+        const int64_t workspace = made->kernel->workspace_bytes();
+        const int64_t results = made->outputs[0].num_elements();
         const int64_t part = dtype == DType::kI8 ? 1 : 4;
-        EXPECT_LE((*kernel)->workspace_bytes(), type.num_elements() * part / 62);
-        const bool is_cut = type.num_elements() / (*outputs)[0].num_elements() >= 128 &&
-                            (*outputs)[0].num_elements() < 1 << 15;
-        EXPECT_GE((*kernel)->workspace_bytes() > 0, is_cut) << type.ToString();
+        EXPECT_LE(workspace, type.num_elements() * part / 62);
+        const bool is_cut = type.num_elements() / results >= 128 && results < 1 << 15;
+        EXPECT_GE(workspace > 0, is_cut) << type.ToString();
       }
     }
   }
