@@ -91,6 +91,58 @@ for script in quickstart conformance bench launch; do
   expect "tools/$script "
 done
 
+# Where `sleep` takes no time: what launch waits for is counted then, not timed.
+executable "$folder/fast/sleep" <<END
+#!/bin/bash
+echo slept >>"$folder/slept"
+exec /bin/sleep 0.01
+END
+# A daemon that gets ready after 15 s, as one does whose GPU takes its time.
+executable "$folder/slow_daemon" <<END
+#!/bin/bash
+trap 'exit 0' TERM
+until [[ \$(wc -l <"$folder/slept") -ge 150 ]]; do /bin/sleep 0.01; done
+echo "chorusd serves now"
+while :; do /bin/sleep 0.01; done
+END
+: >"$folder/slept"
+PATH="$folder/fast:$PATH" run "$workspace/tools/launch" --ranks=1 --chorusd="$folder/slow_daemon" -- true ||
+  fail "status $?"
+expect '^launch: the daemon is still starting$'
+
+# A rank that does not listen is no reason to wait for ever, nor to be left behind: when another one has
+# failed (this program's rank 0), and when launch is told to end. It would end by itself, too.
+executable "$folder/deaf" <<END
+#!/bin/bash
+if [[ \$RANK == 0 ]]; then
+  until [[ -e "$folder/deaf.pid" ]]; do /bin/sleep 0.01; done
+  exit 7
+fi
+trap '' TERM
+echo \$\$ >"$folder/deaf.new"
+mv "$folder/deaf.new" "$folder/deaf.pid"
+for _ in {1..1500}; do /bin/sleep 0.02; done
+touch "$folder/ended_by_itself"
+END
+status=0
+PATH="$folder/fast:$PATH" run "$workspace/tools/launch" --ranks=2 -- "$folder/deaf" || status=$?
+[[ "$status" -eq 1 ]] || fail "expected the status 1, got $status"
+expect '^launch: rank 0 \(pid [0-9]+\) exited with 7$'
+expect "^launch: ending the ranks that go on: 1 \(pid $(cat "$folder/deaf.pid")\)$"
+[[ ! -e "$folder/ended_by_itself" ]] || fail "launch waited for the rank"
+! kill -0 "$(cat "$folder/deaf.pid")" 2>/dev/null || fail "rank 1 was left behind"
+rm "$folder/deaf.pid"
+sed -i 's/^  exit 7/  exit 0/' "$folder/deaf"
+PATH="$folder/fast:$PATH" "$workspace/tools/launch" --ranks=2 -- "$folder/deaf" >"$folder/output" 2>&1 &
+launch=$!
+until [[ -e "$folder/deaf.pid" ]]; do kill -0 "$launch" || fail "launch ended"; done
+kill "$launch"
+status=0
+wait "$launch" || status=$?
+[[ "$status" -eq 143 ]] || fail "expected the status 143, got $status"
+[[ ! -e "$folder/ended_by_itself" ]] || fail "launch waited for the rank"
+! kill -0 "$(cat "$folder/deaf.pid")" 2>/dev/null || fail "rank 1 was left behind"
+
 # With a bash before 5.1 nobody's end is known: that is no success.
 wait() {
   [[ " $* " != *" -p "* ]] || return 2
