@@ -10,11 +10,12 @@
 //   CHORUS_RETURN_IF_ERROR(chorus::Backward(chorus::Sum(y * y)));
 //   CHORUS_ASSIGN_OR_RETURN(std::vector<float> g, x.grad().Read<float>());
 //
-// Nothing here waits but what says so: Open, Close, Join, Leave, NewGroup, Abort, Reform, and a
-// tensor's Wait, Read, Item and View. A call that fails returns a tensor that carries the error and
-// the line of the call; so does every op on that tensor; the next synchronising call hands it out.
-// (A call that is refused on this rank waits for the daemon's word that the other ranks have been
-// told.)
+// Nothing here waits for other ranks but what says so: Open, Close, Join, Leave, NewGroup, Abort,
+// Reform, and a tensor's Wait, Read, Item, View and ToString. A call that fails returns a tensor
+// that carries the error and the line of the call; so does every op on that tensor; the next
+// synchronising call hands it out. But a call that is refused on this rank waits for the daemon's
+// word that the other ranks have been told; a rank with 512 runs under way waits for its oldest
+// before it adds one; and FromHost and Map wait for the daemon to make memory.
 //
 // Ranks stay in line by counting. The name of a collective call is its position in its rank's
 // program: (step, how many calls of the group the rank has made before in the step). Calls meet

@@ -17,7 +17,8 @@
 
 namespace chorus {
 
-// Each goes out at once and returns at once. `group` may be a World: everybody. Every member calls
+// Each goes out at once and returns at once, but that a rank with 512 runs under way waits for its
+// oldest before it adds one. `group` may be a World: everybody. Every member calls
 // the same, in the same order, and each says what must be equal on all of them; dtypes always must.
 // A mismatch is INVALID_ARGUMENT kMismatch on every rank, with each rank's version and line;
 // nothing was executed. A call that is refused on one rank (a wrong number of tensors or of rows, a
@@ -151,9 +152,9 @@ Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag = 0,
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag = 0,
             CallSite site = CallSite::Here());
 // Any number of them, in one call. Each is done as soon as its peer has come, whatever the others
-// wait for; results are in the order of the transfers, absent for sends. A rank that has 512 runs
-// under way waits for its oldest before it adds one: where ranks send to each other, a list of more
-// than 256 has its receives among its sends, not behind them all.
+// wait for; results are in the order of the transfers, absent for sends. Where ranks send to each
+// other, a list of more than 256 has its receives among its sends, not behind them all: no more
+// than 512 runs are under way.
 struct Transfer {
   static Transfer Send(Tensor x, int to, int64_t tag = 0) {
     return Transfer{true, std::move(x), DType::kUnspecified, {}, to, tag};

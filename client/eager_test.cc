@@ -684,6 +684,19 @@ TEST(EagerTest, ATensorWithoutValuesPrintsWhy) {
   EXPECT_EQ((*y)[0].ToString(), "i32[2] on device 0: [2, 4]");
 }
 
+TEST(EagerTest, AnAbsentResultHasNoElementsToRead) {
+  FakeDaemon daemon;
+  const Ranks ranks(2, &daemon);
+  const Tensor none = Reduce(FromHost<float>(ranks.worlds[0], {1}, {1}), 1, ranks.worlds[0]);
+  const Tensor sum = Reduce(FromHost<float>(ranks.worlds[1], {2}, {1}), 1, ranks.worlds[1]);
+  EXPECT_THAT(sum.Item<float>(), IsOkAndHolds(3));
+  EXPECT_TRUE(none.Wait().ok());
+  for (const absl::Status& status :
+       {none.Read<float>().status(), none.Item<float>().status(), none.View<float>().status()}) {
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+  }
+}
+
 TEST(EagerTest, AnOpWaitsForNothingButItsOperands) {
   FakeDaemon daemon;
   const Session session = daemon.Open(2);

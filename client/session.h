@@ -36,7 +36,7 @@ class World;
 using Timeout = std::chrono::nanoseconds;
 
 // How commands reach the daemon. All carry the same commands in the same order and give the same
-// results and errors; they differ in speed.
+// results and errors; they differ in speed, and in that the ring alone shares memory (View, Map).
 enum class Transport {
   kAuto,    // the ring where the daemon is on this machine (unix:), else the stream
   kRing,    // shared memory
@@ -132,7 +132,9 @@ class Session {
 
   // UNAVAILABLE kDaemonLost: no daemon came to serve at the address within open_timeout, kDraining:
   // it is shutting down. DEADLINE_EXCEEDED kTransportTimeout: it does not answer. INVALID_ARGUMENT
-  // kMalformed: no address, or a path at which something else stands than a socket.
+  // kMalformed: no address, a path at which something else stands than a socket, more devices than
+  // the daemon has, or one of them twice. NOT_FOUND kUnknownName: a device that it does not have.
+  // RESOURCE_EXHAUSTED kQuota, kOutOfMemory: there may be no more sessions.
   // PERMISSION_DENIED kNotAttached: another user's socket that does not let this one in, another
   // user's daemon (SessionOptions::daemon_uids), or the ring was asked for at an address that is
   // not unix:PATH. UNIMPLEMENTED kVersion: the daemon is of another version.

@@ -104,6 +104,17 @@ absl::StatusOr<bool> Await(const std::shared_ptr<TensorImpl>& impl,
       data, timeout.has_value() ? absl::FromChrono(*timeout) : data->session->wait_timeout());
 }
 
+// That a tensor that was waited for has elements of `dtype`.
+absl::Status CheckIs(const TensorData& data, DType dtype, absl::string_view call) {
+  if (data.info == nullptr) {
+    return MakeError(Reason::kWrongState,
+                     absl::StrCat(call, ": this rank gets no result of that collective"));
+  }
+  if (data.info->type.dtype == dtype) return absl::OkStatus();
+  return BadType(absl::StrCat(call, ": expected a tensor of ", DTypeName(dtype), ", got ",
+                              data.info->type.ToString()));
+}
+
 }  // namespace
 
 absl::Status Tensor::Wait() const { return Await(impl_).status(); }
@@ -114,26 +125,14 @@ absl::Status Tensor::ReadInto(DType dtype, std::function<char*(int64_t elements)
   // Kept meanwhile: what only one handle has may be given to a run of another thread.
   const TensorDataPtr kept = impl_->data;
   const TensorData& data = *kept;
-  if (data.info == nullptr) {
-    return MakeError(Reason::kWrongState, "read: this rank gets no result of that collective");
-  }
-  const absl::string_view expected = DTypeName(dtype);
-  if (data.info->type.dtype != dtype) {
-    return BadType(absl::StrCat("read: expected a tensor of ", expected, ", got ",
-                                data.info->type.ToString()));
-  }
+  CHORUS_RETURN_IF_ERROR(CheckIs(data, dtype, "read"));
   return data.session->Read(kept, on_device, allocate(data.info->elements));
 }
 
 absl::StatusOr<std::pair<std::shared_ptr<const void>, const char*>> Tensor::Map(DType dtype) const {
   CHORUS_ASSIGN_OR_RETURN(const bool on_device, Await(impl_));
   const TensorDataPtr& data = impl_->data;
-  if (data->info == nullptr || data->info->type.dtype != dtype) {
-    const absl::string_view expected = DTypeName(dtype);
-    return BadType(
-        absl::StrCat("view: expected a tensor of ", expected, ", got ",
-                     data->info == nullptr ? "an absent result" : data->info->type.ToString()));
-  }
+  CHORUS_RETURN_IF_ERROR(CheckIs(*data, dtype, "view"));
   std::pair<std::shared_ptr<const void>, const char*> mapped(data, nullptr);
   switch (data->state.load(std::memory_order_acquire)) {
     case TensorData::State::kInline:
@@ -281,8 +280,8 @@ absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType
   if (staging->data == nullptr) {
     session->releases().Add(staging->arena);
     session->releases().DrainIfUrgent();
-    return WithSource(Unsupported("Map: the daemon is remote; there is no memory to share with it, "
-                                  "use FromHost"),
+    return WithSource(Unsupported("Map: expected the ring, which alone shares memory with the "
+                                  "daemon; use FromHost"),
                       SourceOf(site));
   }
   auto data = std::make_shared<TensorData>(session);

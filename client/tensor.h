@@ -128,12 +128,14 @@ class Tensor {
   absl::Status Wait(Timeout timeout) const;
 
   // The elements, row-major; waits. INVALID_ARGUMENT kBadType: T is not its dtype.
+  // FAILED_PRECONDITION kWrongState: it is absent. So say Item and View.
   template <typename T>
   absl::StatusOr<std::vector<T>> Read() const;
   // The one element of a tensor of one.
   template <typename T>
   absl::StatusOr<T> Item() const;
-  // The elements in place, without a copy; waits. UNIMPLEMENTED where the daemon is remote: Read.
+  // The elements in place, without a copy; waits. UNIMPLEMENTED by another transport than the ring,
+  // so where the daemon is remote: Read.
   template <typename T>
   absl::StatusOr<TensorView<T>> View() const;
 
@@ -197,7 +199,10 @@ absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType
                                                   const Shape& shape, CallSite site);
 
 // A tensor with a copy of `values`; as many as `shape` has elements, row-major. FromHost<bool>
-// takes a std::vector<bool> or a bool*, and Read<bool> gives a std::vector<bool>.
+// takes a std::vector<bool> or a bool*, and Read<bool> gives a std::vector<bool>. More than 64
+// bytes pass through memory that the daemon makes: where there is none yet, or as much as may be is
+// still being copied, it waits for that (status() then tells: RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
+// kTransportTimeout), and other threads of the session with it.
 template <typename T>
 Tensor FromHost(const DeviceRef& device, const std::vector<T>& values, const Shape& shape,
                 CallSite site = CallSite::Here()) {
@@ -233,7 +238,8 @@ Tensor Zeros(const DeviceRef& device, DType dtype, const Shape& shape,
 // compiled and cannot go on.
 Tensor FromError(const DeviceRef& device, const absl::Status& error);
 
-// Waits for the daemon to make the memory. UNIMPLEMENTED where it is remote. RESOURCE_EXHAUSTED.
+// Waits for the daemon to make the memory. UNIMPLEMENTED by another transport than the ring.
+// RESOURCE_EXHAUSTED.
 template <typename T>
 absl::StatusOr<MappedTensor<T>> Map(const DeviceRef& device, const Shape& shape,
                                     CallSite site = CallSite::Here()) {

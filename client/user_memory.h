@@ -1,4 +1,5 @@
-// all_reduce from the trainer's own memory to the trainer's own memory, such as a vector's.
+// all_reduce from the trainer's own memory to the trainer's own memory, such as a vector's. A
+// library of its own, @chorus//client:user_memory.
 //
 //   UserMemory memory(world);
 //   CHORUS_RETURN_IF_ERROR(memory.AllReduce(gradients.data(), gradients.data(), gradients.size()));
@@ -19,8 +20,8 @@
 // Of many vectors, such as the gradients of a step, make one call: AllReduceCoalesced. Its chunks
 // go through all of them as if they were one, so that no vector waits for the one before.
 //
-// Where the daemon is remote no memory is shared: then each chunk is uploaded and read, and path()
-// says so.
+// By another transport than the ring no memory is shared: then each chunk is uploaded and read, and
+// path() says so.
 //
 // Threads: thread-compatible.
 // Ownership: it keeps its group, and staging memory that its calls use again; the trainer's memory
@@ -56,7 +57,7 @@ class UserMemory {
   enum class Path {
     kNone,     // there was no call
     kStaging,  // shared memory
-    kUpload,   // copies, as by FromHost and Read: the call was small, or the daemon is remote
+    kUpload,   // copies, as by FromHost and Read: the call was small, or no memory is shared
   };
 
   explicit UserMemory(const Group& group) : group_(group) {}

@@ -144,6 +144,15 @@ kill -TERM "$job"
 expect 'FAILED \[format\] format: exit status 130'
 expect_none 'went on|ran bazel'
 
+# What to leave out is a target. An option of one letter is none, nor is its value.
+run --keep_going //core/... -//core/tensor/... || fail "status $?"
+expect 'ran bazel test .* --keep_going -- //core/... -//core/tensor/...'
+status=0
+run -c opt //core/... || status=$?
+[[ $status -eq 2 ]] || fail "expected the status 2, got $status"
+expect 'tools/test: unknown option -c; .*'
+expect_none 'ran '
+
 # Help is there wherever one calls from.
 (cd "$workspace/tools" && ./test --help >"$folder/output" 2>&1) || fail "status $?"
 expect '  tools/test --long .*'

@@ -27,10 +27,18 @@ bool Expect(const chorus::World& world, const char* what, const Tensor& tensor, 
   return chorus::ErrorOf(status).reason == reason;
 }
 
+// Whether it is OK. Prints what is not.
+bool Ok(const chorus::World& world, const char* what, const absl::Status& status) {
+  if (!status.ok()) {
+    std::fprintf(stderr, "rank %d: %s: %s\n", world.rank(), what, status.ToString().c_str());
+  }
+  return status.ok();
+}
+
 bool Works(const chorus::World& world) {
   const Tensor sum = chorus::AllReduce(chorus::Scalar<double>(world, 1), world);
   const absl::StatusOr<double> value = sum.Item<double>();
-  return value.ok() && *value == world.size();
+  return Ok(world, "the next call", value.status()) && *value == world.size();
 }
 
 // A turn of a loop, which is left at the first error. Rank 1's batch of step 2 is a value short.
@@ -69,7 +77,7 @@ bool Run(const chorus::Session& session) {
   for (int step = 1; step <= 3; ++step) {
     const absl::Status turn = Turn(world, step);
     if (step != 2) {
-      if (!turn.ok()) return false;
+      if (!Ok(world, "turn", turn)) return false;
       continue;
     }
     std::printf("rank %d: step %d: %s\n", rank, step, std::string(turn.message()).c_str());
@@ -89,12 +97,9 @@ bool Run(const chorus::Session& session) {
   }
   if (!Expect(world, "dead", chorus::Barrier(world), Reason::kPeerDied)) return false;
   const absl::StatusOr<chorus::World::Reformed> reformed = world.Reform();
-  if (!reformed.ok()) {
-    std::fprintf(stderr, "reform: %s\n", reformed.status().ToString().c_str());
-    return false;
-  }
+  if (!Ok(world, "reform", reformed.status())) return false;
   std::printf("rank %d: goes on as rank %d of %d\n", rank, reformed->rank, reformed->size);
-  return Works(world) && chorus::Barrier(world).Wait().ok();
+  return Works(world) && Ok(world, "barrier", chorus::Barrier(world).Wait());
 }
 
 }  // namespace
