@@ -36,6 +36,7 @@ using internal::Fail;
 using internal::FailedTensor;
 using internal::ImplOf;
 using internal::IsUsable;
+using internal::kMaxGangSize;
 using internal::kMaxRunValues;
 using internal::MemberCall;
 using internal::MemberOf;
@@ -427,8 +428,8 @@ Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_ro
 
 namespace {
 
-// `calls[i]` on `inputs[i]`, as few runs as may be: one call, however many they are.
-// `results_each`: the most that one has.
+// `calls[i]` on `inputs[i]`, as few runs as may be, cut alike on all ranks: one call, however many
+// they are. `results_each`: the most that one has.
 std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
                                     const std::vector<absl::Span<const Tensor>>& inputs,
                                     size_t results_each, const Group& group) {
@@ -437,6 +438,10 @@ std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
   CallInRuns runs;
   std::vector<MemberCall> run;
   size_t values = 0;
+  // What one call adds to its gang: on each member itself, its results, and the others' operands,
+  // of which four count as one.
+  const size_t members = static_cast<size_t>(std::max(1, group.size()));
+  const size_t of_gang = members * (1 + results_each + members / 4);
   const auto submit = [&] {
     std::vector<Results> run_results = ApplyCollectives(run);
     std::move(run_results.begin(), run_results.end(), std::back_inserter(results));
@@ -445,8 +450,10 @@ std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
   };
   const auto refused = [&results] { return !results.empty() && !results.back()[0].status().ok(); };
   for (size_t i = 0; i < calls.size(); ++i) {
-    const size_t call_values = inputs[i].size() + results_each;
-    if (!run.empty() && values + call_values > kMaxRunValues) {
+    // An operand counts also where the root alone has one: a run of 2,048 collectives is full.
+    const size_t call_values = std::max<size_t>(1, inputs[i].size()) + results_each;
+    if (!run.empty() &&
+        (values + call_values > kMaxRunValues || (run.size() + 1) * of_gang > kMaxGangSize)) {
       submit();
       if (refused()) break;
     }

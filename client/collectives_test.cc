@@ -42,6 +42,35 @@ auto Each(const Ranks& ranks, const F& f) {
   return results;
 }
 
+// Both losses are 40,000 times the result: their sum has no room in f16, what comes of it has.
+TEST(CollectivesTest, SumsOfHalfGradientsAreRoundedWhenTheyAreGradients) {
+  const struct {
+    ReduceOp op;
+    std::vector<float> x, gradient;  // by rank
+  } cases[] = {{Reduction::kMax, {1, 1}, {40000, 40000}},
+               {Reduction::kMin, {1, 1}, {40000, 40000}},
+               {ReduceOp::PremulSum(0.5), {1, 1}, {40000, 40000}},
+               {Reduction::kAvg, {1, 1}, {40000, 40000}},
+               {Reduction::kProduct, {0.5, 0}, {0, 40000}},
+               {Reduction::kProduct, {0.25, 0.5}, {40000, 20000}}};
+  for (const auto& test : cases) {
+    FakeDaemon daemon;
+    Ranks ranks(2, &daemon);
+    std::vector<Tensor> x;
+    std::vector<Tensor> y;
+    for (int r = 0; r < 2; ++r) {
+      x.push_back(FromHost<F16>(ranks.worlds[r], {F16(test.x[r])}, {1}).RequireGrad());
+      y.push_back(AllReduce(x[r], ranks.worlds[r], test.op));
+    }
+    for (int r = 0; r < 2; ++r) ASSERT_TRUE(Backward(Sum(y[r] * 40000)).ok());
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_EQ(x[r].grad().dtype(), DType::kF16);
+      EXPECT_EQ(float(Values<F16>(x[r].grad())[0]), test.gradient[r])
+          << "case " << &test - cases << ", rank " << r;
+    }
+  }
+}
+
 // --- Moves --------------------------------------------------------------------------------------
 
 TEST(CollectivesTest, GatherGivesTheRootEveryTensor) {
@@ -172,6 +201,23 @@ TEST(CollectivesTest, PiecesWithoutDimensionsAreRowsOfOneTensor) {
     EXPECT_EQ(list[r][2].shape(), Shape());
     EXPECT_THAT(Values<double>(list[r][2]), ElementsAre(2));
   }
+  EXPECT_THAT(Values<double>(one[0]), ElementsAre(0, 1, 2));
+}
+
+TEST(CollectivesTest, BothFormsMeetWherePiecesHaveNoDimensions) {
+  FakeDaemon daemon;
+  Ranks ranks(3, &daemon);
+  const NoGrad no_grad;
+  const auto all = Each(ranks, [](int r, const World& w) {
+    const Tensor x = Scalar<double>(w, r);
+    return r == 0 ? AllGatherIntoTensor(x, w) : AllGather(x, w)[2];
+  });
+  const auto one = Each(ranks, [](int r, const World& w) {
+    const Tensor x = Scalar<double>(w, r);
+    return r == 0 ? GatherIntoTensor(x, 0, w) : Gather(x, 0, w)[0];
+  });
+  EXPECT_THAT(Values<double>(all[0]), ElementsAre(0, 1, 2));
+  for (int r = 1; r < 3; ++r) EXPECT_THAT(Values<double>(all[r]), ElementsAre(2));
   EXPECT_THAT(Values<double>(one[0]), ElementsAre(0, 1, 2));
 }
 
@@ -946,6 +992,21 @@ TEST(CoalescedTest, ManyTensorsAreFewRuns) {
   }
   EXPECT_LE(daemon.counts().runs, 4);
   for (int i = 0; i < 1000; ++i) EXPECT_THAT(Values<double>(y[1][i]), ElementsAre(2 * i + 1));
+}
+
+// More than a graph may have collectives, and off the root they have no operands.
+TEST(CoalescedTest, AVeryLongBroadcastGoesInSeveralRuns) {
+  FakeDaemon daemon;
+  Ranks ranks(2, &daemon);
+  const NoGrad no_grad;
+  std::vector<std::vector<Tensor>> y;
+  for (int r = 0; r < 2; ++r) {
+    std::vector<Tensor> xs(2048, Scalar<double>(ranks.worlds[r], r));
+    xs.push_back(Scalar<double>(ranks.worlds[r], 7 + r));
+    y.push_back(BroadcastCoalesced(xs, 0, ranks.worlds[r]));
+  }
+  EXPECT_THAT(Values<double>(y[1][2047]), ElementsAre(0));
+  EXPECT_THAT(Values<double>(y[1][2048]), ElementsAre(7));
 }
 
 TEST(CoalescedTest, AnErrorIsEverybodysAndNamesTheIndex) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "chorus/functional/shape.h"
 #include "chorus/parallel.h"
 #include "core/base/error.h"
 #include "gmock/gmock.h"

@@ -130,30 +130,55 @@ absl::StatusOr<InputGradients> GradientsFromSum(GradientContext* c,
     } else {
       result[i] = grads[i];
     }
+    CHORUS_ASSIGN_OR_RETURN(result[i], c->EmitCast(*result[i], c->input_type(i).dtype));
   }
   return result;
 }
 
-absl::StatusOr<ValueIndex> ProductOfOthers(GradientContext* c, int member, ValueIndex last) {
+// All members' factors, as numbers of that type.
+absl::StatusOr<std::vector<ValueIndex>> FactorsAs(GradientContext* c, DType dtype) {
   std::vector<ValueIndex> factors;
-  for (int i = c->num_visible(); i < c->num_outputs(); ++i) factors.push_back(c->output(i));
+  for (int i = c->num_visible(); i < c->num_outputs(); ++i) {
+    CHORUS_ASSIGN_OR_RETURN(factors.emplace_back(), c->EmitCast(c->output(i), dtype));
+  }
+  return factors;
+}
+
+absl::StatusOr<ValueIndex> ProductOfOthers(GradientContext* c, int member, ValueIndex last) {
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> factors,
+                          FactorsAs(c, c->TypeOf(last).dtype));
   return ProductOfOthers(c, factors, static_cast<size_t>(member), last);
 }
 
 absl::StatusOr<std::vector<ValueIndex>> FactorGradients(GradientContext* c) {
+  const int visible = c->num_visible();
   std::vector<ValueIndex> grads;
-  for (int output = c->num_visible(); output < c->num_outputs(); ++output) {
-    if (!c->grad(0).has_value()) {
-      CHORUS_ASSIGN_OR_RETURN(const ValueIndex g, c->GradOrZeros(output));
-      grads.push_back(g);
-      continue;
+  if (!c->grad(0).has_value()) {
+    for (int output = visible; output < c->num_outputs(); ++output) {
+      CHORUS_ASSIGN_OR_RETURN(grads.emplace_back(), c->GradOrZeros(output));
     }
-    CHORUS_ASSIGN_OR_RETURN(ValueIndex g,
-                            ProductOfOthers(c, output - c->num_visible(), *c->grad(0)));
+    return grads;
+  }
+  // Where something is added to products of halves they are rounded behind that.
+  bool is_added_to = false;
+  for (int output = visible; output < c->num_outputs(); ++output) {
+    is_added_to = is_added_to || c->grad(output).has_value();
+  }
+  ValueIndex of_result = *c->grad(0);
+  if (is_added_to) {
+    CHORUS_ASSIGN_OR_RETURN(of_result, c->EmitWide(of_result));
+  }
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<ValueIndex> factors,
+                          FactorsAs(c, c->TypeOf(of_result).dtype));
+  for (int output = visible; output < c->num_outputs(); ++output) {
+    CHORUS_ASSIGN_OR_RETURN(
+        ValueIndex g,
+        ProductOfOthers(c, factors, static_cast<size_t>(output - visible), of_result));
     if (c->grad(output).has_value()) {
-      CHORUS_ASSIGN_OR_RETURN(g, c->Emit("add", {g, *c->grad(output)}));
+      CHORUS_ASSIGN_OR_RETURN(const ValueIndex added, c->EmitWide(*c->grad(output)));
+      CHORUS_ASSIGN_OR_RETURN(g, c->Emit("add", {g, added}));
     }
-    grads.push_back(g);
+    CHORUS_ASSIGN_OR_RETURN(grads.emplace_back(), c->EmitCast(g, c->output_type(output).dtype));
   }
   return grads;
 }

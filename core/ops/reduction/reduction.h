@@ -32,13 +32,13 @@ namespace chorus {
 
 absl::Span<const OpDef* const> ReductionOps();
 
-// The input gradients of a reducing node, from those that its pieces would have if it were a SUM;
-// of a PRODUCT, from the pieces' own.
+// The input gradients of a reducing node, from those that its pieces would have if it were a SUM
+// (of halves also in f32: what comes of them is rounded then); of a PRODUCT, from the pieces' own.
 absl::StatusOr<InputGradients> GradientsFromSum(GradientContext* context,
                                                 absl::Span<const ValueIndex> grads);
 
 // Of a PRODUCT, where its result is: the product of all members' factors but that of `member`, and
-// `last`.
+// `last`, of the type of `last`.
 absl::StatusOr<ValueIndex> ProductOfOthers(GradientContext* context, int member, ValueIndex last);
 
 // Of a PRODUCT that has one owner, there: the gradients of its factors, by member: the product of

@@ -1368,18 +1368,28 @@ class Evaluation {
     return types;
   }
 
-  // Piece `i` of member `rank`, which has to be of that type; zeros for a member that is missing.
-  absl::StatusOr<Value> PieceOf(const std::map<int32_t, Pieces>& pieces, int32_t rank, size_t i,
-                                const TensorType& type, const std::string& name) const {
+  // Whether pieces of these types meet: those of no dimensions are one row where pieces have rows.
+  static bool Meet(CollectiveKind kind, const TensorType& a, const TensorType& b) {
+    const auto as_row = [kind](TensorType type) {
+      if (MayBeUneven(kind) && type.dims.empty()) type.dims = {Dim(1)};
+      return type;
+    };
+    return as_row(a) == as_row(b);
+  }
+
+  // Piece `i` of member `rank`, which has to meet that type; zeros for a member that is missing.
+  absl::StatusOr<Value> PieceOf(CollectiveKind kind, const std::map<int32_t, Pieces>& pieces,
+                                int32_t rank, size_t i, const TensorType& type,
+                                const std::string& name) const {
     const auto it = pieces.find(rank);
     if (it == pieces.end()) return Zeros(type);
-    if (i >= it->second.size() || it->second[i].type != type) {
+    if (i >= it->second.size() || !Meet(kind, it->second[i].type, type)) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, ": rank ", rank, " has ",
                        i < it->second.size() ? it->second[i].type.ToString() : "nothing",
                        " as piece ", i, " where another has ", type.ToString()));
     }
-    return it->second[i];
+    return Value{type, it->second[i].bytes};
   }
 
   // From which member, and which of its pieces, piece `i` of what comes out for `rank` is.
@@ -1429,7 +1439,8 @@ class Evaluation {
       Pieces out;
       for (size_t i = 0; i < types.size(); ++i) {
         const auto [source, piece] = SourceOf(*n.collective, rank, i);
-        CHORUS_ASSIGN_OR_RETURN(Value value, PieceOf(pieces, source, piece, types[i], name));
+        CHORUS_ASSIGN_OR_RETURN(Value value,
+                                PieceOf(c.kind, pieces, source, piece, types[i], name));
         out.push_back(std::move(value));
       }
       if (at_run_time && !n.outputs.empty()) {
@@ -1470,7 +1481,7 @@ class Evaluation {
       operands[i].resize(size);
       for (int32_t r = 0; r < instance.group_size; ++r) {
         Value& operand = operands[i][static_cast<size_t>(r)];
-        CHORUS_ASSIGN_OR_RETURN(operand, PieceOf(pieces, r, i, own[i].type, name));
+        CHORUS_ASSIGN_OR_RETURN(operand, PieceOf(c.kind, pieces, r, i, own[i].type, name));
         if (pieces.count(r) > 0) present[static_cast<size_t>(r)] = &operand;
       }
       results.push_back(ReduceAll(c.reduction, present, factors));

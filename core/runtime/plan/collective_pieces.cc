@@ -62,6 +62,8 @@ CollectivePieces FindPieces(const Node& node, const OpDef& def, const ValueTable
   if (type == nullptr) return pieces;
   pieces.dtype = type->dtype;
   pieces.dims = type->sizes();
+  // One row, as it is where all pieces are in one tensor: both forms meet.
+  if (pieces.dims.empty() && MayBeUneven(c.kind)) pieces.dims = {1};
   if (!pieces.dims.empty()) {
     pieces.dims[0] = pieces.inputs.empty() ? pieces.outputs[0] : pieces.inputs[0];
     for (size_t d = 1; d < pieces.dims.size(); ++d) pieces.row_elements *= pieces.dims[d];
