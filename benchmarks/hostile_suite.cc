@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "benchmarks/burner.h"
@@ -19,11 +21,16 @@ namespace {
 // A sleep is not shorter than what going to sleep and waking takes.
 constexpr int64_t kShortestPeriod = 50000;
 constexpr int64_t kLongestPeriod = 20000000;
+// How long an attack may take until it is let in.
+constexpr int64_t kLetIn = 10000000000;
 
 // A pair, and a process beside them that stands still between the rounds.
 struct Beside {
+  ScratchDirectory scratch;
   WorkingPair pair;
   Process other;
+
+  std::string log() const { return scratch.path() + "/other.log"; }  // what it says
 };
 
 // Of a process, by now.
@@ -39,16 +46,31 @@ absl::StatusOr<Used> UsedBy(pid_t pid) {
   return used;
 }
 
+// That it was let in, goes on, and was refused nothing but what its rounds end with: a pair beside
+// a process that does nothing has no trouble.
+absl::Status CheckAttacks(const std::string& attack, Beside* beside) {
+  const std::string said = FileText(beside->log());
+  const bool runs = absl::IsDeadlineExceeded(beside->other.Wait(0).status());
+  if (runs && !said.empty() && !absl::StrContains(said, "failed=")) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("the attack ", attack, runs ? " does not attack: " : " has ended: ", said));
+}
+
 // Starts the attack, and says what burns as much: its own process one processor, the daemon's node
 // thread and what works for it others, each in pieces as short as theirs.
 absl::StatusOr<std::vector<Burn>> StartAttack(const Context& context, const std::string& attack,
                                               Beside* beside) {
   const int64_t span = context.effort == Effort::kSmoke ? 50000000 : 1000000000;
+  Process::Options options;
+  options.log = beside->log();
   CHORUS_ASSIGN_OR_RETURN(
       beside->other,
-      Process::Start({context.attack_program, beside->pair.daemon->address(), attack, "again"},
-                     {}));
-  Pause(span / 2);  // it has begun
+      Process::Start({context.attack_program, beside->pair.daemon->address(), attack, "rounds"},
+                     options));
+  const int64_t deadline = NowNanos() + kLetIn;
+  while (FileText(beside->log()).empty() && NowNanos() < deadline) Pause(span / 50);
+  Pause(span / 2);  // its first round is under way
+  CHORUS_RETURN_IF_ERROR(CheckAttacks(attack, beside));
   const pid_t pids[] = {beside->other.pid(), beside->pair.daemon->pid()};
   Used before[2];
   for (int i = 0; i < 2; ++i) {
@@ -112,6 +134,7 @@ absl::Status MeasureBeside(const Context& context, const std::string& attack) {
                 Role::kFloor, left_alone)};
   CHORUS_ASSIGN_OR_RETURN(std::vector<Measured> measured,
                           MeasureInterleaved(contenders, context.Interleave()));
+  CHORUS_RETURN_IF_ERROR(CheckAttacks(attack, &attacked));
   for (const bool worst : {false, true}) {
     Goal goal;
     goal.what = absl::StrCat("hostile, ", attack, ": ", worst ? "longest of a round" : "p99",

@@ -34,8 +34,14 @@ bool IsHalf(const Tensor& x) {
 Tensor Convolve(const char* op, const Tensor& a, const Tensor& b, Attributes attributes,
                 CallSite site) {
   NodeSpec spec = Spec(op, site, std::move(attributes));
-  if (!IsHalf(a) || !IsHalf(b) || a.dtype() != b.dtype())
-    return ApplyLocal(std::move(spec), {a, b});
+  if (!IsHalf(a) && !IsHalf(b)) return ApplyLocal(std::move(spec), {a, b});
+  // The op would say that it takes no half types.
+  if (IsUsable(a) && IsUsable(b) && a.dtype() != b.dtype()) {
+    return Fail(a,
+                BadType(absl::StrCat(op, ": expected operands of one dtype, got ", TypeText(a),
+                                     " and ", TypeText(b))),
+                site);
+  }
   const Tensor wide =
       ApplyLocal(std::move(spec), {Cast(a, DType::kF32, site), Cast(b, DType::kF32, site)});
   return Cast(wide, a.dtype(), site);
@@ -71,6 +77,9 @@ Tensor Average(const Tensor& x, HeightWidth kernel, const AvgPool2dOptions& opti
                           {"stride", StrideOf(options.stride, kernel)}}),
                     {x});
 }
+
+// Each is two ops.
+constexpr int64_t kMostParts = 65536;
 
 // Along one axis: the means of `size` parts that cover it; what has no shape as it is.
 Tensor MeansOfParts(const Tensor& x, int64_t axis, int64_t size, CallSite site) {
@@ -177,6 +186,13 @@ Tensor AdaptiveAvgPool2d(const Tensor& x, HeightWidth size, CallSite site) {
   // A window has a bound, a part none.
   if (from.h % size.h == 0 && from.w % size.w == 0 && std::max(part.h, part.w) <= kMostOfWindow) {
     return Average(x, part, AvgPool2dOptions(), site);
+  }
+  if (std::max(size.h, size.w) > kMostParts) {
+    return Fail(x,
+                BadType(absl::StrCat("AdaptiveAvgPool2d: expected sizes of at most ", kMostParts,
+                                     ", but where they divide those of x, got ", TypeText(x),
+                                     " to ", size.h, " and ", size.w)),
+                site);
   }
   if (!IsHalf(x)) return MeansOfParts(MeansOfParts(x, 2, size.h, site), 3, size.w, site);
   // Rounded once, like any mean, and not between the axes.

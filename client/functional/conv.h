@@ -87,7 +87,7 @@ Tensor AvgPool2d(const Tensor& x, HeightWidth kernel,
                  CallSite site = CallSite::Here());
 // To `size`, by the means over rows floor(i h / size) to ceil((i + 1) h / size) and columns
 // likewise; 1 is the mean over all. Sizes that do not divide those of x take some ops for each row
-// and column of the result.
+// and column of the result, and are at most 65,536.
 Tensor AdaptiveAvgPool2d(const Tensor& x, HeightWidth size, CallSite site = CallSite::Here());
 
 }  // namespace chorus

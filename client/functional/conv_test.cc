@@ -308,6 +308,8 @@ TEST_F(ConvTest, PoolingRefusesWhatDoesNotFit) {
               HasSubstr("avg_pool: expected x [n, channels, h, w], got f64[2,3]"));
   EXPECT_THAT(text(AdaptiveAvgPool2d(x, {1, 0})), HasSubstr("got f64[1,2,3,4] to 1 and 0"));
   EXPECT_THAT(text(AdaptiveAvgPool2d(Numbers({2, 3}), 1)), HasSubstr("got f64[2,3] to 1 and 1"));
+  EXPECT_THAT(text(AdaptiveAvgPool2d(x, {int64_t{1} << 40, 1})),
+              HasSubstr("expected sizes of at most 65536"));
   const Tensor failed = FromError(session_, absl::InternalError("before"));
   for (const Tensor& y :
        {MaxPool2d(failed, 2), AvgPool2d(failed, 2), AdaptiveAvgPool2d(failed, 2)}) {
@@ -366,6 +368,13 @@ TEST_F(ConvTest, ErrorsSayWhatWasExpected) {
   options.output_padding = 1;
   EXPECT_THAT(text(ConvTranspose2d(image, Numbers({2, 2, 2, 2}), options)),
               HasSubstr("as input 0, which a convolution"));
+  // The usual slip of mixed precision.
+  const Tensor weight = Numbers({3, 2, 2, 2});
+  EXPECT_THAT(text(Conv2d(Cast(image, DType::kBF16), Cast(weight, DType::kF32))),
+              HasSubstr("convolution: expected operands of one dtype, got bf16[1,2,3,4] and "
+                        "f32[3,2,2,2]"));
+  text(Conv2d(Cast(image, DType::kF32), Cast(weight, DType::kF16)));
+  text(Conv2d(image, Cast(weight, DType::kF32)));
   const Tensor failed = FromError(session_, absl::InternalError("before"));
   EXPECT_THAT(std::string(Conv1d(failed, Numbers({3, 1, 2})).status().message()),
               HasSubstr("before"));

@@ -57,7 +57,10 @@ Initializer Ones() { return Constant(1); }
 
 Initializer Uniform(double low, double high) {
   return [low, high](const DeviceRef& device, DType dtype, const Shape& shape, uint64_t seed) {
-    return RandomUniform(device, dtype, shape, static_cast<int64_t>(seed)) * (high - low) + low;
+    const Tensor y =
+        RandomUniform(device, dtype, shape, static_cast<int64_t>(seed)) * (high - low) + low;
+    // The sum may be rounded up to the end that is left out.
+    return Where(y < std::max(low, high), y, low);
   };
 }
 

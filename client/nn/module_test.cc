@@ -44,6 +44,17 @@ class Affine : public Module {
   Variable calls_;
 };
 
+// In bf16 every 256th sum of 1 and a uniform number is rounded to 2.
+TEST(InitTest, UniformNumbersAreBelowTheirEnd) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor y = init::Uniform(1, 2)(session, DType::kBF16, {4096}, 1);
+  for (const BF16 number : Values<BF16>(y)) {
+    EXPECT_GE(static_cast<float>(number), 1);
+    EXPECT_LT(static_cast<float>(number), 2);
+  }
+}
+
 class Two : public Module {
  public:
   explicit Two(int64_t width)

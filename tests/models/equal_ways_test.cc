@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -266,6 +267,8 @@ void ExpectSameBits(const Trained& got, const Trained& expected) {
   }
 }
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // The largest difference of a number, by the largest number of its tensor.
 double Difference(const Trained& got, const Trained& expected) {
   double worst = 0;
@@ -274,9 +277,10 @@ double Difference(const Trained& got, const Trained& expected) {
     double largest = 0;
     for (const double value : b) largest = std::max(largest, std::abs(value));
     for (size_t i = 0; i < a.size(); ++i) {
-      // A NaN counts too.
+      if (a[i] == b[i]) continue;
       const double difference = std::abs(a[i] - b[i]) / std::max(largest, 1e-300);
-      if (a[i] != b[i] && !(difference <= worst)) worst = difference;
+      // Nothing is worse than a NaN.
+      worst = std::max(worst, std::isnan(difference) ? kInfinity : difference);
     }
   };
   compare(got.losses, expected.losses);

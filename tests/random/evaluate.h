@@ -25,6 +25,10 @@ struct Numbers {
   std::vector<double> errors;  // infinite: not known
 };
 
+// Ops may take other ways to a number than the evaluator: one is right that is off by this many
+// times its error.
+inline constexpr double kSlack = 8;
+
 // Threads: thread-compatible.
 class Evaluator {
  public:

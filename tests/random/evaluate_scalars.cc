@@ -97,7 +97,8 @@ double ApplyFunction(Function f, double x) {
 }
 
 // What `dtype` rounds off of a sum of `count` exact terms, of that size all together, that are
-// whole multiples of `granule` (0: not exact).
+// whole multiples of `granule` (0: not exact). Roundings are as often up as down: with as many of
+// one direction a term that is left out would not be seen.
 double Rounding(DType dtype, double value, double granule, size_t count, double terms, bool fused) {
   const Precision p = PrecisionOf(dtype);
   const int bits = fused ? p.accumulator_bits : p.bits;
@@ -107,7 +108,8 @@ double Rounding(DType dtype, double value, double granule, size_t count, double 
     return 0;
   }
   const double accumulating = fused ? std::ldexp(1, 1 - p.accumulator_bits) : p.eps;
-  return p.eps * std::fabs(value) + accumulating * static_cast<double>(count) * terms + p.tiny;
+  return p.eps * std::fabs(value) + accumulating * std::sqrt(static_cast<double>(count)) * terms +
+         p.tiny;
 }
 
 double Worst(const Node& a, const Node& b) { return std::max(a.error, b.error); }

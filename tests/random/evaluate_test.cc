@@ -216,6 +216,33 @@ TEST(EvaluateTest, GradientsAreDifferencesOfValues) {
   EXPECT_GT(compared, 500);
 }
 
+// The numbers of a chunk and a half, none of which a mean may leave out.
+TEST(EvaluateTest, AMeanWithoutOneOfItsTermsIsWrong) {
+  constexpr int kTerms = 2000;
+  Program p;
+  p.trainer_of = {0};
+  p.shuffles = {0};
+  p.groups = {GroupOf{{0}, false}};
+  const int x = p.AddValue(0, DType::kF32, {kTerms});
+  const int y = p.AddValue(0, DType::kF32, {});
+  p.statements.resize(2);
+  Statement& leaf = p.statements[0];
+  for (int i = 0; i < kTerms; ++i) leaf.data.push_back(static_cast<float>(1 + i % 7 * 0.1));
+  leaf.calls.resize(1);
+  leaf.calls[0].rank = 0;
+  leaf.calls[0].out = {x};
+  Statement& mean = p.statements[1];
+  mean.op = Op::kMean;
+  mean.ints = {0};
+  mean.calls.resize(1);
+  mean.calls[0].rank = 0;
+  mean.calls[0].in = {x};
+  mean.calls[0].out = {y};
+  const auto numbers = Evaluate(p);
+  ASSERT_TRUE(numbers.ok()) << numbers.status();
+  EXPECT_LT(kSlack * (*numbers)[static_cast<size_t>(y)].errors[0], 1.0 / kTerms);
+}
+
 // A worked example: two ranks, y = AllReduce(x), x = 1 and 2, losses y^3 and 2y.
 TEST(EvaluateTest, ThirdOrderAcrossRanksIsRight) {
   Program p;

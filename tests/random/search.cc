@@ -17,9 +17,6 @@ namespace chorus {
 namespace random_programs {
 namespace {
 
-// Of the error that the evaluator allows: ops may take other ways to a number than it does.
-constexpr double kSlack = 8;
-
 template <typename T>
 double ElementAs(const std::string& bytes, size_t i) {
   T x;

@@ -40,6 +40,10 @@ int Main() {
     ++all.failed;
     say("FAILED " + std::string(files.status().message()));
   }
+  if (all.passed + all.failed == 0) {
+    ++all.failed;
+    say("FAILED expected vectors in the files, got none");
+  }
   std::cout << all.passed << " passed, " << all.failed << " failed" << std::endl;
   return all.failed == 0 ? 0 : 1;
 }

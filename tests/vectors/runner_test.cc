@@ -305,6 +305,8 @@ TEST_F(ToolTest, FailsWithoutVectors) {
   EXPECT_EQ(last, "0 passed, 1 failed");
   EXPECT_EQ(Tool({"--vectors", Folder("empty", {})}, &last), 1);
   EXPECT_EQ(last, "0 passed, 1 failed");
+  EXPECT_EQ(Tool({"--vectors", Folder("hollow", {FileText({})})}, &last), 1);
+  EXPECT_EQ(last, "0 passed, 1 failed");
   const std::string good = Folder("good", {FileText({SmallVector()})});
   EXPECT_EQ(Tool({"--vectors", good, "--daemon=/none"}, &last), 1);
   EXPECT_EQ(last, "0 passed, 1 failed");

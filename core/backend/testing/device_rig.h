@@ -79,9 +79,13 @@ class DeviceRig {
     // An empty result has an address as well, as in a run.
     const DeviceAddress address =
         Allocate(device, std::max<int64_t>(1, static_cast<int64_t>(data.size() * sizeof(T))));
-    transfers_[device]->CopyFromHost(address, data.data(), data.size() * sizeof(T));
-    Check(device, "Upload");
+    Write(device, address, data);
     return address;
+  }
+  template <typename T>
+  void Write(int device, DeviceAddress to, const std::vector<T>& data) {
+    transfers_[device]->CopyFromHost(to, data.data(), data.size() * sizeof(T));
+    Check(device, "Write");
   }
   template <typename T>
   std::vector<T> Download(int device, DeviceAddress from, int64_t count) {
