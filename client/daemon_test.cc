@@ -90,6 +90,7 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
     options.insecure_loopback = true;
     options.node.sequencer.agree_timeout = absl::Seconds(20);
     options.max_wait = max_wait_;
+    options.node.max_staging_bytes = max_staging_bytes_;
     absl::StatusOr<std::unique_ptr<server::Daemon>> daemon =
         server::Daemon::Start(options, DevicesOf(backend_.get()));
     ASSERT_TRUE(daemon.ok()) << daemon.status();
@@ -169,6 +170,7 @@ class DaemonTest : public ::testing::TestWithParam<Way> {
   }
 
   absl::Duration max_wait_ = server::DaemonOptions().max_wait;
+  int64_t max_staging_bytes_ = server::DaemonOptions().node.max_staging_bytes;
   std::string directory_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Backend> backend_;
@@ -256,6 +258,46 @@ TEST_P(RingTest, AnArenaThatCannotBeMappedIsGivenBack) {
     const absl::Status status = (*link)->CreateStaging(4096).status();
     ASSERT_TRUE(status.ok()) << i << ": " << status;
   }
+}
+
+// Each needs what the one before has left idle.
+TEST_P(DaemonTest, UploadsThatFitAloneFitOneAfterTheOther) {
+  daemon_.reset();
+  max_staging_bytes_ = 16 << 20;
+  Start();
+  const Session session = Open();
+  std::vector<Tensor> tensors;
+  for (const size_t mib : {1, 5, 9, 13, 16}) {
+    const size_t bytes = mib << 20;
+    tensors.push_back(FromHost<int8_t>(session,
+                                       std::vector<int8_t>(bytes, static_cast<int8_t>(mib)),
+                                       {static_cast<int64_t>(bytes)}));
+    ASSERT_TRUE(tensors.back().status().ok()) << mib << ": " << tensors.back().status();
+  }
+  for (const Tensor& tensor : tensors) {
+    const std::vector<int8_t> values = Values<int8_t>(tensor);
+    ASSERT_FALSE(values.empty());
+    EXPECT_EQ(values, std::vector<int8_t>(values.size(), static_cast<int8_t>(values.size() >> 20)));
+  }
+}
+
+// Of uploads, and of tensors that nobody has any more.
+TEST_P(RingTest, AMappedTensorGetsTheStagingThatIsIdle) {
+  daemon_.reset();
+  max_staging_bytes_ = 16 << 20;
+  Start();
+  const Session session = Open();
+  constexpr int64_t kBytes = 12 << 20;
+  const Tensor uploaded = FromHost<int8_t>(session, std::vector<int8_t>(kBytes, 1), {kBytes});
+  ASSERT_TRUE(uploaded.Wait().ok()) << uploaded.Wait();
+  for (int8_t i = 0; i < 20; ++i) {
+    const absl::StatusOr<MappedTensor<int8_t>> mapped = Map<int8_t>(session, {kBytes});
+    ASSERT_TRUE(mapped.ok()) << i << ": " << mapped.status();
+    std::fill_n(mapped->data(), kBytes, i);
+    EXPECT_EQ(Values<int8_t>(mapped->tensor() + 1), std::vector<int8_t>(kBytes, i + 1));
+  }
+  const absl::Status more = Map<int8_t>(session, {17 << 20}).status();
+  EXPECT_EQ(ErrorOf(more).reason, Reason::kQuota) << more;
 }
 
 // A name of the program, or its own label, may be any bytes.

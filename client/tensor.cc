@@ -275,7 +275,7 @@ absl::StatusOr<std::pair<Tensor, char*>> MapBytes(const DeviceRef& device, DType
   const absl::Status of_session = CheckDevice("Map", device);
   if (!of_session.ok()) return WithSource(of_session, SourceOf(site));
   absl::StatusOr<Link::Staging> staging =
-      session->link().CreateStaging(std::max<int64_t>(type->num_bytes(), 1));
+      session->CreateStaging(std::max<int64_t>(type->num_bytes(), 1));
   if (!staging.ok()) return WithSource(staging.status(), SourceOf(site));
   if (staging->data == nullptr) {
     session->releases().Add(staging->arena);

@@ -77,7 +77,7 @@ SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout
       reports_(link_, std::move(reports)),
       devices_(link_->devices()),
       log_(link_),
-      staging_(link_, wait_timeout, &releases_),
+      staging_(link_, wait_timeout, &log_),
       releases_([this] {
         if (locked_session == this) return;
         SessionLock lock(this);  // drains when it ends
@@ -316,6 +316,16 @@ absl::StatusOr<TensorDataPtr> SessionCore::FromHost(const TensorInfoPtr& info, i
   return data;
 }
 
+absl::StatusOr<Link::Staging> SessionCore::CreateStaging(int64_t bytes) {
+  const absl::StatusOr<Link::Staging> staging = link_->CreateStaging(bytes);
+  if (!absl::IsResourceExhausted(staging.status())) return staging;
+  SessionLock lock(this);
+  CHORUS_RETURN_IF_ERROR(lock.status());
+  Drain(/*all=*/true);
+  CHORUS_RETURN_IF_ERROR(staging_.GiveBackAll());
+  return link_->CreateStaging(bytes);
+}
+
 absl::Status SessionCore::NameHost(TensorData* data) {
   CHORUS_ASSIGN_OR_RETURN(const Created created,
                           Create(data->info, data->device_slot, data->inline_data));
@@ -510,27 +520,23 @@ void SessionCore::Drain(bool all) {
                                      return fragments_.Use(id);
                                    });
   const auto count = static_cast<size_t>(used - batch.tensors.begin());
-  SendRelease(absl::MakeConstSpan(batch.tensors).subspan(count), {});
+  SendRelease(absl::MakeConstSpan(batch.tensors).subspan(count));
   batch.tensors.resize(count);
   if (batch.tensors.empty() && batch.arenas.empty()) return;
   Flush();
-  SendRelease(batch.tensors, batch.arenas);
+  SendRelease(batch.tensors);
+  staging_.Release(batch.arenas);
 }
 
-void SessionCore::SendRelease(absl::Span<const TensorId> tensors,
-                              absl::Span<const ArenaId> arenas) {
-  while (!tensors.empty() || !arenas.empty()) {
+void SessionCore::SendRelease(absl::Span<const TensorId> tensors) {
+  while (!tensors.empty()) {
     Release release;
     const absl::Span<const TensorId> names = tensors.subspan(0, kNamesPerFrame);
-    const absl::Span<const ArenaId> memory = arenas.subspan(0, kNamesPerFrame);
     release.tensors.assign(names.begin(), names.end());
-    release.arenas.assign(memory.begin(), memory.end());
     if (log_.Submit(std::move(release)).ok()) {
       for (const TensorId id : names) log_.tensors().Release(id);
     }
-    for (const ArenaId arena : memory) link_->UnmapStaging(arena);
     tensors.remove_prefix(names.size());
-    arenas.remove_prefix(memory.size());
   }
 }
 

@@ -106,6 +106,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   absl::StatusOr<TensorDataPtr> FromHost(const TensorInfoPtr& info, int32_t device_slot,
                                          const char* bytes, CallSite site)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The trainer's own staging memory; where there is none to be had, what is idle of the session's
+  // is given back first.
+  absl::StatusOr<Link::Staging> CreateStaging(int64_t bytes) ABSL_LOCKS_EXCLUDED(session_lock);
   // Makes a kHost tensor one of the daemon's; nothing to do for others.
   absl::Status Name(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
     const bool host = data->state.load(std::memory_order_relaxed) == TensorData::State::kHost;
@@ -169,8 +172,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // Sends what destructors left. `all`: also the few tensors that could wait for company.
   void Drain(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Tells that these are gone, behind what has been sent.
-  void SendRelease(absl::Span<const TensorId> tensors, absl::Span<const ArenaId> arenas)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  void SendRelease(absl::Span<const TensorId> tensors) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Leaves the worlds that are gone and whose runs are over.
   void Leave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 

@@ -12,10 +12,10 @@
 // No lock is held while something is waited for, but for these:
 // * a session's lock, while there is no room in a link (link.h) or in staging memory (staging.h),
 //   which no other thread of this session's has to give; and while the daemon answers at once:
-//   makes staging memory, or takes bytes for what it has elsewhere (Link::WriteStaging), takes note
-//   that a rank leaves (SessionCore::Leave), or says how the registration of a graph has ended
-//   (WentWell). Each has its deadline. A call that finds the daemon gone waits half a second for
-//   what it may have said before (RpcLink::Goodbye);
+//   makes staging memory, or takes it back (StagingPool::GiveBackAll) or takes bytes for what it
+//   has elsewhere (Link::WriteStaging), takes note that a rank leaves (SessionCore::Leave), or says
+//   how the registration of a graph has ended (WentWell). Each has its deadline. A call that finds
+//   the daemon gone waits half a second for what it may have said before (RpcLink::Goodbye);
 // * AttachClient's, while the daemon answers on its socket, where requests go one after another,
 //   each with its deadline (AttachClient::Ask); with it RingLink's, where a reader maps an arena of
 //   results (RingLink::Locate);

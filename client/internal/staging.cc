@@ -16,6 +16,12 @@ namespace {
 constexpr int64_t kBlockBytes = 4 << 20;
 constexpr int64_t kMaxBytes = 64 << 20;
 constexpr int64_t kAlign = 64;
+constexpr int64_t kPageBytes = 4096;
+// A trainer's step has fewer: what each of its steps uses is kept.
+constexpr int64_t kKeptForSends = 64;
+constexpr size_t kArenasPerFrame = 2048;
+
+int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -41,29 +47,50 @@ absl::Status StagingPool::Await(Block* block) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<StagingPool::Block*> StagingPool::Emptied(Block* block) const {
+  CHORUS_RETURN_IF_ERROR(Await(block));
+  block->used = 0;
+  return block;
+}
+
 absl::StatusOr<StagingPool::Block*> StagingPool::BlockFor(int64_t bytes) {
   int64_t total = 0;
-  Block* oldest = nullptr;
+  Block* smallest = nullptr;  // of those that have room
+  Block* oldest = nullptr;    // of those that will
   for (const auto& block : blocks_) {
     total += block->bytes;
     if (block->bytes < bytes || block->is_spoilt) continue;
-    if (block->bytes - block->used >= bytes) return block.get();
-    if (IsFree(block.get())) {
+    // What is far too large is not kept by what is small.
+    if (block->bytes > kMaxBytes && block->bytes / 4 > bytes) continue;
+    if (block->bytes - block->used < bytes) {
+      if (!IsFree(block.get())) {
+        if (block->unsent > 0) continue;
+        if (oldest == nullptr || block->readers.back() < oldest->readers.back()) {
+          oldest = block.get();
+        }
+        continue;
+      }
       block->used = 0;
-      return block.get();
     }
-    if (block->unsent > 0) continue;
-    if (oldest == nullptr || block->readers.back() < oldest->readers.back()) oldest = block.get();
+    if (smallest == nullptr || block->bytes < smallest->bytes) smallest = block.get();
   }
-  if (oldest != nullptr && total + bytes > kMaxBytes) {
-    CHORUS_RETURN_IF_ERROR(Await(oldest));
-    oldest->used = 0;
-    return oldest;
+  if (smallest != nullptr) {
+    GiveBackFree(total - kMaxBytes, 0, smallest);
+    return smallest;
   }
+  if (oldest != nullptr && total + bytes > kMaxBytes) return Emptied(oldest);
   auto block = std::make_unique<Block>();
-  block->bytes = kBlockBytes;
-  while (block->bytes < bytes) block->bytes *= 2;
-  CHORUS_ASSIGN_OR_RETURN(block->staging, link_->CreateStaging(block->bytes));
+  block->bytes = RoundUp(std::max(bytes, kBlockBytes), kPageBytes);
+  GiveBackFree(total + block->bytes - kMaxBytes, block->bytes, oldest);
+  absl::StatusOr<Link::Staging> staging = link_->CreateStaging(block->bytes);
+  if (absl::IsResourceExhausted(staging.status())) {
+    // There may be enough of what it has.
+    if (oldest != nullptr) return Emptied(oldest);
+    CHORUS_RETURN_IF_ERROR(GiveBackAll());
+    staging = link_->CreateStaging(block->bytes);
+  }
+  CHORUS_RETURN_IF_ERROR(staging.status());
+  block->staging = *staging;
   blocks_.push_back(std::move(block));
   return blocks_.back().get();
 }
@@ -86,7 +113,8 @@ absl::StatusOr<Sequence> StagingPool::Send(
       return written;
     }
   }
-  block->used += (size + kAlign - 1) / kAlign * kAlign;
+  block->used += RoundUp(size, kAlign);
+  block->last_use = ++sends_;
   ++block->unsent;
   const absl::StatusOr<Sequence> reader = send(range);
   --block->unsent;
@@ -95,11 +123,49 @@ absl::StatusOr<Sequence> StagingPool::Send(
   return reader;
 }
 
+void StagingPool::Release(absl::Span<const ArenaId> arenas) {
+  for (size_t begin = 0; begin < arenas.size(); begin += kArenasPerFrame) {
+    const absl::Span<const ArenaId> frame = arenas.subspan(begin, kArenasPerFrame);
+    chorus::Release release;
+    release.arenas.assign(frame.begin(), frame.end());
+    const absl::StatusOr<Sequence> sequence = log_->Submit(std::move(release));
+    if (sequence.ok()) last_release_ = *sequence;
+    for (const ArenaId arena : frame) link_->UnmapStaging(arena);
+  }
+}
+
+absl::Status StagingPool::GiveBackAll() {
+  for (const auto& block : blocks_) {
+    if (block->unsent == 0) CHORUS_RETURN_IF_ERROR(Await(block.get()));
+  }
+  GiveBackIf([](Block*) { return true; });
+  if (last_release_ == Sequence()) return absl::OkStatus();
+  const absl::Status taken = link_->WaitCommand(last_release_, wait_timeout_);
+  return IsNoOutcome(taken) ? taken : absl::OkStatus();
+}
+
+void StagingPool::GiveBackFree(int64_t bytes, int64_t below, const Block* but) {
+  if (bytes <= 0) return;
+  GiveBackIf([&](Block* block) {
+    const bool may_go = block->bytes < below || sends_ - block->last_use >= kKeptForSends;
+    if (bytes <= 0 || block == but || !may_go || !IsFree(block)) return false;
+    bytes -= block->bytes;
+    return true;
+  });
+}
+
 void StagingPool::GiveBackSpoilt(Block* block) {
-  if (!block->is_spoilt || block->unsent > 0) return;
-  releases_->Add(block->staging.arena);
-  blocks_.erase(std::find_if(blocks_.begin(), blocks_.end(),
-                             [block](const auto& one) { return one.get() == block; }));
+  if (block->is_spoilt) GiveBackIf([block](const Block* one) { return one == block; });
+}
+
+void StagingPool::GiveBackIf(absl::FunctionRef<bool(Block* block)> goes) {
+  const auto first = std::stable_partition(
+      blocks_.begin(), blocks_.end(),
+      [&goes](const auto& block) { return block->unsent > 0 || !goes(block.get()); });
+  std::vector<ArenaId> arenas;
+  for (auto it = first; it != blocks_.end(); ++it) arenas.push_back((*it)->staging.arena);
+  blocks_.erase(first, blocks_.end());
+  Release(arenas);
 }
 
 }  // namespace internal

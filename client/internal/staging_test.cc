@@ -10,15 +10,21 @@
 #include <utility>
 #include <vector>
 
-#include "client/internal/releases.h"
+#include "absl/strings/string_view.h"
+#include "client/internal/log.h"
 #include "client/testing/null_link.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
+#include "core/transport/command.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
 namespace internal {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
 
 // Whose commands are over when the test says so.
 class TestLink : public testing::NullLink {
@@ -28,6 +34,14 @@ class TestLink : public testing::NullLink {
     return absl::optional<RunOutcome>();
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration) override {
+    const auto release = untaken.find(sequence.value());
+    if (release != untaken.end()) {
+      for (const ArenaId arena : release->second) {
+        staged_bytes -= static_cast<int64_t>(memory[arena.value()]->size());
+      }
+      untaken.erase(release);
+      return absl::OkStatus();
+    }
     waits.push_back(sequence.value());
     if (over.count(sequence.value()) > 0) return absl::OkStatus();
     if (has_no_room) return MakeError(Reason::kQuota, "too many wait");
@@ -35,7 +49,16 @@ class TestLink : public testing::NullLink {
     over.insert(sequence.value());
     return absl::OkStatus();
   }
+  absl::Status Submit(const Command& command) override {
+    if (const auto* const release = absl::get_if<Release>(&command.body)) {
+      released.insert(released.end(), release->arenas.begin(), release->arenas.end());
+      untaken[command.sequence.value()] = release->arenas;
+    }
+    return absl::OkStatus();
+  }
   absl::StatusOr<Staging> CreateStaging(int64_t bytes) override {
+    if (bytes > most_bytes - staged_bytes) return MakeError(Reason::kQuota, "no more of it");
+    staged_bytes += bytes;
     memory.push_back(std::make_unique<std::vector<char>>(static_cast<size_t>(bytes)));
     Staging staging;
     staging.arena = ArenaId(static_cast<int32_t>(memory.size()) - 1);
@@ -58,6 +81,10 @@ class TestLink : public testing::NullLink {
   bool ends_when_waited_for = false;
   bool has_no_room = false;  // for whoever waits
   std::vector<int64_t> waits;
+  int64_t most_bytes = int64_t{1} << 40;
+  int64_t staged_bytes = 0;  // that the daemon has not taken back
+  std::vector<ArenaId> released;
+  std::map<int64_t, std::vector<ArenaId>> untaken;  // releases that nobody has waited for
   std::vector<std::unique_ptr<std::vector<char>>> memory;
   bool by_calls = false;  // staging is filled by WriteStaging
   bool is_late = false;   // such a call is given up before it is carried out
@@ -66,13 +93,20 @@ class TestLink : public testing::NullLink {
 
 class StagingTest : public ::testing::Test {
  protected:
+  // Adds a command to the log.
+  absl::StatusOr<Sequence> AddToLog() {
+    const absl::StatusOr<Sequence> command = log_.Submit(MakeReadable());
+    if (command.ok()) sent_ = command->value();
+    return command;
+  }
   // Sends the next command, which reads so many bytes of `what`.
   absl::Status Send(size_t bytes, char what) {
     return pool_
         .Send(std::string(bytes, what),
               [&](const ExternalRange& range) -> absl::StatusOr<Sequence> {
-                ranges_[++sent_] = {range, std::string(bytes, what)};
-                return Sequence(sent_);
+                const absl::StatusOr<Sequence> command = AddToLog();
+                ranges_[sent_] = {range, std::string(bytes, what)};
+                return command;
               })
         .status();
   }
@@ -88,12 +122,13 @@ class StagingTest : public ::testing::Test {
   }
 
   TestLink link_;
-  Releases releases_{[] {}};
-  StagingPool pool_{&link_, absl::Seconds(1), &releases_};
-  int64_t sent_ = 0;
+  Log log_{&link_};
+  StagingPool pool_{&link_, absl::Seconds(1), &log_};
+  int64_t sent_ = 0;  // the last command's sequence
   std::map<int64_t, std::pair<ExternalRange, std::string>> ranges_;
 };
 
+constexpr size_t kBlockBytes = 4 << 20;
 constexpr size_t kImages = 4000000;
 constexpr size_t kLabels = 100000;
 
@@ -140,7 +175,7 @@ TEST_F(StagingTest, WhatIsBeingSentStays) {
                           EXPECT_TRUE(Send(kImages, 'b').ok());
                           const char* const there = link_.memory[0]->data() + range.offset;
                           EXPECT_EQ(std::string(there, 4), "aaaa");
-                          return Sequence(++sent_);
+                          return AddToLog();
                         })
                   .ok());
   ExpectBytes();
@@ -156,7 +191,7 @@ TEST_F(StagingTest, WhereAWriteHasFailedNothingIsPutThatItCouldSpoil) {
   ASSERT_EQ(link_.late.size(), 1u);
   link_.late.front()();
   ExpectBytes();
-  EXPECT_EQ(releases_.Take(/*all=*/true).arenas, (std::vector<ArenaId>{ArenaId(0)}));
+  EXPECT_THAT(link_.released, ElementsAre(ArenaId(0)));
 }
 
 // Behind all commands that read there.
@@ -169,12 +204,91 @@ TEST_F(StagingTest, WhatIsBeingSentStaysWhereAWriteHasFailed) {
                           EXPECT_FALSE(Send(kLabels, 'b').ok());
                           link_.is_late = false;
                           EXPECT_TRUE(Send(kLabels, 'c').ok());
-                          EXPECT_TRUE(releases_.Take(/*all=*/true).arenas.empty());
-                          return Sequence(++sent_);
+                          EXPECT_TRUE(link_.released.empty());
+                          return AddToLog();
                         })
                   .ok());
-  EXPECT_EQ(releases_.Take(/*all=*/true).arenas, (std::vector<ArenaId>{ArenaId(0)}));
+  EXPECT_THAT(link_.released, ElementsAre(ArenaId(0)));
   EXPECT_EQ(link_.memory.size(), 2u);
+}
+
+TEST_F(StagingTest, WhatIsIdleDoesNotStandInTheWayOfMore) {
+  link_.most_bytes = 230 << 20;
+  ASSERT_TRUE(Send(70 << 20, 'a').ok());
+  link_.over = {1};
+  const absl::Status more = Send(140 << 20, 'b');
+  ASSERT_TRUE(more.ok()) << more;
+  ExpectBytes();
+  EXPECT_THAT(link_.released, ElementsAre(ArenaId(0)));
+}
+
+TEST_F(StagingTest, ABlockIsNoLargerThanItsBytes) {
+  for (const size_t over : {0u, 1u, 4095u, 4096u, 4097u}) {
+    ASSERT_TRUE(Send(kBlockBytes + over, 'a').ok());
+    EXPECT_EQ(link_.memory.back()->size(), kBlockBytes + (over + 4095) / 4096 * 4096);
+  }
+}
+
+TEST_F(StagingTest, WhereNoMoreIsToBeHadItWaitsForItsOwn) {
+  link_.most_bytes = kBlockBytes;
+  link_.ends_when_waited_for = true;
+  ASSERT_TRUE(Send(3 << 20, 'a').ok());
+  const absl::Status second = Send(3 << 20, 'b');
+  ASSERT_TRUE(second.ok()) << second;
+  ExpectBytes();
+  EXPECT_EQ(link_.memory.size(), 1u);
+}
+
+// Where none of what it has is large enough.
+TEST_F(StagingTest, WhereNoMoreIsToBeHadItGivesBackItsOwn) {
+  link_.most_bytes = 3 * kBlockBytes;
+  link_.ends_when_waited_for = true;
+  for (const char what : {'a', 'b', 'c'}) ASSERT_TRUE(Send(3 << 20, what).ok());
+  link_.over = {2};
+  const absl::Status large = Send(3 * kBlockBytes, 'd');
+  ASSERT_TRUE(large.ok()) << large;
+  ExpectBytes();
+  EXPECT_THAT(link_.released, UnorderedElementsAre(ArenaId(0), ArenaId(1), ArenaId(2)));
+  const absl::Status larger = Send(3 * kBlockBytes + 1, 'e');
+  EXPECT_EQ(ErrorOf(larger).reason, Reason::kQuota) << larger;
+}
+
+// What is being sent cannot be given back.
+TEST_F(StagingTest, WhereNoMoreIsToBeHadWhatIsBeingSentStays) {
+  link_.most_bytes = 2 * kBlockBytes;
+  ASSERT_TRUE(pool_
+                  .Send(std::string(kImages, 'a'),
+                        [&](const ExternalRange& range) -> absl::StatusOr<Sequence> {
+                          EXPECT_EQ(ErrorOf(Send(2 * kBlockBytes, 'b')).reason, Reason::kQuota);
+                          EXPECT_TRUE(Send(kImages, 'c').ok());
+                          const char* const there = link_.memory[0]->data() + range.offset;
+                          EXPECT_EQ(std::string(there, 4), "aaaa");
+                          return AddToLog();
+                        })
+                  .ok());
+  EXPECT_TRUE(link_.released.empty());
+}
+
+TEST_F(StagingTest, ALargeBlockIsKeptAsLongAsItIsUsed) {
+  const std::string images(70 << 20, 'a');
+  for (int step = 0; step < 100; ++step) {
+    for (const size_t bytes : {size_t{70} << 20, kLabels}) {
+      ASSERT_TRUE(pool_
+                      .Send(absl::string_view(images).substr(0, bytes),
+                            [&](const ExternalRange&) { return AddToLog(); })
+                      .ok());
+    }
+    link_.over.insert(sent_ - 1);
+    link_.over.insert(sent_);
+  }
+  EXPECT_EQ(link_.memory.size(), 2u);
+  EXPECT_TRUE(link_.released.empty());
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(Send(kLabels, 'b').ok());
+    link_.over.insert(sent_);
+  }
+  EXPECT_EQ(link_.memory.size(), 2u) << "there is a small one";
+  EXPECT_THAT(link_.released, ElementsAre(ArenaId(0)));
 }
 
 // Its bytes are nobody's.
