@@ -64,6 +64,9 @@ TransformedDataset::TransformedDataset(std::shared_ptr<const Dataset> dataset, T
       names_(names.empty() ? dataset_->names() : std::move(names)) {}
 
 absl::StatusOr<HostTensors> TransformedDataset::Get(int64_t index, uint64_t seed) const {
+  if (transform_ == nullptr) {
+    return BadType("TransformedDataset: expected a transform, got none");
+  }
   CHORUS_ASSIGN_OR_RETURN(HostTensors sample, dataset_->Get(index, seed));
   return transform_(std::move(sample), seed);
 }

@@ -2,7 +2,8 @@
 //
 // Threads: a dataset does not change, and any threads may ask it at a time (a DataLoader's do).
 // Ownership: a sample's tensors hold their elements, or what holds them.
-// Errors: returned. INVALID_ARGUMENT kBadType: an index that is none, arrays that do not fit.
+// Errors: returned. INVALID_ARGUMENT kBadType: an index that is none, arrays that do not fit, a
+//   transform that is none.
 #ifndef CHORUS_CLIENT_DATA_DATASET_H_
 #define CHORUS_CLIENT_DATA_DATASET_H_
 

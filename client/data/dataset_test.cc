@@ -113,6 +113,12 @@ TEST(TransformedDatasetTest, SamplesAreChangedByTheirSeedAndNamed) {
   EXPECT_EQ(twice.Get(0, 0)->size(), 1u);
 }
 
+TEST(TransformedDatasetTest, NoTransformIsRefused) {
+  const absl::Status status = TransformedDataset(Three(), nullptr).Get(0, 0).status();
+  EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("expected a transform, got none"));
+}
+
 }  // namespace
 }  // namespace data
 }  // namespace chorus

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <thread>
 #include <utility>
@@ -21,6 +22,20 @@ absl::Status Under(const std::string& where, const absl::Status& status) {
   Error error = ErrorOf(status);
   error.message = absl::StrCat(where, ": ", error.message);
   return ToStatus(error);
+}
+
+// What `ask`, which is the trainer's, gives. An exception would end the process: the loader's
+// threads have nobody to catch it.
+template <typename Ask>
+absl::StatusOr<HostTensors> Caught(Ask ask) {
+  constexpr char kThrew[] = "it threw an exception";
+  try {
+    return ask();
+  } catch (const std::exception& exception) {
+    return MakeError(Reason::kCancelled, absl::StrCat(kThrew, ": ", exception.what()));
+  } catch (...) {
+    return MakeError(Reason::kCancelled, kThrew);
+  }
 }
 
 std::string TypeText(const HostTensor& tensor) {
@@ -216,11 +231,12 @@ absl::StatusOr<Batch> DataLoader::Make(int64_t number) const {
   std::vector<HostTensors> samples;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t index = sampler_->At(i);
-    absl::StatusOr<HostTensors> sample = dataset_->Get(index, sampler_->SeedAt(i));
+    absl::StatusOr<HostTensors> sample =
+        Caught([&] { return dataset_->Get(index, sampler_->SeedAt(i)); });
     if (!sample.ok()) return Under(absl::StrCat(where, ": index ", index), sample.status());
     samples.push_back(*std::move(sample));
   }
-  absl::StatusOr<HostTensors> host = options_.collate(samples);
+  absl::StatusOr<HostTensors> host = Caught([&] { return options_.collate(samples); });
   if (!host.ok()) return Under(where, host.status());
   Batch batch;
   batch.number = number;

@@ -20,8 +20,9 @@
 // Ownership: a loader shares its dataset and its sampler, which nobody else changes meanwhile.
 // Errors: returned. What a dataset, a transform or `collate` refuses is the error of its batch,
 //   which names batch, sample and index; that batch counts as received, and Next goes on with the
-//   one behind it. DEADLINE_EXCEEDED kTransportTimeout: Options::timeout has passed; Next waits for
-//   the same batch again.
+//   one behind it. So is an exception of theirs, CANCELLED kCancelled with its text.
+//   DEADLINE_EXCEEDED kTransportTimeout: Options::timeout has passed; Next waits for the same batch
+//   again.
 #ifndef CHORUS_CLIENT_DATA_LOADER_H_
 #define CHORUS_CLIENT_DATA_LOADER_H_
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -48,6 +49,8 @@ class Numbers : public Dataset {
       while (index == held_) changed_.Wait(&mutex_);
     }
     if (index == bad) return BadType("spoilt");
+    if (index == thrown) throw std::runtime_error("bad file");
+    if (index == thrown_number) throw 7;
     const int64_t width = index == wide ? 3 : 2;
     Indices values(static_cast<size_t>(width), 10 * index);
     values[0] = index;
@@ -76,6 +79,8 @@ class Numbers : public Dataset {
 
   int64_t bad = kNone;   // has an error
   int64_t wide = kNone;  // has another shape
+  int64_t thrown = kNone;
+  int64_t thrown_number = kNone;  // that is no std::exception
 
  private:
   const int64_t size_;
@@ -217,6 +222,30 @@ TEST(DataLoaderTest, AnErrorIsItsBatchsAndNamesBatchAndIndex) {
     // It counts as received.
     EXPECT_EQ(loader->state().at("sampler.received"), "4");
     EXPECT_THAT(IndicesOf(loader->Next()->host[0]), ElementsAre(4, 5));
+    EXPECT_TRUE(loader->Next()->empty());
+  }
+}
+
+TEST(DataLoaderTest, AnExceptionIsAnErrorOfItsBatch) {
+  for (const int threads : {2, 1, 0}) {
+    const auto dataset = std::make_shared<Numbers>(10);
+    dataset->thrown = 5;
+    dataset->thrown_number = 6;
+    DataLoader::Options options = Batches(2, threads);
+    options.collate = [](const std::vector<HostTensors>& samples) -> absl::StatusOr<HostTensors> {
+      if ((*samples[0][0].Read<int64_t>())[0] == 2) throw std::runtime_error("no pairs of two");
+      return Stack(samples);
+    };
+    const LoaderPtr loader = *DataLoader::Create(dataset, SamplerOf(10), options);
+    EXPECT_THAT(IndicesOf(loader->Next()->host[0]), ElementsAre(0, 1));
+    for (const char* text : {"DataLoader: batch 1: it threw an exception: no pairs of two",
+                             "DataLoader: batch 2: index 5: it threw an exception: bad file",
+                             "DataLoader: batch 3: index 6: it threw an exception"}) {
+      const absl::Status failed = loader->Next().status();
+      EXPECT_EQ(ErrorOf(failed).reason, Reason::kCancelled) << failed;
+      EXPECT_EQ(ErrorOf(failed).message, text);
+    }
+    EXPECT_THAT(IndicesOf(loader->Next()->host[0]), ElementsAre(8, 9));
     EXPECT_TRUE(loader->Next()->empty());
   }
 }
