@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/data/host_elements.h"
 #include "core/base/error.h"
+#include "core/base/mix_bits.h"
 
 namespace chorus {
 namespace data {
@@ -67,7 +68,7 @@ absl::StatusOr<HostTensors> TransformedDataset::Get(int64_t index, uint64_t seed
   if (transform_ == nullptr) {
     return BadType("TransformedDataset: expected a transform, got none");
   }
-  CHORUS_ASSIGN_OR_RETURN(HostTensors sample, dataset_->Get(index, seed));
+  CHORUS_ASSIGN_OR_RETURN(HostTensors sample, dataset_->Get(index, MixBits(seed + kMixStep)));
   return transform_(std::move(sample), seed);
 }
 

@@ -58,7 +58,9 @@ class TensorDataset : public Dataset {
   std::vector<Shape> rows_;  // by array: the shape of a row
 };
 
-// The samples of another dataset, changed one by one. The function is called by any threads.
+// The samples of another dataset, changed one by one. The function is called by any threads. Its
+// seed is the sample's; the other dataset is given one that is made of that, so that transforms of
+// transforms draw each for itself.
 class TransformedDataset : public Dataset {
  public:
   using Transform = std::function<absl::StatusOr<HostTensors>(HostTensors sample, uint64_t seed)>;

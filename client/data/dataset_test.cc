@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -117,6 +118,29 @@ TEST(TransformedDatasetTest, NoTransformIsRefused) {
   const absl::Status status = TransformedDataset(Three(), nullptr).Get(0, 0).status();
   EXPECT_EQ(ErrorOf(status).reason, Reason::kBadType);
   EXPECT_THAT(std::string(status.message()), HasSubstr("expected a transform, got none"));
+}
+
+// Two that flip half of all images each must flip some twice, some once and some not at all.
+TEST(TransformedDatasetTest, EachTransformOfTransformsHasASeedOfItsOwn) {
+  std::vector<uint64_t> seeds;
+  const auto keep = [&seeds](HostTensors sample, uint64_t seed) -> absl::StatusOr<HostTensors> {
+    seeds.push_back(seed);
+    return sample;
+  };
+  const auto once = std::make_shared<TransformedDataset>(Three(), keep);
+  const auto twice = std::make_shared<TransformedDataset>(once, keep);
+  const TransformedDataset thrice(twice, keep);
+  for (const uint64_t seed : {uint64_t{0}, uint64_t{5}, ~uint64_t{0}}) {
+    seeds.clear();
+    ASSERT_TRUE(thrice.Get(1, seed).ok());
+    const std::vector<uint64_t> first = seeds;
+    ASSERT_EQ(first.size(), 3u);
+    EXPECT_EQ(first[2], seed) << "the last one's is the sample's";
+    EXPECT_EQ(std::set<uint64_t>(first.begin(), first.end()).size(), 3u);
+    seeds.clear();
+    ASSERT_TRUE(thrice.Get(1, seed).ok());
+    EXPECT_EQ(seeds, first);
+  }
 }
 
 }  // namespace
