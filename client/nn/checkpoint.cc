@@ -26,6 +26,9 @@ constexpr char kOptimizer[] = "optimizer.";
 // In the metadata.
 constexpr char kSteps[] = "optimizer.steps.";
 constexpr char kSkipped[] = "optimizer.skipped.";
+// Hugging Face's loaders want it where there are metadata.
+constexpr char kFormat[] = "format";
+constexpr char kPyTorch[] = "pt";
 constexpr char kScale[] = "scaler.scale";
 constexpr char kStreak[] = "scaler.streak";
 constexpr char kScalerSkipped[] = "scaler.skipped";
@@ -126,6 +129,7 @@ struct Saved {
 absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const Progress& progress) {
   Saved saved;
   saved.metadata = progress;
+  saved.metadata.emplace(kFormat, kPyTorch);
   std::vector<NamedVariable> all = module.named_variables();
   const auto parameters = std::stable_partition(
       all.begin(), all.end(),
@@ -257,6 +261,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
   Progress progress;
   for (const auto& word : file.metadata()) {
     if (absl::StartsWith(word.first, kSteps) || absl::StartsWith(word.first, kSkipped)) continue;
+    if (word.first == kFormat && word.second == kPyTorch) continue;
     progress.insert(word);
   }
   return progress;

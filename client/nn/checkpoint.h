@@ -31,7 +31,8 @@
 namespace chorus {
 namespace nn {
 
-// What the caller goes on from: "step", "epoch", "seed", the sampler's state, ...
+// What the caller goes on from: "step", "epoch", "seed", the sampler's state, ... A file also says
+// "format": "pt", unless there is another "format" here: Hugging Face's loaders want it.
 using Progress = std::map<std::string, std::string>;
 
 // Waits for all of it, and writes it in one piece (SaveTensors). One rank's is enough where ranks

@@ -18,6 +18,7 @@
 #include "chorus/nn/layers.h"
 #include "chorus/nn/loss.h"
 #include "chorus/nn/safetensors.h"
+#include "chorus/nn/shards.h"
 #include "chorus/nn/train_step.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/values.h"
@@ -260,6 +261,35 @@ TEST_F(CheckpointTest, AResumedTrainingIsTheOneThatWasNeverInterrupted) {
   // The model alone.
   Training third(session_);
   EXPECT_TRUE(LoadCheckpoint(path_, &third.model).ok());
+}
+
+// Hugging Face's loaders refuse a file with metadata that does not name its format.
+TEST_F(CheckpointTest, AFileNamesItsFormatAndTheProgressIsWhatWasSaved) {
+  Training training(session_);
+  training.Run(session_, 0, 1);
+  WorldOptions alone;
+  alone.name = "alone";
+  alone.rank = 0;
+  alone.size = 1;
+  const absl::StatusOr<World> world = session_.Join(alone);
+  ASSERT_TRUE(world.ok()) << world.status();
+  for (const Progress& progress :
+       {Progress(), Progress{{"step", "1"}}, Progress{{"format", "a trainer's"}, {"step", "1"}}}) {
+    const std::string format = progress.count("format") > 0 ? progress.at("format") : "pt";
+    ASSERT_TRUE(SaveCheckpoint(path_, training.model, training.optimizer.get(), progress).ok());
+    EXPECT_EQ(TensorFile::Open(path_)->metadata().at("format"), format);
+    EXPECT_EQ(*LoadCheckpoint(path_, &training.model, training.optimizer.get()), progress);
+
+    const std::string name = folder_ + "/sharded" + std::to_string(progress.size());
+    ASSERT_TRUE(SaveShardedCheckpoint(name, world->group(), training.model,
+                                      training.optimizer.get(), progress)
+                    .ok());
+    const absl::StatusOr<TensorFile> shard = TensorFile::Open(name + "-00001-of-00001.safetensors");
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    EXPECT_EQ(shard->metadata().at("format"), format);
+    EXPECT_EQ(*LoadCheckpoint(ShardIndexPath(name), &training.model, training.optimizer.get()),
+              progress);
+  }
 }
 
 // Of a scale that is too large at first, and grows again soon.

@@ -51,7 +51,8 @@ struct TensorPiece {
 };
 
 // Writes one shard; each rank its own. All give one `metadata`, by which files are known to belong
-// together: the step should be in it. A piece without rows is not written.
+// together: the step should be in it, and "format": "pt" where Hugging Face's loaders are to take
+// the files. A piece without rows is not written.
 absl::Status SaveShard(const std::string& name, int shard, int shards,
                        const std::vector<TensorPiece>& pieces,
                        const std::map<std::string, std::string>& metadata = {});
