@@ -46,13 +46,13 @@ class Inflater {
     }
     return ok_ && size == 0;
   }
-  // Whether that was all, and it was sound: gzip has a checksum at its end.
+  // Whether that was all, and it was sound: each member of a gzip has a checksum at its end.
   bool AtEnd() {
     char byte = 0;
     while (ok_ && !ended_) {
       if (Read(&byte, 1)) return false;
     }
-    return ok_ && rest_ == 0 && stream_.avail_in == 0;
+    return ok_;
   }
 
  private:
@@ -62,8 +62,11 @@ class Inflater {
       rest_ -= stream_.avail_in;
     }
     const int result = inflate(&stream_, Z_NO_FLUSH);
-    ended_ = result == Z_STREAM_END;
-    ok_ = ended_ || result == Z_OK;  // Z_BUF_ERROR: it is cut
+    ok_ = result == Z_STREAM_END || result == Z_OK;  // Z_BUF_ERROR: it is cut
+    if (result != Z_STREAM_END) return;
+    ended_ = rest_ == 0 && stream_.avail_in == 0;
+    // What is behind a member is the next one.
+    if (!ended_) ok_ = inflateReset(&stream_) == Z_OK;
   }
 
   z_stream stream_ = {};

@@ -1,4 +1,5 @@
-// IDX files, as MNIST's: big-endian numbers of one type in some dimensions, gzipped or not.
+// IDX files, as MNIST's: big-endian numbers of one type in some dimensions, gzipped (in one
+// member or several) or not.
 //
 //   0, 0, type, number of dimensions; each dimension in 4 bytes; the elements, row-major
 //

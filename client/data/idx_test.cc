@@ -66,6 +66,23 @@ TEST(IdxTest, BytesPlainAndGzipped) {
   }
 }
 
+// As `cat a.gz b.gz` and parallel compressors give.
+TEST(IdxTest, AGzipOfSeveralMembersIsOneFile) {
+  const std::string& images = Images();
+  for (size_t cut = 0; cut <= images.size(); ++cut) {
+    const std::string first = Gzip(images.substr(0, cut)), second = Gzip(images.substr(cut));
+    const absl::StatusOr<HostTensor> read = Parse(first + second + Gzip(""));
+    ASSERT_TRUE(read.ok()) << cut << ": " << read.status();
+    EXPECT_THAT(*read->Read<uint8_t>(), ElementsAre(1, 2, 3, 4, 5, 255));
+    EXPECT_THAT(Error(first + second + "x"), HasSubstr("it has more or they are damaged"));
+    EXPECT_THAT(Error(first + second + Gzip("x")), HasSubstr("it has more or they are damaged"));
+    const std::string whole = first + second;
+    for (size_t size = first.size() + 1; size < whole.size(); ++size) {
+      EXPECT_NE(Error(whole.substr(0, size)), "") << cut << ", " << size;
+    }
+  }
+}
+
 TEST(IdxTest, EveryTypeTheFirstByteFirst) {
   EXPECT_THAT(*Parse(Bytes({0, 0, 9, 1, 0, 0, 0, 2, 255, 7}))->Read<int8_t>(), ElementsAre(-1, 7));
   EXPECT_THAT(*Parse(Bytes({0, 0, 11, 1, 0, 0, 0, 2, 1, 2, 255, 254}))->Read<int16_t>(),
