@@ -119,6 +119,7 @@ class HeaderReader {
       int64_t size = 0;
       if (!absl::SimpleAtoi(rest_.substr(0, end), &size)) return false;
       rest_.remove_prefix(end);
+      absl::ConsumePrefix(&rest_, "L");  // Python 2's, behind a long integer
       // (3) is a number.
       if (!Eat(',') && (!Peek(')') || out->empty())) return false;
       out->push_back(size);

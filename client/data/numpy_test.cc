@@ -101,7 +101,10 @@ TEST(NpyTest, WhatChorusHasNotIsRefusedByName) {
 TEST(NpyTest, HeadersAreReadAsPythonWritesThem) {
   for (const char* header : {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n",
                              "{\"shape\":(2,3),\"descr\":\"<f4\",\"fortran_order\":False}",
-                             "{'fortran_order':False,'shape':( 2 , 3 , ),'descr':'<f4',}"}) {
+                             "{'fortran_order':False,'shape':( 2 , 3 , ),'descr':'<f4',}",
+                             // Python 2's, of its long integers.
+                             "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L), }",
+                             "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3), }"}) {
     const absl::StatusOr<HostTensor> array = ParseNpy("file", Npy(header, 24));
     ASSERT_TRUE(array.ok()) << header << ": " << array.status();
     EXPECT_EQ(array->shape(), Shape({2, 3}));
@@ -134,6 +137,10 @@ TEST(NpyTest, HeadersThatAreNoneAreRefused) {
       {"(2,)", "(99999999999999999999,)", "its shape is no tuple"},
       {"(2,)", "(,)", "its shape is no tuple"},
       {"(2,)", "(2,", "its shape is no tuple"},
+      {"(2,)", "(L,)", "its shape is no tuple"},
+      {"(2,)", "(2LL,)", "its shape is no tuple"},
+      {"(2,)", "(2 L,)", "its shape is no tuple"},
+      {"(2,)", "(2L)", "its shape is no tuple"},
   };
   for (const auto& c : cases) {
     const std::string header = absl::StrReplaceAll(good, {{c.from, c.to}});
