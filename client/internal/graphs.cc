@@ -116,7 +116,10 @@ void Graphs::Release(absl::Span<const GraphId> graphs) {
     const absl::Span<const GraphId> frame = graphs.subspan(begin, kGraphsPerFrame);
     chorus::Release release;
     release.graphs.assign(frame.begin(), frame.end());
-    if (!log_->Submit(std::move(release)).ok()) return;
+    if (!log_->Submit(std::move(release)).ok()) {
+      if (log_->has_no_room()) releases_->Add(graphs.subspan(begin), /*of_calls=*/false);
+      return;
+    }
     for (const GraphId graph : frame) log_->graphs().Release(graph);
   }
 }

@@ -34,13 +34,38 @@ absl::StatusOr<Sequence> Log::Submit(CommandBody body) {
 }
 
 absl::StatusOr<Sequence> Log::Submit(Command* command) {
+  CHORUS_RETURN_IF_ERROR(SendKept());
+  return Send(command);
+}
+
+absl::optional<Sequence> Log::SubmitOrKeep(CommandBody body) {
+  Command command{Sequence(), std::move(body)};
+  if (!has_no_room()) {
+    const absl::StatusOr<Sequence> sequence = Submit(&command);
+    if (sequence.ok()) return *sequence;
+  }
+  if (has_no_room()) kept_.push_back(std::move(command));
+  return absl::nullopt;
+}
+
+absl::Status Log::SendKept() {
+  while (!kept_.empty()) {
+    const absl::Status sent = Send(&kept_.front()).status();
+    if (has_no_room()) return sent;
+    kept_.pop_front();
+  }
+  return broken_;
+}
+
+absl::StatusOr<Sequence> Log::Send(Command* command) {
   CHORUS_RETURN_IF_ERROR(broken_);
   command->sequence = Sequence(next_sequence_);
   const absl::Status status = link_->Submit(*command);
+  // A full ring may have room later, and the next command may be one that can be sent; a daemon
+  // that is gone stays so.
+  const Reason reason = ErrorOf(status).reason;
+  has_no_room_.store(reason == Reason::kTransportTimeout, std::memory_order_relaxed);
   if (!status.ok()) {
-    // A full ring may have room later, and the next command may be one that can be sent; a daemon
-    // that is gone stays so.
-    const Reason reason = ErrorOf(status).reason;
     if (reason != Reason::kTransportTimeout && reason != Reason::kMalformed) broken_ = status;
     return status;
   }

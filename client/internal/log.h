@@ -1,6 +1,6 @@
 // A session's log as the SDK writes it: sequences, the names that commands use, runs under way.
 //
-// Threads: the session's lock guards it; IsFull alone may be called without.
+// Threads: the session's lock guards it; IsFull and has_no_room alone may be called without.
 // Ownership: the link is the session's, and outlives it.
 // Errors: Submit's are the link's (link.h). After one that is no passing one every Submit gives it.
 #ifndef CHORUS_CLIENT_INTERNAL_LOG_H_
@@ -74,10 +74,20 @@ class Log {
   explicit Log(Link* link)
       : link_(link), tensors_(link->max_tensors()), graphs_(link->max_graphs()) {}
 
-  // The next command: gives it its sequence. INVALID_ARGUMENT kMalformed: it cannot be sent, and
-  // the sequence is the next one's.
+  // The next command: gives it its sequence. What is kept goes first. INVALID_ARGUMENT kMalformed:
+  // it cannot be sent, and the sequence is the next one's.
   absl::StatusOr<Sequence> Submit(Command* command);
   absl::StatusOr<Sequence> Submit(CommandBody body);
+  // Of what others are to hear in any case. Null: it was not sent, and is kept if that is for want
+  // of room.
+  absl::optional<Sequence> SubmitOrKeep(CommandBody body);
+  // Sends what is kept. DEADLINE_EXCEEDED kTransportTimeout: there is no room for all of it.
+  absl::Status SendKept();
+  bool keeps() const { return !kept_.empty(); }
+  // The last command of this section of the lock has waited for room in vain: what can be sent
+  // later is not to wait as long again. Any thread, no lock.
+  bool has_no_room() const { return has_no_room_.load(std::memory_order_relaxed); }
+  void BeginSection() { has_no_room_.store(false, std::memory_order_relaxed); }
   const absl::Status& broken() const { return broken_; }  // it takes nothing any more
   Sequence next() const { return Sequence(next_sequence_); }
 
@@ -101,11 +111,14 @@ class Log {
   // Half of what a daemon allows unless told otherwise: flushes come on top.
   static constexpr size_t kMaxUnderWay = 512;
 
+  absl::StatusOr<Sequence> Send(Command* command);
   void Counted() { under_way_count_.store(under_way_.size(), std::memory_order_relaxed); }
 
   Link* const link_;
   absl::Status broken_;
   int64_t next_sequence_ = 1;
+  std::deque<Command> kept_;  // to be sent before any other, in this order
+  std::atomic<bool> has_no_room_{false};
   NamePool<TensorId> tensors_;
   NamePool<GraphId> graphs_;
   struct UnderWay {

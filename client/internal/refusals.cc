@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "client/internal/errors.h"
 #include "client/internal/session_core.h"
 #include "core/base/error.h"
@@ -172,8 +173,8 @@ std::vector<Sequence> SubmitRefusals(Log* log, Refusals refusals, const absl::St
       refuse.why.alone |= ended.world == refuse.world;
     }
     for (Refuse& frame : InFrames(std::move(refuse))) {
-      const absl::StatusOr<Sequence> sequence = log->Submit(std::move(frame));
-      if (sequence.ok()) sent.push_back(*sequence);
+      const absl::optional<Sequence> sequence = log->SubmitOrKeep(std::move(frame));
+      if (sequence.has_value()) sent.push_back(*sequence);
     }
   }
   return sent;

@@ -1,6 +1,7 @@
 #include "client/internal/releases.h"
 
-#include <limits>
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace chorus {
@@ -65,6 +66,21 @@ Releases::Batch Releases::Take(bool all) {
   std::swap(batch.tapes, batch_.tapes);
   std::swap(batch.worlds, batch_.worlds);
   return batch;
+}
+
+void Releases::PutBack(Batch batch) {
+  MutexLock lock(&mutex_);
+  // Ahead of what has come since.
+  const auto put = [](auto* back, auto* into) {
+    into->insert(into->begin(), std::make_move_iterator(back->begin()),
+                 std::make_move_iterator(back->end()));
+  };
+  put(&batch.tensors, &batch_.tensors);
+  put(&batch.arenas, &batch_.arenas);
+  put(&batch.tapes, &batch_.tapes);
+  put(&batch.worlds, &batch_.worlds);
+  bytes_ = std::max(bytes_, kMaxBytes);  // how large they are has been forgotten
+  urgent_.store(true, std::memory_order_relaxed);
 }
 
 Releases::Graphs Releases::TakeGraphs() {

@@ -2,7 +2,8 @@
 //
 // Destructors of tensors and tape entries may run anywhere, under the session's lock too: they only
 // queue what is to be released. The queue is sent at the end of the next locked section, or at once
-// where that matters to others (tape entries, many bytes).
+// where that matters to others (tape entries, many bytes). What finds no room in the link goes
+// back, and is sent at the end of a later section; meanwhile no destructor waits for room.
 //
 // Threads: any. Its own lock is held for a few instructions.
 // Ownership: the session's; what is to be released later keeps the session.
@@ -45,7 +46,7 @@ class Releases {
     std::vector<GoneWorld> worlds;
   };
 
-  // `drain` sends what is there, unless this thread is about to.
+  // `drain` sends what is there, unless this thread is about to, or another has found no room.
   explicit Releases(std::function<void()> drain) : drain_(std::move(drain)) {}
 
   void Add(TensorId tensor, int64_t bytes);
@@ -54,6 +55,8 @@ class Releases {
   void Add(GoneWorld world);
   // `of_calls`: the members' own, which are counted.
   void Add(absl::Span<const GraphId> graphs, bool of_calls);
+  // What was taken and has found no room: it goes next time, however few they are.
+  void PutBack(Batch batch);
   // Something there should not wait.
   bool urgent() const { return urgent_.load(std::memory_order_relaxed); }
   // Sends what is there if somebody may be waiting for it.

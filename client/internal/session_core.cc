@@ -43,6 +43,7 @@ SessionLock::SessionLock(SessionCore* core) : core_(core) {
   core_->mutex_.Lock();
   held_ = true;
   locked_session = core_;
+  core_->log_.BeginSection();
   if (core_->closed_.load(std::memory_order_relaxed)) {
     status_ = ClosedError();
   } else {
@@ -52,7 +53,7 @@ SessionLock::SessionLock(SessionCore* core) : core_(core) {
 
 SessionLock::~SessionLock() {
   if (!held_) return;
-  if (core_->releases_.urgent()) core_->Drain(/*all=*/false);
+  if (core_->releases_.urgent() || core_->log_.keeps()) core_->Drain(/*all=*/false);
   locked_session = nullptr;
   core_->mutex_.Unlock();
 }
@@ -79,7 +80,7 @@ SessionCore::SessionCore(std::unique_ptr<Link> link, absl::Duration wait_timeout
       log_(link_),
       staging_(link_, wait_timeout, &log_),
       releases_([this] {
-        if (locked_session == this) return;
+        if (locked_session == this || log_.has_no_room()) return;
         SessionLock lock(this);  // drains when it ends
       }),
       graphs_(link_, &log_, &staging_, &releases_) {}
@@ -361,7 +362,7 @@ void SessionCore::OnError(const absl::Status& status) {
       member->epoch.store(ended.open, std::memory_order_relaxed);
       entered = true;
     }
-    if (entered) log_.Submit(EnterEpoch{ended.world, ended.open}).status().IgnoreError();
+    if (entered) log_.SubmitOrKeep(EnterEpoch{ended.world, ended.open});
   }
 }
 
@@ -487,6 +488,7 @@ absl::Status SessionCore::Close() {
 }
 
 void SessionCore::Drain(bool all) {
+  if (log_.has_no_room()) return;
   Releases::Batch batch = releases_.Take(all);
   if (closed_.load(std::memory_order_relaxed)) return;
   // What a fragment uses that is being sent goes later.
@@ -503,40 +505,60 @@ void SessionCore::Drain(bool all) {
          [this](TensorId id) { releases_.Add(id, std::numeric_limits<int32_t>::max()); });
     keep(&batch.arenas, [this](ArenaId arena) { releases_.Add(arena); });
   }
-  for (size_t begin = 0; begin < batch.tapes.size(); begin += DropTape::kMaxEntries) {
-    const size_t end = std::min(begin + DropTape::kMaxEntries, batch.tapes.size());
-    DropTape drop;
-    drop.entries.assign(std::make_move_iterator(batch.tapes.begin() + begin),
-                        std::make_move_iterator(batch.tapes.begin() + end));
-    log_.Submit(std::move(drop)).status().IgnoreError();
-  }
-  graphs_.ReleaseLeft();
-  leaving_.insert(leaving_.end(), std::make_move_iterator(batch.worlds.begin()),
-                  std::make_move_iterator(batch.worlds.end()));
-  if (!leaving_.empty()) Leave();
-  // What no pending fragment uses goes first: that these are sent, below, may need its names.
-  const auto used = std::partition(batch.tensors.begin(), batch.tensors.end(),
-                                   [this](TensorId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-                                     return fragments_.Use(id);
-                                   });
-  const auto count = static_cast<size_t>(used - batch.tensors.begin());
-  SendRelease(absl::MakeConstSpan(batch.tensors).subspan(count));
-  batch.tensors.resize(count);
-  if (batch.tensors.empty() && batch.arenas.empty()) return;
-  Flush();
-  SendRelease(batch.tensors);
-  staging_.Release(batch.arenas);
+  SendLeft(&batch);
+  if (log_.has_no_room()) releases_.PutBack(std::move(batch));
 }
 
-void SessionCore::SendRelease(absl::Span<const TensorId> tensors) {
-  while (!tensors.empty()) {
+void SessionCore::SendLeft(Releases::Batch* left) {
+  log_.SendKept().IgnoreError();
+  if (log_.has_no_room()) return;
+  while (!left->tapes.empty()) {
+    const size_t count = std::min(DropTape::kMaxEntries, left->tapes.size());
+    const auto end = left->tapes.begin() + static_cast<ptrdiff_t>(count);
+    DropTape drop;
+    drop.entries.assign(left->tapes.begin(), end);
+    log_.Submit(std::move(drop)).status().IgnoreError();
+    if (log_.has_no_room()) return;
+    left->tapes.erase(left->tapes.begin(), end);
+  }
+  graphs_.ReleaseLeft();
+  if (log_.has_no_room()) return;
+  leaving_.insert(leaving_.end(), std::make_move_iterator(left->worlds.begin()),
+                  std::make_move_iterator(left->worlds.end()));
+  left->worlds.clear();
+  if (!leaving_.empty()) Leave();
+  // What no pending fragment uses goes first: that these are sent, below, may need its names.
+  const auto unused = std::partition(left->tensors.begin(), left->tensors.end(),
+                                     [this](TensorId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                                         session_lock) { return fragments_.Use(id); });
+  std::vector<TensorId> first(unused, left->tensors.end());
+  left->tensors.erase(unused, left->tensors.end());
+  SendRelease(&first);
+  left->tensors.insert(left->tensors.end(), first.begin(), first.end());
+  if (log_.has_no_room() || (left->tensors.empty() && left->arenas.empty())) return;
+  Flush();
+  if (log_.has_no_room()) return;
+  SendRelease(&left->tensors);
+  if (log_.has_no_room()) return;
+  staging_.Release(left->arenas);
+  left->arenas.clear();
+}
+
+void SessionCore::SendRelease(std::vector<TensorId>* tensors) {
+  while (!tensors->empty()) {
+    const auto end =
+        tensors->begin() + static_cast<ptrdiff_t>(std::min(kNamesPerFrame, tensors->size()));
     Release release;
-    const absl::Span<const TensorId> names = tensors.subspan(0, kNamesPerFrame);
-    release.tensors.assign(names.begin(), names.end());
-    if (log_.Submit(std::move(release)).ok()) {
-      for (const TensorId id : names) log_.tensors().Release(id);
+    release.tensors.assign(tensors->begin(), end);
+    const bool is_taken = log_.Submit(std::move(release)).ok();
+    if (log_.has_no_room()) return;
+    if (is_taken) {
+      std::for_each(tensors->begin(), end,
+                    [this](TensorId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
+                      log_.tensors().Release(id);
+                    });
     }
-    tensors.remove_prefix(names.size());
+    tensors->erase(tensors->begin(), end);
   }
 }
 

@@ -171,8 +171,10 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void FlushOne(int64_t fragment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends what destructors left. `all`: also the few tensors that could wait for company.
   void Drain(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Tells that these are gone, behind what has been sent.
-  void SendRelease(absl::Span<const TensorId> tensors) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // The same of what was taken there; leaves what has found no room.
+  void SendLeft(Releases::Batch* left) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
+  // Tells that these are gone, behind what has been sent; leaves those that have found no room.
+  void SendRelease(std::vector<TensorId>* tensors) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Leaves the worlds that are gone and whose runs are over.
   void Leave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
@@ -185,7 +187,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Mutex mutex_;                      // what session_lock stands for
   std::atomic<bool> closed_{false};  // becomes true under session_lock
   std::atomic<int64_t> losses_{0};   // of devices
-  Log log_;                          // guarded by session_lock, but for Log::IsFull
+  Log log_;                          // guarded by session_lock, but for what log.h says
   StagingPool staging_ ABSL_GUARDED_BY(session_lock);
   Interner interner_ ABSL_GUARDED_BY(session_lock);
   OriginTable origins_ ABSL_GUARDED_BY(session_lock);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/types/optional.h"
 #include "client/internal/errors.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
@@ -128,8 +129,8 @@ void StagingPool::Release(absl::Span<const ArenaId> arenas) {
     const absl::Span<const ArenaId> frame = arenas.subspan(begin, kArenasPerFrame);
     chorus::Release release;
     release.arenas.assign(frame.begin(), frame.end());
-    const absl::StatusOr<Sequence> sequence = log_->Submit(std::move(release));
-    if (sequence.ok()) last_release_ = *sequence;
+    const absl::optional<Sequence> sequence = log_->SubmitOrKeep(std::move(release));
+    if (sequence.has_value()) last_release_ = *sequence;
     for (const ArenaId arena : frame) link_->UnmapStaging(arena);
   }
 }
