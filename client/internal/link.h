@@ -108,7 +108,9 @@ class Link {
   // missing.
   virtual absl::StatusOr<std::vector<std::string>> Waits() = 0;
 
-  // Ends the session. Later calls return NOT_FOUND kSessionLost.
+  // Ends the session, which a daemon that lives may have though the link is lost. Later calls
+  // return NOT_FOUND kSessionLost, or why it was lost. OK once it has been called, or the daemon is
+  // gone.
   virtual absl::Status Close() = 0;
 };
 

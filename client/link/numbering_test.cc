@@ -352,7 +352,7 @@ class GivingUpTest : public NumberingTest {
     opened.submit_timeout = absl::Milliseconds(300);
     server::RpcRank client(opened.channel);
     EXPECT_TRUE(client.Open().ok());
-    opened.session = client.session;
+    opened.session = session_ = client.session;
     return GetParam().transport == Transport::kUnary ? internal::MakeUnaryLink(std::move(opened))
                                                      : internal::MakeStreamLink(std::move(opened));
   }
@@ -364,6 +364,18 @@ class GivingUpTest : public NumberingTest {
     }
     EXPECT_EQ(ErrorOf(link->Submit({Sequence(4), Release()})).reason, reason);
   }
+  // The daemon lives, and would keep it until its lease is over.
+  void ExpectThatItCanBeEnded(Link* link) const {
+    server::RpcRank observer(Connect());
+    observer.session = session_;
+    EXPECT_TRUE(observer.Renew().ok()) << observer.Renew();
+    EXPECT_TRUE(link->Close().ok());
+    EXPECT_EQ(ErrorOf(observer.Renew()).reason, Reason::kSessionLost) << observer.Renew();
+    EXPECT_TRUE(link->Close().ok());
+  }
+
+ private:
+  int64_t session_ = 0;  // of OpenImpatient
 };
 
 TEST_P(GivingUpTest, ASessionWhoseGapIsNotFilledIsLost) {
@@ -371,6 +383,7 @@ TEST_P(GivingUpTest, ASessionWhoseGapIsNotFilledIsLost) {
   ASSERT_TRUE(link->Submit({Sequence(2), Release()}).ok());
   ASSERT_TRUE(link->Submit({Sequence(3), Release()}).ok());
   ExpectLost(link.get(), Reason::kSequenceGap, "command 1 did not arrive within 200ms");
+  ExpectThatItCanBeEnded(link.get());
 }
 
 class FewCallsTest : public GivingUpTest {

@@ -28,6 +28,8 @@ constexpr size_t kMaxErrors = 256;
 // Of what a report of a long wait asks, and shows.
 constexpr absl::Duration kReportTimeout = absl::Seconds(5);
 constexpr size_t kMaxReportedWaits = 4;
+// Of a farewell to a daemon that may be gone.
+constexpr absl::Duration kFarewellTimeout = absl::Seconds(1);
 
 google::protobuf::Duration ProtoDuration(absl::Duration duration) {
   google::protobuf::Duration message;
@@ -497,15 +499,21 @@ absl::StatusOr<std::vector<std::string>> RpcLink::Waits() {
 }
 
 absl::Status RpcLink::Close() {
-  if (!liveness().ok()) return absl::OkStatus();
+  if (closed_.exchange(true)) return absl::OkStatus();
+  // A link may be lost whose daemon lives, and has the session.
+  const absl::Status lost = liveness();
+  const Reason why = ErrorOf(lost).reason;
+  if (why == Reason::kSessionLost) return absl::OkStatus();
+  const bool may_be_gone = why == Reason::kDaemonLost || why == Reason::kDraining;
   grpc::ClientContext context;
-  SetDeadline(&context, opened_.request_timeout);
+  SetDeadline(&context, may_be_gone ? kFarewellTimeout : opened_.request_timeout);
   v1::CloseSessionRequest request;
   v1::CloseSessionResponse response;
   request.set_session(opened_.session);
   const absl::Status status = FromGrpc(sessions_->Close(&context, request, &response));
   Lose(MakeError(Reason::kSessionLost, "the session is closed"));
-  return status;
+  const bool is_ended = !lost.ok() && ErrorOf(status).reason == Reason::kSessionLost;
+  return may_be_gone || is_ended ? absl::OkStatus() : status;
 }
 
 }  // namespace internal

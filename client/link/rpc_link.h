@@ -141,6 +141,7 @@ class RpcLink : public Link {
   const std::unique_ptr<v1::Log::Stub> log_;
   const std::unique_ptr<v1::Diagnostics::Stub> diagnostics_;
 
+  std::atomic<bool> closed_{false};
   std::atomic<bool> draining_{false};  // the daemon has said so in an answer
   std::atomic<bool> lost_{false};
   mutable Mutex mutex_;
