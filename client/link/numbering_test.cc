@@ -88,6 +88,23 @@ class NumberingTest : public ::testing::TestWithParam<Way> {
     CHORUS_RETURN_IF_ERROR(lock.status());
     return core_->log().Submit(std::move(body));
   }
+  // Of the one rank of a world.
+  absl::StatusOr<Sequence> SubmitRefusal(const Error& why) {
+    Link& link = core_->link();
+    WorldOptions options;
+    options.name = "alone";
+    options.rank = 0;
+    options.size = 1;
+    CHORUS_ASSIGN_OR_RETURN(const internal::JoinedWorld world,
+                            link.Join(options, link.devices().front()));
+    Refuse refuse;
+    refuse.world = world.world;
+    refuse.epoch = world.epoch;
+    refuse.members.resize(1);
+    refuse.members.front().rank = Rank(0);
+    refuse.why = why;
+    return Submit(refuse);
+  }
   absl::Status Outcome(Sequence sequence) {
     return core_->link().WaitCommand(sequence, absl::Seconds(60));
   }
@@ -173,28 +190,28 @@ TEST_P(NumberingTest, ACommandThatIsTooLargeTakesNoNumber) {
 // What a command of the log comes to is told, also where it is as for one that is not taken: a
 // refusal comes to what kept its rank from the call.
 TEST_P(NumberingTest, ARefusalForWantOfAnAnswerIsOver) {
-  Link& link = core_->link();
-  WorldOptions options;
-  options.name = "alone";
-  options.rank = 0;
-  options.size = 1;
-  const auto world = link.Join(options, link.devices().front());
-  ASSERT_TRUE(world.ok()) << world.status();
-  Refuse refuse;
-  refuse.world = world->world;
-  refuse.epoch = world->epoch;
-  refuse.members.resize(1);
-  refuse.members.front().rank = Rank(0);
-  refuse.why = Error(Reason::kTransportTimeout, "it did not answer in time");
-  const absl::StatusOr<Sequence> sent = Submit(refuse);
+  const absl::StatusOr<Sequence> sent =
+      SubmitRefusal(Error(Reason::kTransportTimeout, "it did not answer in time"));
   ASSERT_TRUE(sent.ok()) << sent.status();
-  const absl::Status outcome = link.WaitCommand(*sent, absl::Seconds(5));
+  const absl::Status outcome = core_->link().WaitCommand(*sent, absl::Seconds(5));
   EXPECT_EQ(ErrorOf(outcome).reason, Reason::kTransportTimeout) << outcome;
   ASSERT_NE(ErrorOf(outcome).id, ErrorId()) << outcome;
   EXPECT_EQ(ErrorOf(outcome).ended.size(), 1u) << outcome;
   // Nor is that a wait that takes long.
   EXPECT_EQ(core_->WaitForRun(*sent), outcome);
   EXPECT_EQ(reports_, "");
+  ExpectThatTheLogGoesOn(sent->value() + 1);
+}
+
+// A gap of another session's log is none of this one's.
+TEST_P(NumberingTest, ARefusalForAGapIsOver) {
+  const absl::StatusOr<Sequence> sent =
+      SubmitRefusal(Error(Reason::kSequenceGap, "command 7 did not arrive within 10s"));
+  ASSERT_TRUE(sent.ok()) << sent.status();
+  const absl::Status outcome = core_->link().WaitCommand(*sent, absl::Seconds(5));
+  EXPECT_EQ(ErrorOf(outcome).reason, Reason::kAborted) << outcome;
+  EXPECT_THAT(std::string(outcome.message()), testing::HasSubstr("command 7 did not arrive"));
+  EXPECT_EQ(ErrorOf(outcome).ended.size(), 1u) << outcome;
   ExpectThatTheLogGoesOn(sent->value() + 1);
 }
 

@@ -383,6 +383,9 @@ absl::Status Worlds::Refuse(const Session& session, const chorus::Refuse& comman
   }
   Error error(command.why.reason, command.why.message);
   if (error.reason == Reason::kUnspecified) error.code = command.why.code;
+  // A gap of another log, of which the rank was given something. As an outcome it would say that
+  // this log has not taken the command.
+  if (error.reason == Reason::kSequenceGap) error.SetReason(Reason::kAborted);
   error.source = command.why.source;
   error.alone = command.why.alone && !command.by_hand;
   if (command.by_hand && !is_over) {
