@@ -107,14 +107,15 @@ class OutcomeLink : public RpcLink {
   // that was read and failed is not done again: a number that was taken has its outcome.)
   void HaveAnswer(int64_t sequence, const absl::Status& status) {
     const bool is_over = !IsNoOutcome(status);
-    // The first counts.
-    if (is_over) outcomes_.Set(Sequence(sequence), status);
     const absl::Time now = SteadyNow();
     {
       MutexLock lock(&mutex_);
       const auto it = kept_.find(sequence);
+      // Told before, or none that was sent.
       if (it == kept_.end()) return;
       Kept& kept = it->second;
+      // The first counts.
+      if (is_over) outcomes_.Set(Sequence(sequence), status);
       // A call that ran out of time was not refused.
       kept.refused_since =
           is_over || IsTimeout(status) ? absl::InfiniteFuture() : std::min(kept.refused_since, now);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "chorus/v1/log.grpc.pb.h"
@@ -93,6 +94,58 @@ TEST_F(SilentDaemonTest, OneCallMoreThanMayBeUnderWayIsNotSent) {
   const std::unique_ptr<Link> link = MakeUnaryLink(std::move(opened_));
   ExpectLate(link->WaitCommand(Sequence(1), absl::Milliseconds(1)), address);
   ExpectLate(SubmitUntilItFails(link.get(), 4), address);
+}
+
+// Has done each command at once, and tells of others too.
+class TalkingDaemon : public v1::Log::Service {
+ public:
+  explicit TalkingDaemon(std::vector<int64_t> others) : others_(std::move(others)) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  std::unique_ptr<Link> Connect() const {
+    OpenedSession opened;
+    opened.address = absl::StrCat("127.0.0.1:", port_);
+    opened.channel = grpc::CreateChannel(opened.address, grpc::InsecureChannelCredentials());
+    opened.session = 1;
+    return MakeStreamLink(std::move(opened));
+  }
+
+  grpc::Status Commands(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::CommandsResponse, v1::CommandsRequest>* stream) override {
+    v1::CommandsRequest request;
+    while (stream->Read(&request)) {
+      v1::CommandsResponse response;
+      for (const int64_t sequence : others_) {
+        response.set_sequence(sequence);
+        stream->Write(response);
+      }
+      response.set_sequence(request.command().sequence());
+      stream->Write(response);
+    }
+    return grpc::Status::OK;
+  }
+
+ private:
+  const std::vector<int64_t> others_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(TalkingDaemonTest, AnOutcomeOfWhatWasNotSentIsNone) {
+  const TalkingDaemon daemon({-1, 0, 5000, int64_t{1} << 30});
+  const std::unique_ptr<Link> link = daemon.Connect();
+  for (const int64_t sequence : {1, 2}) {
+    ASSERT_TRUE(link->Submit({Sequence(sequence), Release()}).ok());
+    const absl::Status outcome = link->WaitCommand(Sequence(sequence), absl::Seconds(60));
+    EXPECT_TRUE(outcome.ok()) << outcome;
+  }
+  const auto not_sent = link->Peek(Sequence(5000));
+  ASSERT_TRUE(not_sent.ok()) << not_sent.status();
+  EXPECT_FALSE(not_sent->has_value());
 }
 
 Mutex& ReadingOfRings() {
