@@ -71,7 +71,8 @@ class OutcomeLink : public RpcLink {
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
     const absl::Status status = Named(outcomes_.Wait(sequence, timeout));
     if (ErrorOf(status).reason != Reason::kOutcomeForgotten) return status;
-    return WaitByRpc(sequence, timeout);
+    // It is over, so that is answered at once.
+    return WaitByRpc(sequence, std::max(timeout, this->opened().request_timeout));
   }
   absl::StatusOr<bool> WaitTensor(TensorId, Sequence producer, absl::Duration timeout) override {
     const absl::Status status = WaitCommand(producer, timeout);

@@ -128,6 +128,13 @@ class TalkingDaemon : public v1::Log::Service {
     }
     return grpc::Status::OK;
   }
+  // Too busy for a call that has less than a second.
+  grpc::Status Wait(grpc::ServerContext* context, const v1::WaitRequest*,
+                    v1::WaitResponse*) override {
+    const bool is_late =
+        context->deadline() < std::chrono::system_clock::now() + std::chrono::seconds(1);
+    return is_late ? grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "") : grpc::Status::OK;
+  }
 
  private:
   const std::vector<int64_t> others_;
@@ -146,6 +153,21 @@ TEST(TalkingDaemonTest, AnOutcomeOfWhatWasNotSentIsNone) {
   const auto not_sent = link->Peek(Sequence(5000));
   ASSERT_TRUE(not_sent.ok()) << not_sent.status();
   EXPECT_FALSE(not_sent->has_value());
+}
+
+// What is no longer known here is asked for.
+TEST(TalkingDaemonTest, WhatIsLongOverIsToldHoweverShortTheWait) {
+  const TalkingDaemon daemon({});
+  const std::unique_ptr<Link> link = daemon.Connect();
+  constexpr int64_t kLast = 4097;
+  for (int64_t sequence = 1; sequence <= kLast; ++sequence) {
+    ASSERT_TRUE(link->Submit({Sequence(sequence), Release()}).ok());
+  }
+  EXPECT_TRUE(link->WaitCommand(Sequence(kLast), absl::Seconds(60)).ok());
+  const absl::Status outcome = link->WaitCommand(Sequence(1), absl::ZeroDuration());
+  EXPECT_TRUE(outcome.ok()) << outcome;
+  const auto tensor = link->WaitTensor(TensorId{0, 1}, Sequence(1), absl::ZeroDuration());
+  EXPECT_TRUE(tensor.ok()) << tensor.status();
 }
 
 Mutex& ReadingOfRings() {
