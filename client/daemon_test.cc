@@ -935,6 +935,25 @@ TEST_P(RingTest, MappedMemoryMayBeDroppedOnceItIsUsed) {
   });
 }
 
+// As far as it may: what waits for the other holds up nothing else.
+TEST_P(DaemonTest, AMemberMayRunAheadOfAnotherOfItsSession) {
+  const Session session = Open(2);
+  const std::vector<World> worlds = JoinBoth(session, "ahead");
+  const NoGrad no_grad;
+  std::vector<std::vector<Tensor>> sums(2);
+  for (const World& world : worlds) {
+    const Tensor x = Scalar<double>(world, world.rank() + 1);
+    for (int i = 0; i < 100; ++i) {
+      sums[static_cast<size_t>(world.rank())].push_back(AllReduce(x + i, world));
+    }
+  }
+  for (const std::vector<Tensor>& of_rank : sums) {
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_THAT(Values<double>(of_rank[static_cast<size_t>(i)]), ElementsAre(3 + 2 * i));
+    }
+  }
+}
+
 // More commands than have a record come between.
 TEST_P(DaemonTest, WhatIsPendingForLongIsNotForgotten) {
   RunRanks(2, [](const World& world) {

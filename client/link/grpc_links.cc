@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <set>
@@ -51,6 +52,10 @@ absl::Status ToMessage(const Command& command, v1::Command* message) {
 // later, in the order of the log: what comes ahead of its turn takes room from the one whose turn
 // it is. Where a command is refused for as long as others may wait for room the session is lost,
 // for whatever comes later waits for its number.
+//
+// A call that ends before its command, for others need its place here or there, leaves that to the
+// log: what it comes to is asked for now and then, the longest ago first, a few at a time, and by
+// whoever waits for it. Should the log not have it after all, that sends it.
 class OutcomeLink : public RpcLink {
  public:
   using RpcLink::RpcLink;
@@ -61,7 +66,7 @@ class OutcomeLink : public RpcLink {
     request->set_session(this->opened().session);
     CHORUS_RETURN_IF_ERROR(ToMessage(command, request->mutable_command()));
     CHORUS_RETURN_IF_ERROR(Keep(command.sequence.value(), request));
-    return Send(request);
+    return Send(request, /*asks=*/false);
   }
   absl::StatusOr<absl::optional<RunOutcome>> Peek(Sequence sequence) override {
     CHORUS_ASSIGN_OR_RETURN(const absl::optional<absl::Status> outcome, outcomes_.Peek(sequence));
@@ -69,10 +74,23 @@ class OutcomeLink : public RpcLink {
     return absl::optional<RunOutcome>(RunOutcome{outcome->code(), ErrorOf(*outcome).id});
   }
   absl::Status WaitCommand(Sequence sequence, absl::Duration timeout) override {
-    const absl::Status status = Named(outcomes_.Wait(sequence, timeout));
-    if (ErrorOf(status).reason != Reason::kOutcomeForgotten) return status;
-    // It is over, so that is answered at once.
-    return WaitByRpc(sequence, std::max(timeout, this->opened().request_timeout));
+    const absl::Time deadline = SteadyNow() + timeout;
+    // No call under way may tell it.
+    bool asks = IsTaken(sequence);
+    while (true) {
+      const absl::Duration left = std::max(deadline - SteadyNow(), absl::ZeroDuration());
+      const absl::Duration part = asks ? absl::ZeroDuration() : std::min(left, kPause);
+      const absl::Status status = Named(outcomes_.Wait(sequence, part));
+      if (ErrorOf(status).reason == Reason::kOutcomeForgotten) {
+        // It is over, so that is answered at once.
+        return WaitByRpc(sequence, std::max(timeout, this->opened().request_timeout));
+      }
+      if (!IsTimeout(status) || left == absl::ZeroDuration()) return status;
+      asks = false;
+      if (!IsTaken(sequence)) continue;
+      const absl::Status told = WaitByRpc(sequence, left);
+      if (!IsNoOutcome(told)) HaveAnswer(sequence.value(), told);
+    }
   }
   absl::StatusOr<bool> WaitTensor(TensorId, Sequence producer, absl::Duration timeout) override {
     const absl::Status status = WaitCommand(producer, timeout);
@@ -83,6 +101,15 @@ class OutcomeLink : public RpcLink {
 
  protected:
   using Request = std::shared_ptr<const v1::CommandsRequest>;
+
+  // Commands that the log has not taken, as far as is known, and what is asked for beside them, are
+  // at most so many; for room for one more Submit waits. Ten ranks of one user whose calls these
+  // are have room beside each other (--max_calls of chorusd), a few more where their calls give way
+  // to each other.
+  static constexpr size_t kMaxUntaken = 64;
+  static constexpr size_t kMaxAsked = 8;
+  // Before commands are sent again, and for an answer about one that is asked for.
+  static constexpr absl::Duration kPause = absl::Milliseconds(500);
 
   // The thread that sends again: at the end of the derived class's constructor, and stopped in its
   // destructor when no Send waits any more.
@@ -98,9 +125,16 @@ class OutcomeLink : public RpcLink {
     sender_.join();
   }
 
-  // Sends it once; HaveAnswer gets the answer. Not OK: the session is lost. May wait for as long as
-  // the daemon does not read.
-  virtual absl::Status Send(const Request& request) = 0;
+  // Sends it once; HaveAnswer gets the answer. `asks`: within kPause, and the log has it, as far as
+  // is known. Not OK: the session is lost. May wait for as long as the daemon does not read.
+  virtual absl::Status Send(const Request& request, bool asks) = 0;
+
+  // What was asked for is answered, or not in time.
+  void HaveAsked() {
+    MutexLock lock(&mutex_);
+    --asked_;
+    refused_.SignalAll();
+  }
 
   // The daemon's word on a command that was sent. One that it refuses to read is none of the log's
   // to it: there its number is the next one's, and whatever came after would wait for that. Here it
@@ -115,16 +149,23 @@ class OutcomeLink : public RpcLink {
       // Told before, or none that was sent.
       if (it == kept_.end()) return;
       Kept& kept = it->second;
+      if (std::exchange(kept.is_taken, false)) --taken_count_;
       // The first counts.
       if (is_over) outcomes_.Set(Sequence(sequence), status);
-      // A call that ran out of time was not refused.
-      kept.refused_since =
-          is_over || IsTimeout(status) ? absl::InfiniteFuture() : std::min(kept.refused_since, now);
       if (is_over && (kept.is_filler || ErrorOf(status).reason != Reason::kMalformed)) {
         kept_.erase(it);
         return room_.SignalAll();
       }
-      if (is_over) kept = {Filler(sequence), /*is_filler=*/true, absl::InfiniteFuture()};
+      if (IsTimeout(status)) {
+        kept.refused_since = absl::InfiniteFuture();
+        kept.is_taken = true;
+        ++taken_count_;
+        taken_.push_back(sequence);
+        refused_.SignalAll();
+        return room_.SignalAll();
+      }
+      kept.refused_since = std::min(kept.refused_since, now);
+      if (is_over) kept = {Filler(sequence), /*is_filler=*/true};
       if (now - kept.refused_since < this->opened().submit_timeout) {
         again_.insert(sequence);
         return refused_.SignalAll();
@@ -137,42 +178,57 @@ class OutcomeLink : public RpcLink {
   virtual void GiveUp(const absl::Status& why) { Lose(why); }
 
  private:
-  // Commands that a daemon would refuse wait in Submit. Ten ranks of one user whose calls these are
-  // have room beside each other (--max_calls of chorusd), a few more where their calls give way to
-  // each other.
-  static constexpr size_t kMaxUntaken = 64;
-  // Before commands are sent again.
-  static constexpr absl::Duration kPause = absl::Milliseconds(500);
-
   struct Kept {
     Request request;
     bool is_filler = false;
+    bool is_taken = false;                              // its last call has ended before it
     absl::Time refused_since = absl::InfiniteFuture();  // each time that it came
   };
 
   void OnLost() override { outcomes_.Lose(liveness()); }
 
-  // How many commands the log has not taken, as far as is known, of `kept` that have no outcome, of
-  // which `refused` are to be sent again.
-  virtual size_t CountUntaken(size_t kept, size_t refused) const = 0;
+  // Whether there is room for one more command. `untaken` have no outcome, and their last calls
+  // have not ended before them; `refused` of these are to be sent again.
+  virtual bool HasRoom(size_t untaken, size_t refused) const = 0;
+  // There has been none for kPause, and nothing was refused.
+  virtual void MakeRoom(absl::Duration) {}
+
+  size_t CountUntaken() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return kept_.size() - taken_count_;
+  }
+  bool IsTaken(Sequence sequence) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    const auto it = kept_.find(sequence.value());
+    return it != kept_.end() && it->second.is_taken;
+  }
 
   // DEADLINE_EXCEEDED kTransportTimeout: there is no room for one more.
   absl::Status Keep(int64_t sequence, const Request& request) {
     const absl::Time deadline = SteadyNow() + this->opened().submit_timeout;
-    MutexLock lock(&mutex_);
-    while (CountUntaken(kept_.size(), again_.size()) >= kMaxUntaken && liveness().ok()) {
-      const absl::Duration left = deadline - SteadyNow();
-      if (left <= absl::ZeroDuration()) {
-        return MakeError(
-            Reason::kTransportTimeout,
-            absl::StrCat("the daemon at ", this->opened().address, " has done none of ",
-                         CountUntaken(kept_.size(), again_.size()),
-                         " commands in time; this one was not sent"));
+    while (true) {
+      bool makes_room = false;
+      {
+        MutexLock lock(&mutex_);
+        const absl::Time patience = std::min(deadline, SteadyNow() + kPause);
+        bool has_room = HasRoom(CountUntaken(), again_.size());
+        while (!has_room && liveness().ok() && SteadyNow() < patience) {
+          room_.WaitFor(&mutex_, patience - SteadyNow());
+          has_room = HasRoom(CountUntaken(), again_.size());
+        }
+        if (has_room || !liveness().ok()) {
+          kept_[sequence].request = request;
+          return absl::OkStatus();
+        }
+        if (SteadyNow() >= deadline) {
+          return MakeError(
+              Reason::kTransportTimeout,
+              absl::StrCat("the daemon at ", this->opened().address, " has done none of ",
+                           CountUntaken(), " commands in time; this one was not sent"));
+        }
+        makes_room = again_.empty();
       }
-      room_.WaitFor(&mutex_, std::min(left, absl::Seconds(1)));
+      if (makes_room) MakeRoom(deadline - SteadyNow());
     }
-    kept_[sequence] = {request, /*is_filler=*/false, absl::InfiniteFuture()};
-    return absl::OkStatus();
   }
 
   Request Filler(int64_t sequence) const {
@@ -184,29 +240,50 @@ class OutcomeLink : public RpcLink {
   }
 
   void SendAgain() {
+    absl::Time began = absl::InfinitePast();
     while (liveness().ok()) {
       std::vector<int64_t> refused;
+      size_t taken = 0;
       {
         MutexLock lock(&mutex_);
-        while (!stop_ && again_.empty()) refused_.Wait(&mutex_);
-        const absl::Time due = SteadyNow() + kPause;
+        while (!stop_ && again_.empty() && (taken_.empty() || asked_ >= kMaxAsked)) {
+          refused_.Wait(&mutex_);
+        }
+        const absl::Time due = (again_.empty() ? began : SteadyNow()) + kPause;
         while (!stop_ && SteadyNow() < due) refused_.WaitFor(&mutex_, due - SteadyNow());
         if (stop_) return;
+        began = SteadyNow();
         refused.assign(again_.begin(), again_.end());
+        taken = taken_.size();
       }
       for (const int64_t sequence : refused) {
-        Request request;
-        {
-          MutexLock lock(&mutex_);
-          if (stop_) return;
-          const auto it = kept_.find(sequence);
-          if (again_.erase(sequence) == 0 || it == kept_.end()) continue;
-          request = it->second.request;
-          room_.SignalAll();
-        }
-        if (!Send(request).ok()) return;
+        const Request request = TakeRefused(sequence);
+        if (request != nullptr && !Send(request, /*asks=*/false).ok()) return;
+      }
+      for (; taken > 0; --taken) {
+        const Request request = TakeTaken();
+        if (request != nullptr && !Send(request, /*asks=*/true).ok()) return;
       }
     }
+  }
+
+  // That is to be sent again; null: no more.
+  Request TakeRefused(int64_t sequence) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    const auto it = kept_.find(sequence);
+    if (stop_ || again_.erase(sequence) == 0 || it == kept_.end()) return nullptr;
+    room_.SignalAll();
+    return it->second.request;
+  }
+  // The next to be asked for; null: it is over, or as many are asked for as may be.
+  Request TakeTaken() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    if (stop_ || taken_.empty() || asked_ >= kMaxAsked) return nullptr;
+    const auto it = kept_.find(taken_.front());
+    taken_.pop_front();
+    if (it == kept_.end()) return nullptr;
+    ++asked_;
+    return it->second.request;
   }
 
   absl::Status NotTaken(int64_t sequence, const absl::Status& why) const {
@@ -221,11 +298,15 @@ class OutcomeLink : public RpcLink {
   Outcomes outcomes_;
   std::thread sender_;
   Mutex mutex_;
-  CondVar refused_;  // one is to be sent again
+  CondVar refused_;  // one is to be sent again, or asked for
   CondVar room_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   absl::flat_hash_map<int64_t, Kept> kept_ ABSL_GUARDED_BY(mutex_);  // have no outcome, or fill
   std::set<int64_t> again_ ABSL_GUARDED_BY(mutex_);  // of these, those that are to be sent again
+  size_t taken_count_ ABSL_GUARDED_BY(mutex_) = 0;   // of these, is_taken
+  // Those of them that are not being asked for, the longest ago first; some may be over.
+  std::deque<int64_t> taken_ ABSL_GUARDED_BY(mutex_);
+  size_t asked_ ABSL_GUARDED_BY(mutex_) = 0;  // calls under way that ask
 };
 
 class StreamLink : public OutcomeLink {
@@ -259,9 +340,9 @@ class StreamLink : public OutcomeLink {
   static constexpr absl::Duration kFarewell = absl::Milliseconds(500);
 
   // Whatever has been written is the daemon's, until it refuses it.
-  size_t CountUntaken(size_t, size_t refused) const override { return refused; }
+  bool HasRoom(size_t, size_t refused) const override { return refused < kMaxUntaken; }
 
-  absl::Status Send(const Request& request) override {
+  absl::Status Send(const Request& request, bool) override {
     bool written = false;
     {
       MutexLock lock(&write_mutex_);
@@ -369,29 +450,63 @@ class UnaryLink : public OutcomeLink {
     grpc::ClientContext context;
     v1::SubmitRequest request;
     v1::SubmitResponse response;
+    const absl::Time began = SteadyNow();
+    bool asks = false;
+    bool ends_early = false;
   };
   using Calls = std::list<Call>;
 
-  // A call lasts until its command is over.
-  size_t CountUntaken(size_t kept, size_t) const override { return kept; }
+  // A call lasts until its command is over, or until others need its place.
+  bool HasRoom(size_t untaken, size_t) const override { return untaken + kMaxAsked < kMaxUntaken; }
 
-  absl::Status Send(const Request& request) override {
+  // The older half of the calls end, of those that have lasted for kPause: a daemon that answers a
+  // call which comes now has read them by then, and has their commands.
+  void MakeRoom(absl::Duration timeout) override {
+    if (!Renew(timeout).ok()) return;
+    MutexLock lock(&mutex_);
+    const absl::Time now = SteadyNow();
+    size_t left = kMaxUntaken / 2;
+    for (Call& call : calls_) {
+      if (left-- == 0 || now - call.began < kPause) return;
+      call.ends_early = true;
+      call.context.TryCancel();
+    }
+  }
+
+  absl::Status Send(const Request& request, bool asks) override {
     Calls calls(1);
     const auto call = calls.begin();
+    call->asks = asks;
+    if (asks) SetDeadline(&call->context, kPause);
     call->request.set_session(request->session());
     *call->request.mutable_command() = request->command();
     {
       MutexLock lock(&mutex_);
       calls_.splice(calls_.end(), calls);
     }
-    log()->async()->Submit(&call->context, &call->request, &call->response,
-                           [this, call](const grpc::Status& status) {
-                             HaveAnswer(call->request.command().sequence(), Done(status));
-                             MutexLock lock(&mutex_);
-                             calls_.erase(call);
-                             ended_.SignalAll();
-                           });
+    log()->async()->Submit(
+        &call->context, &call->request, &call->response, [this, call](const grpc::Status& status) {
+          HaveAnswer(call->request.command().sequence(), AnswerOf(*call, status));
+          if (call->asks) HaveAsked();
+          MutexLock lock(&mutex_);
+          calls_.erase(call);
+          ended_.SignalAll();
+        });
     return absl::OkStatus();
+  }
+
+  absl::Status AnswerOf(const Call& call, const grpc::Status& status) {
+    bool ended_early = false;
+    {
+      MutexLock lock(&mutex_);
+      ended_early = call.ends_early;
+    }
+    // What a command comes to has details.
+    if (!ended_early || status.error_code() != grpc::StatusCode::CANCELLED ||
+        !status.error_details().empty()) {
+      return Done(status);
+    }
+    return MakeError(Reason::kTransportTimeout, "other calls had to have this one's place");
   }
 
   Mutex mutex_;

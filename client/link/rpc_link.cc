@@ -148,12 +148,7 @@ void RpcLink::RenewLease() {
       while (!stop_ && SteadyNow() < due) stopped_.WaitFor(&mutex_, due - SteadyNow());
       if (stop_) return;
     }
-    grpc::ClientContext context;
-    SetDeadline(&context, period);
-    v1::RenewSessionRequest request;
-    v1::RenewSessionResponse response;
-    request.set_session(opened_.session);
-    const absl::Status status = Done(sessions_->Renew(&context, request, &response));
+    const absl::Status status = Renew(period);
     // Lost, and everybody knows.
     if (ErrorOf(status).reason == Reason::kSessionLost) Lose(status);
     if (lost_.load(std::memory_order_acquire)) return;
@@ -265,6 +260,10 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
   if (errors_.size() >= kMaxErrors) errors_.clear();
   errors_[id.value()] = status;
   return status;
+}
+
+absl::Status RpcLink::Renew(absl::Duration timeout) {
+  return Ask(sessions_, &v1::Sessions::Stub::Renew, v1::RenewSessionRequest(), timeout).status();
 }
 
 absl::Status RpcLink::WaitByRpc(Sequence sequence, absl::Duration timeout) {

@@ -105,7 +105,9 @@ class RpcLink : public Link {
 
   // The whole error behind an id, and the daemon's word for it when that cannot be had.
   absl::Status FetchError(absl::StatusCode code, ErrorId id);
-  // Asks for an outcome that no record has any more.
+  // OK: the daemon answers, and has the session.
+  absl::Status Renew(absl::Duration timeout);
+  // Asks for an outcome that is not told here.
   absl::Status WaitByRpc(Sequence sequence, absl::Duration timeout);
 
   // AtAddress of this daemon; a lost one is noted.

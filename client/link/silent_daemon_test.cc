@@ -3,10 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "chorus/v1/log.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
@@ -168,6 +170,115 @@ TEST(TalkingDaemonTest, WhatIsLongOverIsToldHoweverShortTheWait) {
   EXPECT_TRUE(outcome.ok()) << outcome;
   const auto tensor = link->WaitTensor(TensorId{0, 1}, Sequence(1), absl::ZeroDuration());
   EXPECT_TRUE(tensor.ok()) << tensor.status();
+}
+
+// Whose commands wait for others, until all are there.
+class WaitingDaemon {
+ public:
+  WaitingDaemon() : log_(this) {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&log_);
+    builder.RegisterService(&sessions_);
+    server_ = builder.BuildAndStart();
+    address_ = absl::StrCat("127.0.0.1:", port);
+  }
+  std::unique_ptr<Link> Connect() const {
+    OpenedSession opened;
+    opened.address = address_;
+    opened.channel = grpc::CreateChannel(opened.address, grpc::InsecureChannelCredentials());
+    opened.session = 1;
+    return MakeUnaryLink(std::move(opened));
+  }
+  // From now on commands are over as they come.
+  void AllAreThere() {
+    MutexLock lock(&mutex_);
+    all_are_there_ = true;
+    for (grpc::ServerUnaryReactor* const call : waiting_) call->Finish(grpc::Status::OK);
+    waiting_.clear();
+  }
+  // Different ones.
+  size_t CountCommands() {
+    MutexLock lock(&mutex_);
+    return commands_.size();
+  }
+
+ private:
+  class LogService : public v1::Log::CallbackService {
+   public:
+    explicit LogService(WaitingDaemon* daemon) : daemon_(daemon) {}
+    grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
+                                     const v1::SubmitRequest* request,
+                                     v1::SubmitResponse*) override {
+      return daemon_->Wait(context, request->command().sequence());
+    }
+    grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext* context,
+                                   const v1::WaitRequest* request, v1::WaitResponse*) override {
+      return daemon_->Wait(context, request->sequence());
+    }
+
+   private:
+    WaitingDaemon* const daemon_;
+  };
+  class SessionsService : public v1::Sessions::CallbackService {
+    grpc::ServerUnaryReactor* Renew(grpc::CallbackServerContext* context,
+                                    const v1::RenewSessionRequest*,
+                                    v1::RenewSessionResponse*) override {
+      grpc::ServerUnaryReactor* const call = context->DefaultReactor();
+      call->Finish(grpc::Status::OK);
+      return call;
+    }
+  };
+
+  grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext* context, int64_t command) {
+    grpc::ServerUnaryReactor* const call = context->DefaultReactor();
+    MutexLock lock(&mutex_);
+    commands_.insert(command);
+    if (all_are_there_) {
+      call->Finish(grpc::Status::OK);
+    } else {
+      waiting_.push_back(call);
+    }
+    return call;
+  }
+
+  Mutex mutex_;
+  bool all_are_there_ ABSL_GUARDED_BY(mutex_) = false;
+  std::set<int64_t> commands_ ABSL_GUARDED_BY(mutex_);
+  std::vector<grpc::ServerUnaryReactor*> waiting_ ABSL_GUARDED_BY(mutex_);
+  LogService log_;
+  SessionsService sessions_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(WaitingDaemonTest, CommandsThatWaitForOthersHoldUpNothing) {
+  constexpr int64_t kLast = 150;
+  WaitingDaemon daemon;
+  const std::unique_ptr<Link> link = daemon.Connect();
+  for (int64_t sequence = 1; sequence <= kLast; ++sequence) {
+    const absl::Status sent = link->Submit({Sequence(sequence), Release()});
+    ASSERT_TRUE(sent.ok()) << sequence << ": " << sent;
+  }
+  EXPECT_TRUE(server::Eventually([&] { return daemon.CountCommands() == kLast; }));
+  for (const int64_t sequence : {int64_t{1}, kLast}) {
+    const absl::Status early = link->WaitCommand(Sequence(sequence), absl::Milliseconds(1));
+    EXPECT_EQ(ErrorOf(early).reason, Reason::kTransportTimeout) << sequence << ": " << early;
+    EXPECT_THAT(ErrorOf(early).message, HasSubstr("is not done yet"));
+  }
+  daemon.AllAreThere();
+  for (int64_t sequence = kLast; sequence > kLast / 2; --sequence) {
+    const absl::Status outcome = link->WaitCommand(Sequence(sequence), absl::Seconds(60));
+    EXPECT_TRUE(outcome.ok()) << sequence << ": " << outcome;
+  }
+  // Also where nobody waits.
+  for (int64_t sequence = 1; sequence <= kLast; ++sequence) {
+    EXPECT_TRUE(server::Eventually([&] {
+      const auto outcome = link->Peek(Sequence(sequence));
+      return outcome.ok() && outcome->has_value();
+    })) << sequence;
+  }
 }
 
 Mutex& ReadingOfRings() {
