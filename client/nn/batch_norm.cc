@@ -226,7 +226,7 @@ std::string BatchNorm::description() const {
 }
 
 void ShareBatches(Module* module, const Group& ranks) {
-  auto* const norm = dynamic_cast<BatchNorm*>(module);
+  auto* const norm = dynamic_cast<BatchNorm*>(module->code());
   if (norm != nullptr) norm->ShareBatch(ranks);
   for (const Module::Child& child : module->children()) ShareBatches(child.module.get(), ranks);
 }

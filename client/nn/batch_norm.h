@@ -96,7 +96,8 @@ class BatchNorm : public Module {
   Variable num_batches_tracked_;
 };
 
-// Every BatchNorm of the tree: its ShareBatch. (torch's convert_sync_batchnorm.)
+// Every BatchNorm of the tree: its ShareBatch. (torch's convert_sync_batchnorm.) Of a clone those
+// of its original, which shares from now on as its other clones do: they have one code.
 void ShareBatches(Module* module, const Group& ranks);
 
 }  // namespace nn

@@ -502,6 +502,34 @@ TEST_F(SyncBatchNormTest, ARankThatCannotGoOnTellsTheOthers) {
   });
 }
 
+// A clone runs its original's layers, so these share too, and a clone's clone.
+TEST_F(SyncBatchNormTest, AClonesBatchesAreSharedAndItsOriginals) {
+  const Doubles rows = chorus::testing::Numbers(6 * 2, 1);
+  const std::vector<int64_t> begin = {0, 2, 6};
+  Doubles mean;
+  for (int64_t c = 0; c < 2; ++c) mean.push_back(0.1 * Statistics(rows, 6, 2, 1, c).mean);
+  for (const bool is_clones_clone : {false, true}) {
+    OnRanks(2, [&](const World& world, int r) {
+      Sequential model({Make<BatchNorm>(2)});
+      ASSERT_TRUE(model.Init(world, 1, DType::kF64).ok());
+      const auto first = model.Clone(world);
+      ASSERT_TRUE(first.ok()) << first.status();
+      const auto second = (*first)->Clone(world);
+      ASSERT_TRUE(second.ok()) << second.status();
+      Module& clone = is_clones_clone ? **second : **first;
+      ShareBatches(&clone, world);
+      const int64_t from = begin[static_cast<size_t>(r)], to = begin[static_cast<size_t>(r) + 1];
+      const Tensor x = FromHost<double>(world, Rows(rows, 2, from, to), {to - from, 2});
+      for (Module* const module : {&clone, static_cast<Module*>(&model)}) {
+        EXPECT_THAT(module->ToString(), HasSubstr("ranks=2"));
+        const absl::Status status = (*module)(x).Wait();
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_THAT(Values<double>(module->buffers()[0]()), Near(mean)) << "rank " << r;
+      }
+    });
+  }
+}
+
 // Two ranks of two devices each.
 void OnRanksOfTwoDevices(
     const std::function<void(const Session& session, const World& world, int rank)>& function) {

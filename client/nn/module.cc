@@ -199,6 +199,7 @@ class Module::Mirror final : public Module {
     return original_->Call(inputs, keywords);
   }
 
+  Module* code() override { return original_->code(); }
   std::string description() const override { return original_->description(); }
 
  private:
@@ -433,12 +434,11 @@ absl::StatusOr<DeviceRef> Module::device() const {
 
 // --- The tree -----------------------------------------------------------------------------------
 
-std::string Module::PathOf(absl::string_view name) const {
-  const std::string own_path = path();
-  return own_path.empty() ? std::string(name) : absl::StrCat(own_path, ".", name);
+std::string Module::path() const {
+  if (parent_ == nullptr) return "";
+  const std::string above = parent_->path();
+  return above.empty() ? name_ : absl::StrCat(above, ".", name_);
 }
-
-std::string Module::path() const { return parent_ == nullptr ? "" : parent_->PathOf(name_); }
 
 std::string Module::label() const {
   const std::string own_path = path();

@@ -162,6 +162,10 @@ class Module : public std::enable_shared_from_this<Module> {
   absl::StatusOr<parallel::Nest> CallAt(CallSite site, const parallel::Nest::Items& inputs,
                                         const parallel::Nest::Fields& keywords);
 
+  // Whose Forward runs in its calls: a clone's original, else itself. To be asked for what a layer
+  // is (dynamic_cast): what is changed there, other than variables and modes, all clones share.
+  virtual Module* code() { return this; }
+
   // Called behind every Forward of this module, in the order in which they were added; what a hook
   // returns, where it is defined, takes the result's place.
   using Hook = std::function<Tensor(Module& module, const Tensor& x, const Tensor& result)>;
@@ -258,7 +262,6 @@ class Module : public std::enable_shared_from_this<Module> {
       const std::function<void(const std::string& name, const Variable& variable)>& visit) const;
   // Of the tree, this one first.
   void ForEach(const std::function<void(Module* module)>& visit);
-  std::string PathOf(absl::string_view name) const;
   void AddVariable(const std::string& name, Variable variable);
   void CheckName(const std::string& name);
 
