@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "chorus/autograd.h"
 #include "chorus/collectives.h"
 #include "chorus/functional/math.h"
@@ -19,8 +18,8 @@
 #include "client/internal/tape.h"
 #include "client/nn/compute_type.h"
 #include "client/nn/refused.h"
+#include "client/nn/same_on_ranks.h"
 #include "core/base/error.h"
-#include "core/base/mix_bits.h"
 
 namespace chorus {
 namespace nn {
@@ -61,16 +60,6 @@ absl::Status CheckIsThere(const NamedVariable& named) {
   Error error = ErrorOf(tensor.status());
   error.message = absl::StrCat("DistributedDataParallel: ", named.name, ": ", error.message);
   return ToStatus(error);
-}
-
-// Every rank's numbers, by rank.
-template <typename T>
-absl::StatusOr<std::vector<T>> GatherNumbers(const std::vector<T>& values, const Group& group,
-                                             const DeviceRef& device, CallSite site) {
-  const NoGrad no_grad;
-  return AllGatherIntoTensor(FromHost(device, values, {static_cast<int64_t>(values.size())}, site),
-                             group, {}, 0, site)
-      .template Read<T>();
 }
 
 }  // namespace
@@ -242,6 +231,7 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
   const NoGrad no_grad;
   const DeviceRef device = DeviceOf(group_);
   std::vector<Tensor> values;
+  std::vector<std::string> lines;
   for (size_t i = 0; i < variables_.size(); ++i) {
     CHORUS_RETURN_IF_ERROR(CheckIsThere(variables_[i]));
     const Tensor tensor = variables_[i].variable();
@@ -251,11 +241,12 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
                                   " on device ", tensor.device().slot()));
     }
     values.push_back(tensor);
+    lines.push_back(TextOf(variables_[i]));
     if (!variables_[i].variable.requires_grad()) continue;
     trained_.push_back(i);
     bytes_.push_back(tensor.num_elements() * DTypeBytes(tensor.dtype()));
   }
-  CHORUS_RETURN_IF_ERROR(CompareModules(site));
+  CHORUS_RETURN_IF_ERROR(CheckSameOnRanks("DistributedDataParallel", lines, group_, site));
   const std::vector<Tensor> first = BroadcastCoalesced(values, 0, group_, site);
   for (const Tensor& value : first) CHORUS_RETURN_IF_ERROR(value.Wait());
   for (size_t i = 0; i < first.size(); ++i) variables_[i].variable.Set(first[i]);
@@ -266,46 +257,6 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
   traced_buckets_ = buckets_;
   first_uses_.assign(trained_.size(), kUnused);
   return absl::OkStatus();
-}
-
-absl::Status DistributedDataParallel::CompareModules(CallSite site) const {
-  const DeviceRef device = DeviceOf(group_);
-  std::vector<std::string> lines;
-  for (const NamedVariable& named : variables_) lines.push_back(TextOf(named));
-  const std::string text = absl::StrJoin(lines, "\n");
-  const std::vector<int64_t> size_and_hash = {static_cast<int64_t>(text.size()),
-                                              static_cast<int64_t>(HashOf(text))};
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                          GatherNumbers(size_and_hash, group_, device, site));
-  bool equal = true;
-  std::vector<int64_t> sizes;
-  for (int r = 0; r < group_.size(); ++r) {
-    const size_t at = static_cast<size_t>(r) * 2;
-    sizes.push_back(all[at]);
-    equal = equal && all[at] == all[0] && all[at + 1] == all[1];
-  }
-  if (equal) return absl::OkStatus();
-
-  const Tensor bytes = FromHost(device, reinterpret_cast<const uint8_t*>(text.data()), text.size(),
-                                {size_and_hash[0]}, site);
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<uint8_t> texts,
-                          AllGatherIntoTensor(bytes, group_, sizes, 0, site).Read<uint8_t>());
-  std::vector<std::string> first;
-  for (int64_t r = 0, at = 0; r < group_.size(); at += sizes[static_cast<size_t>(r)], ++r) {
-    const std::string of_rank(texts.begin() + at,
-                              texts.begin() + at + sizes[static_cast<size_t>(r)]);
-    const std::vector<std::string> its = absl::StrSplit(of_rank, '\n', absl::SkipEmpty());
-    if (r == 0) first = its;
-    for (size_t i = 0; i < std::max(first.size(), its.size()); ++i) {
-      const std::string expected = i < first.size() ? first[i] : "nothing more";
-      const std::string got = i < its.size() ? its[i] : "nothing more";
-      if (expected == got) continue;
-      return MakeError(Reason::kMismatch,
-                       absl::StrCat("DistributedDataParallel: rank ", r, " of the group has ", got,
-                                    " where rank 0 has ", expected));
-    }
-  }
-  return MakeError(Reason::kInternal, "modules that differ, and do not");
 }
 
 void DistributedDataParallel::MakeBuckets(const std::vector<size_t>& order) {
@@ -556,9 +507,7 @@ double DistributedDataParallel::Join::scale() const {
 }
 
 absl::Status DistributedDataParallel::Join::Exchange(bool here, CallSite site) {
-  const DeviceRef device = DeviceOf(model_->group_);
-  CHORUS_ASSIGN_OR_RETURN(here_,
-                          GatherNumbers<int32_t>({here ? 1 : 0}, model_->group_, device, site));
+  CHORUS_ASSIGN_OR_RETURN(here_, GatherNumbers<int32_t>({here ? 1 : 0}, model_->group_, site));
   const int left = live();
   if (!options_.stop_at_first || left == 0 || left == model_->group_.size()) {
     return absl::OkStatus();

@@ -184,7 +184,6 @@ class DistributedDataParallel : public Module {
   DistributedDataParallel(std::shared_ptr<Module> module, const Group& group,
                           const DistributedDataParallelOptions& options);
   absl::Status Start(CallSite site);
-  absl::Status CompareModules(CallSite site) const;
   // Fills buckets in this order of parameters, by index.
   void MakeBuckets(const std::vector<size_t>& order);
   absl::Status OrderBuckets(CallSite site);

@@ -10,7 +10,9 @@
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
 #include "client/internal/access.h"
+#include "client/internal/local.h"
 #include "client/nn/refused.h"
+#include "client/nn/same_on_ranks.h"
 #include "client/nn/trained.h"
 #include "core/base/error.h"
 
@@ -158,7 +160,24 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
   return absl::OkStatus();
 }
 
-// Both calls are made, whatever has failed: they count, and the other ranks make them.
+absl::Status ShardedOptimizer::Compare(const absl::Status& status, CallSite site) {
+  if (!status.ok()) {
+    return AllGatherIntoTensor(FailedIn(ranks_, status), ranks_, {}, 0, site).status();
+  }
+  std::vector<std::string> lines;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    for (const Variable& parameter : groups_[g].parameters) {
+      lines.push_back(absl::StrCat("parameter ", lines.size(), ", of group ", g, ", ",
+                                   internal::TypeText(parameter())));
+    }
+  }
+  CHORUS_RETURN_IF_ERROR(CheckSameOnRanks("ShardedOptimizer", lines, ranks_, site));
+  compared_ = true;
+  return absl::OkStatus();
+}
+
+// Both calls are made, whatever has failed: they count, and the other ranks make them. Where ranks
+// have not compared yet that alone is made, of which all are told.
 absl::Status ShardedOptimizer::Step(CallSite site) {
   absl::Status status = Start(site);
   for (const Flat& flat : flats_) {
@@ -166,6 +185,7 @@ absl::Status ShardedOptimizer::Step(CallSite site) {
       status.Update(CheckIsTrained(flat.parameters[i], flat.indices[i]));
     }
   }
+  if (!compared_) CHORUS_RETURN_IF_ERROR(Compare(status, site));
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   std::vector<Tensor> rows;
@@ -244,6 +264,7 @@ absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
   absl::Status status = Start(site);
   std::vector<size_t> places;
   if (status.ok()) status = FindIn(*whole, &places);
+  if (!compared_) CHORUS_RETURN_IF_ERROR(Compare(status, site));
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   // The other ranks' are of the kind of this one's pieces; before there are any, of `whole`.

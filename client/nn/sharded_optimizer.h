@@ -23,7 +23,8 @@
 //   for Scatter whose parameters of one group and dtype have had different numbers of steps: a
 //   piece of them has one. INVALID_ARGUMENT kBadType: a parameter that is given twice, or is
 //   frozen, at the time of a step; another kind of optimizer for Gather and Scatter, or one of
-//   other parameters.
+//   other parameters. INVALID_ARGUMENT kMismatch: ranks whose groups, dtypes or shapes differ, by
+//   rank and parameter.
 #ifndef CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 #define CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 
@@ -55,7 +56,9 @@ class ShardedOptimizer {
 
   // Replaces each parameter, by grad() of each on every rank; one that has none counts with zeros.
   // It starts from what the parameter is by then, also where that has been Set since the last step
-  // (LoadCheckpoint, Ema::Swap). Every rank calls. Returns at once, like an op.
+  // (LoadCheckpoint, Ema::Swap). Every rank calls, with its parameters in the same order: the first
+  // call, or Gather, compares groups, dtypes and shapes, and waits for that; which of equal shapes
+  // is which the ranks alone know. The others return at once, like an op.
   absl::Status Step(CallSite site = CallSite::Here());
   void ClearGrads() const;
 
@@ -78,6 +81,8 @@ class ShardedOptimizer {
   void NoteSources(Flat* flat) const;
   // Makes the pieces, once parameters are there.
   absl::Status Start(CallSite site);
+  // Whether all ranks have these parameters; unless `status` is an error, of which they are told.
+  absl::Status Compare(const absl::Status& status, CallSite site);
   // Where each parameter, by its index, is among those of `whole`, which is to be of the same kind.
   absl::Status FindIn(const Optimizer& whole, std::vector<size_t>* places) const;
   // Of the pieces; or the error that `status` is.
@@ -103,6 +108,7 @@ class ShardedOptimizer {
   std::vector<Flat> flats_;
   std::unique_ptr<Pieces> pieces_;
   std::unique_ptr<Optimizer> optimizer_;
+  bool compared_ = false;
 };
 
 }  // namespace nn

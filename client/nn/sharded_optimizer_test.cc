@@ -433,6 +433,39 @@ TEST(ShardedOptimizerTest, AParameterThatIsGivenTwiceIsRefused) {
   });
 }
 
+// In two orders they are as many elements: what comes of them would be told by numbers alone.
+TEST(ShardedOptimizerTest, ParametersInOtherOrdersAreRefusedByRankAndParameter) {
+  OnRanks(2, [&](const World& world, int rank) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    const std::vector<Variable> parameters = module->parameters();
+    std::vector<Variable> others = parameters;
+    if (rank == 1) std::swap(others[0], others[3]);
+    ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+    const std::vector<Doubles> before = ValuesOf(*module);
+    ShardedOptimizer optimizer(others, world, MakeAdamW);
+    AdamW whole(parameters, AdamW::Options());
+    for (const bool gathers : {true, false, false}) {
+      const absl::Status refused = gathers ? optimizer.Gather(&whole) : optimizer.Step();
+      EXPECT_EQ(ErrorOf(refused).reason, Reason::kMismatch) << refused;
+      EXPECT_THAT(std::string(refused.message()),
+                  HasSubstr("ShardedOptimizer: rank 1 of the group has parameter 0, of group 0, "
+                            "f64[2] where rank 0 has parameter 0, of group 0, f64[5,3]"));
+      EXPECT_EQ(ValuesOf(*module), before);
+    }
+    // As many calls on both: they are in line.
+    ShardedOptimizer ordered(parameters, world, MakeAdamW);
+    const absl::Status stepped = ordered.Step();
+    ASSERT_TRUE(stepped.ok()) << stepped;
+    EXPECT_NE(ValuesOf(*module), before);
+    // The same parameters in other groups.
+    std::vector<ParameterGroup> groups = TwoGroups(*module);
+    if (rank == 1) groups = OneGroup(parameters);
+    ShardedOptimizer grouped(groups, world, MakeAdamW);
+    EXPECT_THAT(std::string(grouped.Step().message()), HasSubstr("has parameter 2, of group"));
+  });
+}
+
 TEST(ShardedOptimizerTest, AFrozenParameterIsRefused) {
   OnRanks(2, [&](const World& world, int) {
     const auto module = Net();

@@ -1,6 +1,7 @@
 #include "chorus/nn/train_step.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -230,8 +231,13 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
   const NoGrad no_grad;
   loss = loss.Detach();
   if (options_.ranks.has_value()) {
-    for (Tensor& gradient : *gradients) {
-      gradient = AllReduce(gradient, *options_.ranks, Reduction::kAvg);
+    // In the module's order: an optimizer may have another one on each rank.
+    std::vector<size_t> order(gradients->size());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(),
+              [this](size_t a, size_t b) { return trained_[a] < trained_[b]; });
+    for (const size_t i : order) {
+      (*gradients)[i] = AllReduce((*gradients)[i], *options_.ranks, Reduction::kAvg);
     }
     loss = AllReduce(loss, *options_.ranks, Reduction::kAvg);
   }

@@ -10,6 +10,8 @@
 // Among ranks what is minimised is the mean of the ranks' losses, as DistributedDataParallel has
 // it; so equal shards give what one rank gives that has them all. (What Backward and Grad
 // differentiate is the sum: chorus.h.) A parameter that the loss does not depend on has gradient 0.
+// Ranks train the same parameters. Their optimizers may have them in different orders; what
+// `on_gradients` adds up then differs by rank in its last bits.
 //
 // A step that is refused on one rank counts as a compiled function's run does (chorus/compile.h),
 // and the other ranks are told, whose steps fail then: go on from a copy, or by World::Step.

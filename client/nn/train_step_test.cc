@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -209,6 +210,42 @@ TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
     }
     for (size_t i = 0; i < alone.size(); ++i) {
       EXPECT_THAT(Values<double>(model.parameters()[i]()), Pointwise(DoubleNear(1e-12), alone[i]));
+    }
+  });
+}
+
+// Equal shapes: a mean of two different parameters' gradients would be told by nothing but numbers.
+TEST_F(TrainStepTest, RanksWhoseOptimizersListParametersInOtherOrdersTrainAsOneWould) {
+  const Doubles rows = Numbers(8, 1);
+  const auto train = [](const DeviceRef& device, const Doubles& in, bool reversed,
+                        const TrainStep::Options& options) {
+    const int64_t n = static_cast<int64_t>(in.size()) / 2;
+    Sequential model({Make<Linear>(2, 2), TanhLayer(), Make<Linear>(2, 2)});
+    EXPECT_TRUE(model.Init(device, 1, DType::kF64).ok());
+    std::vector<Variable> weights = {model.parameters()[0], model.parameters()[2]};
+    if (reversed) std::swap(weights[0], weights[1]);
+    Sgd sgd(weights, {});
+    TrainStep step(
+        &model, &sgd,
+        [&](const Tensors& in) {
+          const Tensor y = model(in[0]);
+          return Sum(y * y) * (1 / static_cast<double>(n));
+        },
+        options);
+    for (int i = 0; i < 3; ++i) {
+      const absl::StatusOr<Tensor> loss = step({FromHost<double>(device, in, {n, 2})});
+      EXPECT_TRUE(loss.ok()) << loss.status();
+    }
+    return std::vector<Doubles>{Values<double>(model.parameters()[0]()),
+                                Values<double>(model.parameters()[2]())};
+  };
+  const std::vector<Doubles> alone = train(daemon_.Open(), rows, false, TrainStep::Options());
+  Ranks(2, &daemon_).Run([&](const World& world, int r) {
+    const Doubles own(rows.begin() + 4 * r, rows.begin() + 4 * r + 4);
+    const std::vector<Doubles> together =
+        train(world, own, r == 1, TrainStep::Options(world.group()));
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_THAT(together[i], Pointwise(DoubleNear(1e-12), alone[i])) << "rank " << r;
     }
   });
 }
