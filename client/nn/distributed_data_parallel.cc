@@ -89,7 +89,7 @@ absl::Status AverageParameters(const Module& module, const Group& group, CallSit
   std::vector<Tensor> values;
   for (const Variable& parameter : parameters) values.push_back(parameter());
   const std::vector<Tensor> means = AllReduceCoalesced(values, group, Reduction::kAvg, site);
-  CHORUS_RETURN_IF_ERROR(FirstError(means));
+  for (const Tensor& mean : means) CHORUS_RETURN_IF_ERROR(mean.Wait());
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].Set(means[i]);
   return absl::OkStatus();
 }
@@ -249,7 +249,10 @@ absl::Status DistributedDataParallel::Start(CallSite site) {
   CHORUS_RETURN_IF_ERROR(CheckSameOnRanks("DistributedDataParallel", lines, group_, site));
   const std::vector<Tensor> first = BroadcastCoalesced(values, 0, group_, site);
   for (const Tensor& value : first) CHORUS_RETURN_IF_ERROR(value.Wait());
-  for (size_t i = 0; i < first.size(); ++i) variables_[i].variable.Set(first[i]);
+  for (size_t i = 0; i < first.size(); ++i) {
+    variables_[i].variable.Set(first[i]);
+    if (!variables_[i].variable.is_parameter()) sound_buffers_.push_back(first[i]);
+  }
   // What is used last has its gradient first.
   std::vector<size_t> order(trained_.size());
   std::iota(order.rbegin(), order.rend(), 0);
@@ -322,16 +325,26 @@ absl::Status DistributedDataParallel::BeginPass(bool here, CallSite site) {
     }
     ordered_ = true;
   }
+  return ShareBuffers(root, site);
+}
+
+absl::Status DistributedDataParallel::ShareBuffers(int root, CallSite site) {
+  if (!options_.broadcast_buffers) return absl::OkStatus();
+  const bool is_root = group_.rank() == root;
   std::vector<Variable> buffers;
   std::vector<Tensor> values;
   for (const NamedVariable& named : variables_) {
-    if (named.variable.is_parameter() || !options_.broadcast_buffers) continue;
+    if (named.variable.is_parameter()) continue;
+    const Tensor own = named.variable().Detach();
+    const Tensor& sound = sound_buffers_[buffers.size()];
+    const bool is_like_own = !own.status().ok() || own.shape() == sound.shape();
     buffers.push_back(named.variable);
-    values.push_back(named.variable().Detach());
+    values.push_back(is_root || internal::Tracing() || !is_like_own ? own : sound);
   }
   const std::vector<Tensor> shared = BroadcastCoalesced(values, root, group_, site);
   CHORUS_RETURN_IF_ERROR(FirstError(shared));
-  for (size_t i = 0; i < buffers.size(); ++i) buffers[i].Set(shared[i]);
+  // Where this call fails later, the root still has what the next one needs.
+  for (size_t i = 0; i < buffers.size() && !is_root; ++i) buffers[i].Set(shared[i]);
   return absl::OkStatus();
 }
 

@@ -75,7 +75,7 @@ GradientHook MeanInBf16();
 // Nothing: each rank goes on by its own, until AverageParameters (local SGD).
 GradientHook KeepLocal();
 
-// Every rank's parameters become their mean over ranks.
+// Every rank's parameters become their mean over ranks; waits for that. Where it fails they stay.
 absl::Status AverageParameters(const Module& module, const Group& group,
                                CallSite site = CallSite::Here());
 
@@ -93,7 +93,9 @@ struct DistributedDataParallelOptions {
   // The same parameters are left out at every step: ranks tell each other at the first one alone.
   // Another one left out later is an error. In place of find_unused_parameters.
   bool static_graph = false;
-  // Buffers are those of rank 0, before each call while gradients are on.
+  // Buffers are those of rank 0, before each call while gradients are on. Where that fails rank 0
+  // keeps its own, and the others have them at the next call. What has failed in the module itself,
+  // statistics of a batch that has, is to be Set anew on rank 0 (from a copy).
   bool broadcast_buffers = true;
   GradientHook hook;  // none: the mean
 };
@@ -189,6 +191,8 @@ class DistributedDataParallel : public Module {
   absl::Status OrderBuckets(CallSite site);
   // What ranks do together before a call.
   absl::Status BeginPass(bool here, CallSite site);
+  // Gives all ranks the root's buffers.
+  absl::Status ShareBuffers(int root, CallSite site);
   absl::StatusOr<std::shared_ptr<Module>> Gated(CallSite site);
   // By trained_: which parameters have gradients on some rank, of those that this one's loss uses,
   // and those of which it may have added up gradients by itself.
@@ -206,6 +210,9 @@ class DistributedDataParallel : public Module {
   const std::vector<NamedVariable> variables_;
   std::vector<size_t> trained_;  // of variables_: parameters that are not frozen, at Create
   std::vector<int64_t> bytes_;   // of each one's gradient
+  // What buffers were at Create. Ranks that are not the root give these to a broadcast, of which
+  // nobody reads them: their own may have failed by an earlier one.
+  std::vector<Tensor> sound_buffers_;
   std::vector<Bucket> buckets_;  // in the order in which their gradients are asked for
   // As Create made them, for traces: ranks may make theirs before buckets_ are ordered or behind.
   std::vector<Bucket> traced_buckets_;

@@ -744,6 +744,55 @@ TEST_F(DistributedDataParallelTest, AParameterWithoutGradientIsNamedOnAllRanks) 
   });
 }
 
+// Of buffers too, which the ranks that were there have got of a broadcast that failed.
+TEST_F(DistributedDataParallelTest, ATurnThatOneRankLeavesOutIsNoOtherTurns) {
+  OnRanks(3, [&](const World& world, int rank) {
+    auto counted = std::make_shared<Counted>();
+    const auto model = Make(counted, world);
+    ASSERT_NE(model, nullptr);
+    for (int turn = 1; turn <= 5; ++turn) {
+      const bool is_whole = turn != 3;
+      ASSERT_TRUE(world.Step(turn).ok());
+      if (!is_whole && rank == 1) continue;
+      model->ClearGrads();
+      absl::Status status = Backward(LossOf(*model, Rows(world, 3 * turn + rank, 1, 2)));
+      if (!is_whole && rank == 2) continue;  // it has not heard yet
+      if (status.ok()) status = model->parameters()[0].grad().Wait();
+      EXPECT_EQ(status.ok(), is_whole) << "turn " << turn << ": " << status;
+      // Those of rank 0, which was there at each turn.
+      EXPECT_THAT(Values<int64_t>(counted->calls_()), ElementsAre(turn));
+    }
+  });
+}
+
+TEST_F(DistributedDataParallelTest, BuffersMayGetAnotherShape) {
+  OnRanks(2, [&](const World& world, int rank) {
+    auto counted = std::make_shared<Counted>();
+    const auto model = Make(counted, world);
+    ASSERT_NE(model, nullptr);
+    counted->calls_.Set(FromHost<int64_t>(world, {7 + rank, 8}, {2}));
+    ASSERT_TRUE((*model)(Rows(world, rank, 1, 2)).Wait().ok());
+    EXPECT_THAT(Values<int64_t>(counted->calls_()), ElementsAre(8, 9));
+  });
+}
+
+TEST_F(DistributedDataParallelTest, AMeanOfParametersThatFailsLeavesThemAsTheyWere) {
+  OnRanks(2, [&](const World& world, int rank) {
+    Chain chain(1);
+    ASSERT_TRUE(chain.Init(world, 1 + static_cast<uint64_t>(rank), DType::kF64).ok());
+    const std::vector<Doubles> before = ValuesOf(chain);
+    ASSERT_TRUE(world.Step(1).ok());
+    if (rank == 0) {
+      EXPECT_FALSE(AverageParameters(chain, world).ok());
+    }
+    EXPECT_EQ(ValuesOf(chain), before);
+    ASSERT_TRUE(world.Step(2).ok());
+    const absl::Status status = AverageParameters(chain, world);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_NE(ValuesOf(chain), before);
+  });
+}
+
 // Ranks whose calls are not in line with each other's, and no steps to be in line again at: every
 // gradient of turn t is the mean of its ranks' own, t and 100 t, or an error.
 class WithoutStepsTest : public DistributedDataParallelTest {
