@@ -289,17 +289,21 @@ absl::Status DistributedDataParallel::OrderBuckets(CallSite site) {
   };
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return last_use(a) > last_use(b); });
+  const std::vector<int64_t> none(order.size(), -1);
   const DeviceRef device = DeviceOf(group_);
-  CHORUS_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> first,
-      Broadcast(FromHost(device, order, {static_cast<int64_t>(order.size())}, site), 0, group_,
-                site)
-          .Read<int64_t>());
+  CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> first,
+                          Broadcast(FromHost(device, is_called_ ? order : none,
+                                             {static_cast<int64_t>(order.size())}, site),
+                                    0, group_, site)
+                              .Read<int64_t>());
+  is_called_ = true;
+  if (first == none) return absl::OkStatus();
   // What a rank that has the order already gives to the others' asking is none.
   if (!std::is_permutation(first.begin(), first.end(), order.begin(), order.end())) {
     return MakeError(Reason::kMismatch, "what rank 0 has sent is no order of the parameters");
   }
   MakeBuckets(std::vector<size_t>(first.begin(), first.end()));
+  ordered_ = true;
   return absl::OkStatus();
 }
 
@@ -311,10 +315,13 @@ absl::Status DistributedDataParallel::BeginPass(bool here, CallSite site) {
     while (root < group_.size() && join_->here_[static_cast<size_t>(root)] == 0) ++root;
     if (root == group_.size()) return absl::OkStatus();
   }
-  // Ranks that have the order go on with it. Those that it has not come to ask again, at each call,
-  // and meet nobody; with their old order they would take means of other parameters.
-  if (!internal::Tracing() && !ordered_ && ++passes_ >= 2) {
+  // At each call until it has come, the first one too, at which there is none: so it does not
+  // matter how many of them a rank has left out. Ranks that have the order go on with it. Those
+  // that it has not come to ask again and meet nobody; with their old order they would take means
+  // of other parameters.
+  if (!internal::Tracing() && !ordered_) {
     const absl::Status status = OrderBuckets(site);
+    if (!is_called_) return status;
     if (!status.ok()) {
       Error error = ErrorOf(status);
       error.message = absl::StrCat(
@@ -323,7 +330,6 @@ absl::Status DistributedDataParallel::BeginPass(bool here, CallSite site) {
           error.message);
       return ToStatus(error);
     }
-    ordered_ = true;
   }
   return ShareBuffers(root, site);
 }

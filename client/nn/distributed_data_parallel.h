@@ -117,9 +117,10 @@ class DistributedDataParallel : public Module {
 
   Module& module() const { return *module_; }
   // The names of each bucket's parameters. From the second call on in the order in which rank 0 has
-  // asked for gradients at the first, if it has. Where that call fails before the order has come,
-  // the next asks for it again; where it has come to some ranks alone every call is kMismatch
-  // (Create it anew). In a compiled function they stay as Create has made them.
+  // asked for gradients at the first, if it has; both calls wait to hear of it. Where one fails
+  // before the order has come, the next asks for it again; where it has come to some ranks alone
+  // every call is kMismatch (Create it anew). In a compiled function they stay as Create has made
+  // them.
   std::vector<std::vector<std::string>> buckets() const;
 
   // While one lives, calls leave gradients where they are: Backward, whenever it comes, adds them
@@ -188,6 +189,7 @@ class DistributedDataParallel : public Module {
   absl::Status Start(CallSite site);
   // Fills buckets in this order of parameters, by index.
   void MakeBuckets(const std::vector<size_t>& order);
+  // By what rank 0 sends, which at its first call has no order yet.
   absl::Status OrderBuckets(CallSite site);
   // What ranks do together before a call.
   absl::Status BeginPass(bool here, CallSite site);
@@ -223,8 +225,8 @@ class DistributedDataParallel : public Module {
   std::vector<bool> used_anywhere_;
   bool syncs_ = true;
   bool adds_up_ = false;  // a call has been made under NoSync, whose Backward may come at any time
-  int passes_ = 0;        // calls that were gated, outside of traces, until buckets are ordered
-  bool ordered_ = false;  // buckets_, as on rank 0
+  bool is_called_ = false;  // outside of traces, and all ranks were there
+  bool ordered_ = false;    // buckets_, as on rank 0
   Join* join_ = nullptr;
 };
 

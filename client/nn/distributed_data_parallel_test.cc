@@ -438,6 +438,34 @@ TEST_F(DistributedDataParallelTest, ARankThatHasNotHeardOfTheOrderMeetsNobodyEls
   rank_1.join();
 }
 
+// Whichever turns a rank leaves out, the first ones too: all hear of the order in the same turn.
+TEST_F(DistributedDataParallelTest, ATurnThatOneRankLeavesOutBeforeTheOrderHasComeIsNoOtherTurns) {
+  for (const int left_out : {1, 2, 3}) {
+    OnRanks(2, [&](const World& world, int rank) {
+      auto two = std::make_shared<Two>();
+      two->uses_b_first = true;
+      const auto model = Make(two, world);
+      ASSERT_NE(model, nullptr);
+      for (int turn = 1; turn <= 5; ++turn) {
+        ASSERT_TRUE(world.Step(turn).ok());
+        if (turn == left_out && rank == 1) continue;
+        model->ClearGrads();
+        absl::Status status =
+            Backward((*model)(FromHost<double>(world, {rank == 0 ? 1.0 : 100.0}, {1})));
+        for (size_t i = 0; i < 2; ++i) {
+          const Tensor grad = model->parameters()[i].grad();
+          if (status.ok()) status = grad.Wait();
+          EXPECT_EQ(status.ok(), turn != left_out) << "turn " << turn << ": " << status;
+          if (status.ok()) {
+            EXPECT_THAT(Values<double>(grad), ElementsAre(i == 0 ? 50.5 : 505));
+          }
+        }
+      }
+      EXPECT_THAT(model->buckets(), ElementsAre(ElementsAre("a", "b")));
+    });
+  }
+}
+
 // Rank 0 of these calls what a rank would whose order has come: something else.
 TEST_F(DistributedDataParallelTest, WhatIsNoOrderOfTheParametersIsRefusedAndAskedForAgain) {
   OnRanks(2, [&](const World& world, int rank) {
