@@ -160,6 +160,7 @@ void Optimizer::SetState(size_t parameter, ParameterState state) {
   // The step that fails to count has failed, and with it the state that is replaced here.
   if (!SettleSkips().ok()) pending_skips_ = Tensor();
   entries_[parameter].state = std::move(state);
+  entries_[parameter].advanced = false;
 }
 
 Tensor Optimizer::PendingSkips(const DeviceRef& device) const {
@@ -178,8 +179,15 @@ void Optimizer::Advance(std::vector<std::vector<Tensor>> state, const Tensor& pe
   for (size_t i = 0; i < entries_.size(); ++i) {
     entries_[i].state.slots = std::move(state[i]);
     ++entries_[i].state.steps;
+    entries_[i].advanced = true;
   }
   pending_skips_ = pending_skips;
+}
+
+void Optimizer::TakeBackAdvance() {
+  for (Entry& entry : entries_) {
+    if (std::exchange(entry.advanced, false)) --entry.state.steps;
+  }
 }
 
 double Optimizer::RateAt(size_t parameter, int64_t steps) const {
@@ -220,6 +228,7 @@ void Optimizer::LeaveOut(const std::vector<Tensor>& gradients) {
     if (!gradients[i].defined()) continue;
     ++entries_[i].state.steps;
     ++entries_[i].state.skipped;
+    entries_[i].advanced = false;
   }
 }
 
@@ -248,6 +257,7 @@ absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site
     parameters_[i].Set(next);
     entries_[i].state.slots = std::move(slots);
     ++entries_[i].state.steps;
+    entries_[i].advanced = false;
   }
   return status;
 }

@@ -112,6 +112,9 @@ class Optimizer {
   // After a compiled step of all parameters: what is kept of each, and PendingSkips (undefined
   // where steps cannot be left out).
   void Advance(std::vector<std::vector<Tensor>> state, const Tensor& pending_skips);
+  // That step has failed, and parameters are what they were before it: it does not count. Not of
+  // parameters whose state has been set since, or that have had other steps.
+  void TakeBackAdvance();
   // Parameters of one rate, with as many steps behind them, have equal numbers.
   double rate_of(size_t parameter) const { return entries_[parameter].learning_rate; }
   // Its learning rate, with the schedule, in the step after `steps` others.
@@ -144,7 +147,8 @@ class Optimizer {
   struct Entry {
     double learning_rate = 0;  // 0: the optimizer's
     double weight_decay = 0;
-    ParameterState state;  // without slots before the first step
+    ParameterState state;   // without slots before the first step
+    bool advanced = false;  // by the last step that it counts
   };
   // Zeros, where there are none.
   std::vector<Tensor> SlotsOf(size_t parameter, const Tensor& like) const;

@@ -1,6 +1,7 @@
 #include "chorus/nn/train_step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
@@ -10,6 +11,8 @@
 #include "chorus/functional/math.h"
 #include "chorus/math.h"
 #include "chorus/nn/layers.h"
+#include "client/internal/access.h"
+#include "client/internal/errors.h"
 #include "client/nn/refused.h"
 #include "client/nn/trained.h"
 #include "core/base/error.h"
@@ -114,6 +117,16 @@ absl::Status TrainStep::Share(const absl::Status& check, CallSite site) const {
   return absl::OkStatus();
 }
 
+void TrainStep::TakeBackCounts() {
+  if (!last_loss_.defined()) return;
+  if (internal::ImplOf(variables_[trained_[0]]()) == last_value_.lock()) return;
+  // Who puts variables back has heard of the failure: others need not wait for the step here.
+  const absl::Status status = std::exchange(last_loss_, Tensor()).Wait(std::chrono::seconds(0));
+  if (status.ok() || internal::IsTimeout(status)) return;
+  if (std::exchange(counts_last_, false)) --steps_;
+  optimizer_->TakeBackAdvance();
+}
+
 absl::StatusOr<std::vector<Tensor>> TrainStep::Inputs() {
   CHORUS_ASSIGN_OR_RETURN(const DeviceRef device, module_->device());
   std::vector<Tensor> in;
@@ -153,6 +166,7 @@ absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, 
     CHORUS_RETURN_IF_ERROR(Share(check, site));
     shared_ = true;
   }
+  TakeBackCounts();
   absl::StatusOr<std::vector<Tensor>> known =
       check.ok() ? Inputs() : absl::StatusOr<std::vector<Tensor>>(check);
   // A run of an input that has failed is refused, which counts, and tells the other ranks.
@@ -181,6 +195,10 @@ absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, 
     pending_skips = out[next + 3];
   }
   optimizer_->Advance(std::move(state), pending_skips);
+  if (trained_.empty()) return out[0];
+  counts_last_ = true;
+  last_loss_ = out[0];
+  last_value_ = internal::ImplOf(variables_[trained_[0]]());
   return out[0];
 }
 

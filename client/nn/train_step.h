@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -81,12 +82,19 @@ class TrainStep {
   // The mean of the ranks' losses before the update. Returns at once, like any op; parameters are
   // replaced by results that are on their way. Once a step has failed later on, what came after it
   // has its error: go on from a copy (a checkpoint).
+  //
+  // A copy has the optimizer's State with its counts of steps, and `steps`. Where variables alone
+  // are Set to what they were before the last step, when that is known to have failed, the next
+  // call takes its counts back: so they are those of a rank that was refused it at once.
   absl::StatusOr<Tensor> operator()(const std::vector<Tensor>& inputs,
                                     CallSite site = CallSite::Here());
   // How many there have been: what layers that drop draw by, besides the seed.
   int64_t steps() const { return steps_; }
   // Goes on from a checkpoint.
-  void SetSteps(int64_t steps) { steps_ = steps; }
+  void SetSteps(int64_t steps) {
+    steps_ = steps;
+    counts_last_ = false;
+  }
   // How often the loss has been traced: once for each list of types of the inputs, and of modes
   // (Train, Eval) of the module's tree; of 16 of the latter graphs are kept at a time.
   int traces() const;
@@ -94,6 +102,8 @@ class TrainStep {
  private:
   // Whether the module can be trained as it is.
   absl::Status Check() const;
+  // The last step's counts, where it has failed and variables have been Set since.
+  void TakeBackCounts();
   // What goes into the compiled function, but for the caller's inputs.
   absl::StatusOr<std::vector<Tensor>> Inputs();
   std::vector<Tensor> Trace(const std::vector<Tensor>& in) const;
@@ -118,7 +128,11 @@ class TrainStep {
   size_t numbers_ = 0;            // of each rate
   absl::Status refused_;
   int64_t steps_ = 0;
-  bool shared_ = false;  // all ranks have the first one's variables
+  // Of the last step that counts, so far:
+  bool counts_last_ = false;                        // steps_ has it
+  Tensor last_loss_;                                // undefined: there is nothing to take back
+  std::weak_ptr<internal::TensorImpl> last_value_;  // of the first parameter
+  bool shared_ = false;                             // all ranks have the first one's variables
   CompileOptions compile_;
   // By the modes of the tree: a graph has those that it was traced in.
   std::map<std::vector<bool>, Compiled> compiled_;

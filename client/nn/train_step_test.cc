@@ -114,13 +114,14 @@ TEST_F(TrainStepTest, ACompiledStepIsTheEagerOneInOneRun) {
 
 // Without World::Step: else every later step would meet another one of the other rank.
 TEST_F(TrainStepTest, AStepThatOneRankIsRefusedCountsAndTheOthersAreTold) {
-  std::vector<std::vector<Doubles>> results(2);
+  std::vector<std::vector<Doubles>> results(4);  // by whether steps are refused, and rank
   for (const bool is_refused : {false, true}) {
     FakeDaemon daemon;
     Ranks(2, &daemon).Run([&](const World& world, int r) {
       Linear model(3, 2);
       ASSERT_TRUE(model.Init(world, 1, DType::kF64).ok());
       Sgd sgd(model.parameters(), Sgd::Options());
+      sgd.SetSchedule(StepDecay(1, 0.5));
       TrainStep::Options options;
       options.ranks = world.group();
       TrainStep step(
@@ -160,14 +161,55 @@ TEST_F(TrainStepTest, AStepThatOneRankIsRefusedCountsAndTheOthersAreTold) {
         if (r == 1) sgd.SetState(0, {{}, steps});
       }
       train(3);
-      std::vector<Doubles>& result = results[is_refused ? 1 : 0];
-      if (r == 1) {
-        for (const Variable& variable : model.variables())
-          result.push_back(Values<double>(variable()));
+      EXPECT_EQ(step.steps(), 4);
+      std::vector<Doubles>& result = results[static_cast<size_t>((is_refused ? 2 : 0) + r)];
+      for (const Variable& variable : model.variables()) {
+        result.push_back(Values<double>(variable()));
       }
     });
   }
-  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[1], results[0]);
+  EXPECT_EQ(results[2], results[0]);
+  EXPECT_EQ(results[3], results[0]);
+}
+
+// What the caller has put back is not counted back once more, nor what has not failed.
+TEST_F(TrainStepTest, OnlyTheCountOfAStepThatHasFailedIsTakenBack) {
+  const Session session = daemon_.Open();
+  Linear model(2, 1);
+  ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+  Sgd sgd(model.parameters(), {});
+  TrainStep step(&model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); });
+  const auto call = [&](bool fails) {
+    if (fails) daemon_.FailTensors(1);
+    const absl::StatusOr<Tensor> loss = step({Numbers(session, {10, 2}, 1)});
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    EXPECT_EQ(loss->Wait().ok(), !fails);
+  };
+  const auto expect = [&](int64_t steps, int64_t of_optimizer) {
+    EXPECT_EQ(step.steps(), steps);
+    EXPECT_EQ(sgd.steps(0), of_optimizer);
+    EXPECT_EQ(sgd.steps(1), of_optimizer);
+  };
+  Tensors copy;
+  const auto put_back = [&] {
+    for (size_t i = 0; i < copy.size(); ++i) model.variables()[i].Set(copy[i]);
+  };
+  call(false);
+  for (const Variable& variable : model.variables()) copy.push_back(variable());
+  put_back();
+  call(false);
+  expect(2, 2);
+  call(true);
+  put_back();
+  call(false);
+  expect(3, 3);
+  call(true);
+  put_back();
+  step.SetSteps(7);
+  for (size_t i = 0; i < 2; ++i) sgd.SetState(i, {{}, 9});
+  call(false);
+  expect(8, 10);
 }
 
 // The mean of the ranks' losses, of equal shards of one batch, is the loss of the batch.
