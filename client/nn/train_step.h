@@ -78,6 +78,8 @@ class TrainStep {
   TrainStep(Module* module, Optimizer* optimizer, Loss loss)
       : TrainStep(module, optimizer, std::move(loss), Options()) {}
   TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Options& options);
+  TrainStep(const TrainStep&) = delete;
+  TrainStep& operator=(const TrainStep&) = delete;
 
   // The mean of the ranks' losses before the update. Returns at once, like any op; parameters are
   // replaced by results that are on their way. Once a step has failed later on, what came after it

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,10 @@ Adam::Options Rate(double rate) {
   options.learning_rate = rate;
   return options;
 }
+
+// Its compiled functions call it.
+static_assert(!std::is_copy_constructible<TrainStep>::value, "a copy would call the original");
+static_assert(!std::is_move_constructible<TrainStep>::value, "so would what was moved");
 
 class TrainStepTest : public ::testing::Test {
  protected:
