@@ -29,8 +29,8 @@ class NodeLoop::Impl {
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         node_(std::move(options), std::move(devices), [this] { Wake(); }),
         spin_(SpinClock::Real()) {
-    // However a session ends: closing its pidfd ends the watch.
-    node_.OnSessionEnded([this](SessionId session) { processes_.erase(session); });
+    // However a session ends.
+    node_.OnSessionEnded([this](SessionId session) { Unwatch(session); });
     Watch(wake_event_.get(), EPOLLIN | EPOLLET, kWakeTag);
     Watch(node_.wake_epoll_fd(), EPOLLIN, kSessionsTag);
     thread_ = std::thread([this] { Run(); });
@@ -86,6 +86,14 @@ class NodeLoop::Impl {
     event.events = events;
     event.data.u64 = static_cast<uint64_t>(tag);
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  }
+
+  // Closing the pidfd would not end the watch: others may have its file.
+  void Unwatch(SessionId session) {
+    const auto process = processes_.find(session);
+    if (process == processes_.end()) return;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, process->second.get(), nullptr);
+    processes_.erase(process);
   }
 
   // The store of what there is to do comes before this look at `asleep_`, and the loop's store of

@@ -32,7 +32,8 @@ class NodeLoop {
   void PostBehindAll(Task task);
 
   // Watches `pidfd` (taken over) of `tenant`'s session: when the process ends the node is told
-  // SessionDied at once. The descriptor is closed when the session ends, whatever ends it.
+  // SessionDied at once. When the session ends, whatever ends it, the watch does, whoever else has
+  // the pidfd's file, and the descriptor is closed.
   void WatchProcess(const std::string& tenant, SessionId session, int pidfd);
 
  private:

@@ -4,13 +4,18 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/bytes.h"
 #include "core/base/clock.h"
@@ -242,6 +247,44 @@ TEST_F(NodeLoopTest, ADeathIsSeenHoweverBusyTheNodeIs) {
   loop_->Post("uid:1", look);
   done.get_future().wait();
   EXPECT_FALSE(lives);
+}
+
+// How often an epoll of this process watches the file of `fd`, by whichever descriptor.
+int Watches(int fd) {
+  struct stat file = {};
+  EXPECT_EQ(fstat(fd, &file), 0);
+  const std::string named = absl::StrCat(" ino:", absl::Hex(file.st_ino), " ");
+  int watches = 0;
+  for (const auto& info : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
+    std::ifstream lines(info.path());
+    for (std::string line; std::getline(lines, line);) {
+      if (absl::StartsWith(line, "tfd:") && absl::StrContains(line, named)) ++watches;
+    }
+  }
+  return watches;
+}
+
+// It is readable from its end on: a watch that stayed would wake the node for as long as anybody
+// has its file.
+TEST_F(NodeLoopTest, AProcessThatHasEndedIsWatchedNoMoreWhoeverElseHasItsPidfd) {
+  const SessionId session = Open("uid:1");
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd other(ends[0]);
+  UniqueFd process(ends[1]);
+  loop_->WatchProcess("uid:1", session, fcntl(ends[0], F_DUPFD_CLOEXEC, 0));
+  std::promise<void> posted;
+  loop_->PostBehindAll([&](LocalNode&, absl::Time) { posted.set_value(); });
+  posted.get_future().wait();
+  EXPECT_EQ(Watches(other.get()), 1);
+  process = UniqueFd();
+  const absl::Time deadline = SteadyNow() + absl::Seconds(30);
+  bool lives = true;
+  while (lives && SteadyNow() < deadline) {
+    Ask([&](LocalNode& node, absl::Time) { lives = node.Lives(session); });
+  }
+  EXPECT_FALSE(lives);
+  EXPECT_EQ(Watches(other.get()), 0);
 }
 
 }  // namespace

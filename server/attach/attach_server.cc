@@ -464,6 +464,8 @@ void AttachServer::Close(const ConnectionRef& connection) {
       if (--process->second == 0) attached_.erase(process);
     }
     session = connection->session;
+    // It may be kept until its client has read; nobody asks after its process any more.
+    connection->pidfd = UniqueFd();
   }
   epoll_ctl(epoll_->get(), EPOLL_CTL_DEL, connection->socket.get(), nullptr);
   // Nothing is sent to it after that.

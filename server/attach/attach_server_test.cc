@@ -366,6 +366,7 @@ TEST_F(AttachServerTest, AClosedConnectionCountsUntilItsClientHasRead) {
     client.Send(Proof(challenge->secret));
     EXPECT_TRUE(client.AwaitHangup());  // it opens no session
   }
+  EXPECT_EQ(OpenPidfds(), 0);
   RawClient(path_).ExpectRefused(absl::StatusCode::kResourceExhausted, "the caller has 7");
   // One reads, another goes.
   EXPECT_TRUE(clients[0]->Receive().ok());
