@@ -66,10 +66,8 @@ int64_t NewIncarnation() {
   return std::max<int64_t>(number & kMaxIncarnation, 1);
 }
 
-// A lease that is half used up is renewed while a call of its session is under way.
-absl::Duration RenewPeriod(absl::Duration lease) {
-  return std::max(std::min(lease / 4, absl::Seconds(5)), absl::Milliseconds(50));
-}
+// In which a stream of commands hears that its session has ended, also one that has no lease.
+constexpr absl::Duration kRenewPeriod = absl::Seconds(5);
 
 // "/" for what stands there.
 std::string DirectoryOf(const std::string& path) {
@@ -142,7 +140,7 @@ struct Daemon::Impl {
                                absl::StrCat("a connection of ", tenant, " is ended: ", why));
               }),
         worker([this](std::vector<SessionId> sessions) { Renew(std::move(sessions)); },
-               RenewPeriod(options.node.lease)),
+               kRenewPeriod),
         backend(devices->info().backend),
         loop(ForDaemon(options.node, &tenant_log), std::move(devices)) {
     context.loop = &loop;
@@ -314,7 +312,7 @@ absl::Status Daemon::Impl::Serve() {
 void Daemon::Impl::Renew(std::vector<SessionId> sessions) {
   loop.PostOwn([this, sessions = std::move(sessions)](node::LocalNode& node, absl::Time now) {
     for (const SessionId session : sessions) {
-      const absl::Status status = node.RenewLease(session, now);
+      const absl::Status status = node.RenewLease(session, now).status();
       // Its calls have been told; its streams wait for commands.
       if (!status.ok()) farewell.SayTo(session, status);
     }

@@ -236,7 +236,7 @@ ABSL_FLAG(chorus::server::BytesFlag, max_staging_bytes,
           {chorus::server::Defaults().node.max_staging_bytes},
           "Bytes of one session's staging arenas together.");
 ABSL_FLAG(chorus::server::DurationFlag, lease, {chorus::server::Defaults().node.lease},
-          "How long a session that is not attached lives without a call.");
+          "How long a session that is not attached lives without a call; 200 ms at least.");
 ABSL_FLAG(chorus::server::DurationFlag, max_lease, {chorus::server::Defaults().node.max_lease},
           "The longest lease that a session may ask for.");
 ABSL_FLAG(chorus::server::DurationFlag, detach_grace,

@@ -379,10 +379,21 @@ TEST(SessionsTest, ALeaseRunsOutWithoutCalls) {
   ExpectError(client.Renew(), absl::StatusCode::kNotFound, Reason::kSessionLost);
 }
 
-TEST(SessionsTest, ALongCallKeepsItsLease) {
-  TestDaemon daemon([](DaemonOptions* o) { o->node.lease = absl::Milliseconds(300); });
+// Whether the lease is the daemon's, or the session has asked for it.
+class LeasesTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Leases, LeasesTest, testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "AskedFor" : "OfTheDaemon");
+});
+
+TEST_P(LeasesTest, ALongCallKeepsItsOwn) {
+  const bool is_asked_for = GetParam();
+  TestDaemon daemon([&](DaemonOptions* options) {
+    if (!is_asked_for) options->node.lease = absl::Milliseconds(300);
+  });
   RpcRank client(daemon.Connect());
-  ASSERT_OK(client.Open());
+  v1::OpenSessionRequest open;
+  if (is_asked_for) open.mutable_lease()->set_nanos(300'000'000);
+  ASSERT_OK(client.Open(open));
   // Five leases long; rank 1 never comes.
   v1::JoinWorldRequest request;
   request.set_session(client.session);
@@ -395,6 +406,20 @@ TEST(SessionsTest, ALongCallKeepsItsLease) {
   ExpectError(status, absl::StatusCode::kDeadlineExceeded, Reason::kJoinTimeout);
   EXPECT_THAT(std::string(status.message()), HasSubstr("missing rank 1"));
   EXPECT_OK(client.Renew());
+}
+
+// Else its session might end before its first call, or within one.
+TEST(SessionsTest, ALeaseHasSomeTime) {
+  TestDaemon daemon;
+  RpcRank client(daemon.Connect());
+  for (const int nanos : {1, 199'999'999, 200'000'000, 200'000'001}) {
+    v1::OpenSessionRequest request;
+    request.mutable_lease()->set_nanos(nanos);
+    v1::OpenSessionResponse response;
+    ASSERT_OK(Ask(*client.sessions, &v1::Sessions::Stub::Open, request, &response));
+    EXPECT_EQ(response.lease().seconds(), 0);
+    EXPECT_EQ(response.lease().nanos(), std::max(nanos, 200'000'000));
+  }
 }
 
 TEST(SessionsTest, UnattachedCallersOfAnotherUidMayOnlyRead) {

@@ -323,11 +323,12 @@ void LocalNode::AfterReleases(std::function<void()> done) {
     });
   });
 }
-absl::Status LocalNode::RenewLease(SessionId id, absl::Time now) {
-  return WithSession(id, [&](const std::shared_ptr<Session>& session) {
-    parts_->sessions.RenewLease(session.get(), now);
-    return absl::OkStatus();
-  });
+absl::StatusOr<absl::Duration> LocalNode::RenewLease(SessionId id, absl::Time now) {
+  return WithSession(
+      id, [&](const std::shared_ptr<Session>& session) -> absl::StatusOr<absl::Duration> {
+        parts_->sessions.RenewLease(session.get(), now);
+        return session->request.attached ? absl::InfiniteDuration() : session->lease;
+      });
 }
 bool LocalNode::Lives(SessionId id) const { return parts_->sessions.Find(id).ok(); }
 absl::StatusOr<std::string> LocalNode::TenantOf(SessionId id) const {

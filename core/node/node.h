@@ -77,7 +77,8 @@ class LocalNode {
   void SetDetached(SessionId session, bool detached, absl::Time now);
   // `on_ended` is told of every session that ends, whatever ends it, on the node thread.
   void OnSessionEnded(std::function<void(SessionId)> on_ended);
-  absl::Status RenewLease(SessionId session, absl::Time now);
+  // Returns how long it lives from now on; InfiniteDuration: by its process.
+  absl::StatusOr<absl::Duration> RenewLease(SessionId session, absl::Time now);
   // False of one that has ended, however lately.
   bool Lives(SessionId session) const;
 

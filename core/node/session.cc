@@ -11,6 +11,9 @@ namespace {
 
 // So many sessions that died are remembered, with the cause.
 constexpr size_t kKeptDeaths = 1024;
+// While a call of a session is under way each quarter of its lease it is renewed, with those of
+// others: whoever asks for less has this.
+constexpr absl::Duration kShortestLease = absl::Milliseconds(200);
 
 }  // namespace
 
@@ -103,7 +106,8 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenSessionReq
                                            logs, limits, bounds, news);
   session->count_charge = std::move(count_charge);
   session->devices = std::move(devices);
-  session->lease = request.lease > absl::ZeroDuration() ? request.lease : options_->lease;
+  session->lease = std::max(request.lease > absl::ZeroDuration() ? request.lease : options_->lease,
+                            kShortestLease);
   for (DeviceIndex device : session->devices) {
     ++on_device_[static_cast<size_t>(device.value())];
   }

@@ -6,16 +6,17 @@
 namespace chorus::server {
 
 void ForSessionOf(const ServiceContext& context, const Caller& caller, int64_t name,
-                  SessionTask task, std::function<void(absl::Status)> refuse,
+                  HoldSession hold, SessionTask task, std::function<void(absl::Status)> refuse,
                   absl::FunctionRef<void(node::NodeLoop::Task task)> post) {
   const absl::StatusOr<SessionId> session = ParseSession(context.incarnation, name);
   if (!session.ok()) return refuse(session.status());
-  post([tenant = caller.tenant, name, id = *session, task = std::move(task),
+  post([tenant = caller.tenant, name, id = *session, hold = std::move(hold), task = std::move(task),
         refuse = std::move(refuse)](node::LocalNode& node, absl::Time now) {
     const absl::StatusOr<std::string> owner = node.TenantOf(id);
     if (!owner.ok() || *owner != tenant) return refuse(SessionLost(name));
-    const absl::Status status = node.RenewLease(id, now);
-    if (!status.ok()) return refuse(status);
+    const absl::StatusOr<absl::Duration> lease = node.RenewLease(id, now);
+    if (!lease.ok()) return refuse(lease.status());
+    hold(id, *lease);
     task(node, now, id);
   });
 }

@@ -40,9 +40,11 @@ namespace chorus::server {
 using SessionTask = std::function<void(node::LocalNode& node, absl::Time now, SessionId session)>;
 
 // Hands `post` what does `task` on the node thread if `caller` may use the session `name`, and else
-// tells `refuse` (on any thread).
+// tells `refuse` (on any thread). `hold` is called before `task`, with the lease that the session
+// has from now on.
+using HoldSession = std::function<void(SessionId session, absl::Duration lease)>;
 void ForSessionOf(const ServiceContext& context, const Caller& caller, int64_t name,
-                  SessionTask task, std::function<void(absl::Status)> refuse,
+                  HoldSession hold, SessionTask task, std::function<void(absl::Status)> refuse,
                   absl::FunctionRef<void(node::NodeLoop::Task task)> post);
 
 absl::Status CallTimedOut();
@@ -82,11 +84,8 @@ class Call : public RequestCall {
     std::shared_ptr<Call> call = self();
     ForSessionOf(
         *service_, caller(), name,
-        [call, task = std::move(task)](node::LocalNode& node, absl::Time now, SessionId session) {
-          call->Hold(session);
-          task(node, now, session);
-        },
-        [call](absl::Status status) { call->Reply(std::move(status)); },
+        [call](SessionId session, absl::Duration lease) { call->Hold(session, lease); },
+        std::move(task), [call](absl::Status status) { call->Reply(std::move(status)); },
         [call](node::NodeLoop::Task posted) { call->Post(std::move(posted)); });
   }
 

@@ -156,9 +156,9 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     }
     ForSessionOf(
         *service_, caller_, session_,
+        [stream = self_](SessionId session, absl::Duration lease) { stream->Hold(session, lease); },
         [stream = self_, sequence, frame = *std::move(frame)](node::LocalNode& node, absl::Time now,
                                                               SessionId session) {
-          stream->Hold(session);
           node.Submit(session, frame, now, [stream, sequence](node::Outcome outcome) {
             stream->PostOutcome(sequence, outcome.status);
           });
@@ -283,12 +283,12 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
 
   // The session's lease does not run out while the stream is open, and where it ends otherwise so
   // does the stream: its client may say nothing more.
-  void Hold(SessionId session) {
+  void Hold(SessionId session, absl::Duration lease) {
     {
       MutexLock lock(&mutex_);
       if (done_ || held_.value() != 0) return;
       held_ = session;
-      service_->worker->Hold(session);
+      service_->worker->Hold(session, lease);
     }
     service_->farewell->SetSession(farewell_id_, session);
   }

@@ -45,8 +45,10 @@ class Download : public RequestCall {
     if (!checked.ok()) return End(checked);
     ForSessionOf(
         *service_, caller(), request->session(),
+        [download = self()](SessionId session, absl::Duration lease) {
+          download->Hold(session, lease);
+        },
         [download = self(), wait = Waits()](node::LocalNode& node, absl::Time, SessionId session) {
-          download->Hold(session);
           node.ReadTensor(
               session, download->asked_.tensor, download->deadline(),
               [download](absl::StatusOr<node::ReadableTensor> view) {

@@ -144,11 +144,11 @@ void RequestCall::LeaveTurn() {
   turn = std::move(answer_turn_);
 }
 
-void RequestCall::Hold(SessionId session) {
+void RequestCall::Hold(SessionId session, absl::Duration lease) {
   MutexLock lock(&mutex_);
   if (done_ || held_.value() != 0) return;
   held_ = session;
-  service_->worker->Hold(session);
+  service_->worker->Hold(session, lease);
 }
 
 void RequestCall::OnCancel() { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }

@@ -96,7 +96,7 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
     wait_over_ = true;
   }
   // Until the call has ended `session`'s lease does not run out.
-  void Hold(SessionId session);
+  void Hold(SessionId session, absl::Duration lease);
   // After the last reaction, before gRPC's reference goes.
   virtual void Forget() = 0;
 

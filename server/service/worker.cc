@@ -1,13 +1,14 @@
 #include "server/service/worker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/clock.h"
 
 namespace chorus::server {
 
-ServiceWorker::ServiceWorker(Renew renew, absl::Duration renew_period)
-    : renew_(std::move(renew)), renew_period_(renew_period), thread_([this] { Loop(); }) {}
+ServiceWorker::ServiceWorker(Renew renew, absl::Duration longest_period)
+    : renew_(std::move(renew)), longest_period_(longest_period), thread_([this] { Loop(); }) {}
 
 void ServiceWorker::Stop() {
   if (!thread_.joinable()) return;
@@ -26,42 +27,52 @@ void ServiceWorker::Post(const std::string& tenant, std::function<void()> task) 
   tasks_.Push(tenant, std::move(task));
 }
 
-void ServiceWorker::Hold(SessionId session) {
+absl::Time ServiceWorker::RenewalOf(absl::Duration lease) const {
+  return SteadyNow() + std::min(lease / 4, longest_period_);
+}
+
+void ServiceWorker::Hold(SessionId session, absl::Duration lease) {
+  const absl::Time renewal = RenewalOf(lease);
   MutexLock lock(&mutex_);
-  ++held_[session];
-  // The thread may sleep without a limit.
-  if (held_.size() == 1) changed_.Signal();
+  Held& held = held_[session];
+  ++held.calls;
+  held.lease = lease;
+  if (renewal >= next_renewal_) return;
+  next_renewal_ = renewal;
+  changed_.Signal();
 }
 
 void ServiceWorker::Drop(SessionId session) {
   MutexLock lock(&mutex_);
   const auto it = held_.find(session);
-  if (--it->second == 0) held_.erase(it);
+  if (--it->second.calls == 0) held_.erase(it);
+}
+
+std::vector<SessionId> ServiceWorker::TakeDueLocked() {
+  std::vector<SessionId> sessions;
+  if (SteadyNow() < next_renewal_) return sessions;
+  next_renewal_ = absl::InfiniteFuture();
+  for (const auto& [session, held] : held_) {
+    sessions.push_back(session);
+    next_renewal_ = std::min(next_renewal_, RenewalOf(held.lease));
+  }
+  return sessions;
 }
 
 void ServiceWorker::Loop() {
-  absl::Time next_renewal = SteadyNow() + renew_period_;
   for (;;) {
     std::function<void()> task;
     std::vector<SessionId> sessions;
     {
       MutexLock lock(&mutex_);
       while (tasks_.empty() && !stop_) {
-        if (held_.empty()) {
-          changed_.Wait(&mutex_);
-          next_renewal = SteadyNow() + renew_period_;
-          continue;
-        }
-        const absl::Duration left = next_renewal - SteadyNow();
+        const absl::Duration left = next_renewal_ - SteadyNow();
         if (left <= absl::ZeroDuration()) break;
         changed_.WaitFor(&mutex_, left);
       }
       if (tasks_.empty() && stop_) return;
       if (!tasks_.empty()) task = tasks_.Pop();
-      if (SteadyNow() >= next_renewal) {
-        for (const auto& [session, calls] : held_) sessions.push_back(session);
-        next_renewal = SteadyNow() + renew_period_;
-      }
+      sessions = TakeDueLocked();
     }
     if (!sessions.empty()) renew_(std::move(sessions));
     if (task != nullptr) task();

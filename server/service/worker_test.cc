@@ -8,6 +8,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "core/base/clock.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace chorus::server {
@@ -24,7 +25,7 @@ TEST(ServiceWorkerTest, LeasesAreRenewedWhenItHasNothingElseToDo) {
         }
       },
       absl::Milliseconds(1));
-  worker.Hold(SessionId(7));
+  worker.Hold(SessionId(7), absl::Hours(1));
   EXPECT_TRUE(renewed.WaitForNotificationWithTimeout(kPatience));
 }
 
@@ -42,8 +43,25 @@ TEST(ServiceWorkerTest, LeasesAreRenewedHoweverMuchItHasToDo) {
     if (!renewed.HasBeenNotified() && SteadyNow() < deadline) worker.Post("a", again);
   };
   worker.Post("a", again);
-  worker.Hold(SessionId(7));
+  worker.Hold(SessionId(7), absl::Hours(1));
   EXPECT_TRUE(renewed.WaitForNotificationWithTimeout(kPatience));
+}
+
+// Others', that began before, come with it.
+TEST(ServiceWorkerTest, AShortLeaseIsRenewedBeforeItRunsOut) {
+  std::vector<SessionId> sessions;
+  absl::Notification renewed;
+  ServiceWorker worker(
+      [&](std::vector<SessionId> due) {
+        if (renewed.HasBeenNotified()) return;
+        sessions = std::move(due);
+        renewed.Notify();
+      },
+      absl::Hours(1));
+  worker.Hold(SessionId(7), absl::InfiniteDuration());
+  worker.Hold(SessionId(8), absl::Milliseconds(20));
+  ASSERT_TRUE(renewed.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_THAT(sessions, testing::UnorderedElementsAre(SessionId(7), SessionId(8)));
 }
 
 TEST(ServiceWorkerTest, OneForWhomMuchIsToBeDoneKeepsNobodyWaiting) {
