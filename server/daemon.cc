@@ -98,8 +98,7 @@ node::NodeOptions ForDaemon(node::NodeOptions options, TenantLog* log) {
   // What is neither a connection's nor a client's: listeners, threads' wake-ups, files.
   constexpr int64_t kOwnDescriptors = 128;
   options.max_descriptors = std::min(
-      options.max_descriptors,
-      std::max<int64_t>(std::min(DescriptorLimit(), kMostDescriptors) / 2 - kOwnDescriptors, 64));
+      options.max_descriptors, std::max<int64_t>(DescriptorLimit() / 2 - kOwnDescriptors, 64));
   if (options.log_failure == nullptr) {
     options.log_failure = [log](absl::string_view tenant, absl::string_view line) {
       log->Say(google::GLOG_WARNING, tenant, line);

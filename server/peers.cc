@@ -44,13 +44,17 @@ bool Writable(int socket) {
 
 }  // namespace
 
+int DescriptorsOf(rlim_t limit) {
+  static_assert(kMostDescriptors <= ReadGate::kMaxDescriptor + 1);
+  return static_cast<int>(std::min<rlim_t>(limit, kMostDescriptors));
+}
+
 int DescriptorLimit() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
-  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur, ReadGate::kMaxDescriptor + 1));
+  return DescriptorsOf(limit.rlim_cur);
 }
 
-// The upper half of the numbers is for connections.
 PeerTable::PeerTable(uid_t daemon_uid, int max_connections, MaxCalls max_calls,
                      OnRefused on_refused)
     : daemon_uid_(daemon_uid),
@@ -72,9 +76,14 @@ absl::StatusOr<UniqueFd> PeerTable::Add(ClientSocket connection,
   const std::string owner_text = owner.has_value() ? absl::StrCat("uid ", *owner) : "TCP";
   CHORUS_RETURN_IF_ERROR(
       CheckPlaces(absl::StrCat("connections by ", owner_text), own_count, open_, max_connections_));
-  // F_DUPFD gives the lowest free number that is not below `next_`; a full upper end wraps once.
+  // F_DUPFD gives the lowest free number that is not below `next_`, beyond the range too; a full
+  // upper end wraps once.
   for (int attempt = 0; attempt < 2; ++attempt) {
     UniqueFd fd(fcntl(connection.get(), F_DUPFD_CLOEXEC, next_));
+    if (fd.get() >= last_) {
+      fd = UniqueFd();
+      errno = EMFILE;
+    }
     if (fd.valid()) {
       next_ = fd.get() + 1 < last_ ? fd.get() + 1 : first_;
       Connection& entry = peers_[fd.get()];

@@ -14,6 +14,7 @@
 #ifndef CHORUS_SERVER_PEERS_H_
 #define CHORUS_SERVER_PEERS_H_
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -39,12 +40,16 @@
 
 namespace chorus::server {
 
-// How many descriptors the process may have. The upper half of their numbers is for connections.
-int DescriptorLimit();
-// More are not asked for, and where there are more they are not for arenas, which are mapped as
-// often as they have descriptors: a process that has as many mappings as the system lets it have,
-// 65,530 by default (vm.max_map_count), cannot get memory for anything.
+// More descriptors are not asked for, and where there are more they are not used: arenas are mapped
+// as often as they have descriptors, and a process that has as many mappings as the system lets it
+// have, 65,530 by default (vm.max_map_count), cannot get memory for anything; and of each number
+// that a connection has had there is a row (PeerTable).
 inline constexpr int kMostDescriptors = 65536;
+// How many the daemon goes by, of so many that the process may have: the upper half of their
+// numbers is for connections.
+int DescriptorsOf(rlim_t limit);
+// Of this process.
+int DescriptorLimit();
 
 struct Caller {
   std::string tenant;  // "uid:1000", "loopback"

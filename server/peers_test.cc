@@ -421,14 +421,58 @@ TEST(PeerTableTest, WhatGrpcReadsIsCounted) {
   EXPECT_TRUE(HungUp(two.client.get()));
 }
 
+// Of the process, until this object goes.
+class DescriptorLimits {
+ public:
+  explicit DescriptorLimits(rlim_t most) {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &usual_), 0);
+    rlimit changed = usual_;
+    changed.rlim_cur = most;
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &changed), 0);
+  }
+  ~DescriptorLimits() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &usual_), 0); }
+
+ private:
+  rlimit usual_ = {};
+};
+
+// The system gives the next free one, wherever that is.
+TEST(PeerTableTest, NumbersStayInTheirRangeWhereTheLastOneIsTaken) {
+  std::unique_ptr<PeerTable> table;
+  {
+    const DescriptorLimits few(512);
+    table = std::make_unique<PeerTable>(0, 8, PeerTable::MaxCalls{16, 8, 8});
+  }
+  std::vector<Pair> last;
+  for (int i = 0; i < 600; ++i) {
+    table->TakeHangups();
+    while (TooManyUnclosed()) std::this_thread::yield();
+    Pair pair(table.get(), 1000);
+    ASSERT_TRUE(pair.status.ok()) << pair.status;
+    EXPECT_GE(pair.number(), 256);
+    ASSERT_LT(pair.number(), 512);
+    if (pair.number() == 511) last.push_back(std::move(pair));
+  }
+  EXPECT_EQ(last.size(), 1u);
+}
+
+// However many the process may have: the table keeps a row for each number.
+TEST(PeerTableTest, NoMoreNumbersAreUsedThanTheDaemonAsksFor) {
+  for (const rlim_t few : {512, 65535, 65536}) {
+    EXPECT_EQ(DescriptorsOf(few), static_cast<int>(few));
+  }
+  for (const rlim_t many : {rlim_t{65537}, rlim_t{1} << 20, (rlim_t{1} << 20) + 2, RLIM_INFINITY}) {
+    EXPECT_EQ(DescriptorsOf(many), 65536) << many;
+  }
+}
+
 TEST(PeerTableTest, WhatIsReadFromANumberThatIsGivenOutAgainIsCounted) {
-  rlimit limit = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  rlimit few = limit;
-  few.rlim_cur = 512;
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
-  PeerTable table(0, 8, {16, 8, 8});
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  std::unique_ptr<PeerTable> made;
+  {
+    const DescriptorLimits few(512);
+    made = std::make_unique<PeerTable>(0, 8, PeerTable::MaxCalls{16, 8, 8});
+  }
+  PeerTable& table = *made;
   const int first = Pair(&table, 1000).number();
   int numbers = 1;
   for (; numbers < 600; ++numbers) {
