@@ -1442,6 +1442,57 @@ TEST(CommandStreamTest, OneThatHasEndedKeepsNoPlace) {
   EXPECT_TRUE(taken) << "the place of the first is not free";
 }
 
+// Its outcomes stand before what would tell its client, who reads neither.
+TEST(CommandStreamTest, OneWhoseSessionHasEndedIsGivenUpWhereNobodyReads) {
+  TestDaemon daemon([](DaemonOptions* options) {
+    options->max_streams = 2;  // one, of a user
+    options->download_timeout = absl::Milliseconds(200);
+    options->node.lease = absl::Seconds(4);
+  });
+  Pair pair(daemon);
+  v1::AbortWorldRequest abort;
+  abort.set_session(pair.b.session);
+  abort.set_world(pair.b.world);
+  abort.set_rank(1);
+  abort.set_epoch(1);
+  abort.set_message(std::string(1000, 'x'));
+  v1::AbortWorldResponse aborted;
+  EXPECT_OK(Ask(*pair.b.worlds, &v1::Worlds::Stub::Abort, abort, &aborted));
+  EXPECT_EQ(pair.a.Submit(pair.a.RunCommand(2, 1, 1, 0, {1, 2})).code(),
+            absl::StatusCode::kAborted);
+  // Each fails with that text.
+  OpenStream open(pair.a);
+  constexpr int kCommands = 300;
+  for (int i = 0; i < kCommands; ++i) {
+    v1::Command command;
+    command.set_sequence(3 + i);
+    v1::TensorId* const result = command.mutable_make_readable()->add_tensors();
+    result->set_slot(2);
+    result->set_generation(1);
+    ASSERT_TRUE(open.Send(pair.a.session, command));
+  }
+  v1::CommandsResponse response;
+  ASSERT_TRUE(open.stream->Read(&response));
+  ASSERT_TRUE(response.has_error());
+  // More than its window has room for, behind that one.
+  const auto more = 1 + 65535 / static_cast<int64_t>(response.ByteSizeLong());
+  EXPECT_TRUE(Eventually([&] {
+    EXPECT_OK(pair.b.Renew());
+    const auto sessions = pair.b.ListSessions()->sessions();
+    return std::any_of(sessions.begin(), sessions.end(), [&](const auto& session) {
+      return session.session() == pair.a.session && session.command_count() >= 3 + more;
+    });
+  }));
+  ASSERT_OK(pair.a.Close());
+  EXPECT_TRUE(Eventually([&] {
+    OpenStream next(pair.b);
+    v1::Command nothing;
+    nothing.set_sequence(2);
+    nothing.mutable_release();
+    return next.Send(pair.b.session, nothing) && next.stream->Read(&response);
+  })) << "the place of the first is not free";
+}
+
 // Of commands that fail at once, each with an error of a KiB and more.
 TEST(CommandStreamTest, OutcomesThatNobodyReadsHaveSoMuchRoom) {
   TestDaemon daemon([](DaemonOptions* options) { options->answer_bytes = 256 << 10; });

@@ -272,13 +272,15 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
     unread_.Start(service_, context_);
   }
 
-  // The same when the outcomes that are there have been written. Nothing more is read: a client
-  // that goes on sending would put the end off, until gRPC cancels the stream without our word.
+  // The same when the outcomes that are there have been written, for which the client has the same
+  // time. Nothing more is read: a client that goes on sending would put the end off, until gRPC
+  // cancels the stream without our word.
   void EndWhenTold(const absl::Status& status) {
     MutexLock lock(&mutex_);
     if (ended_) return;
     farewell_ = status;
-    if (outcomes_.empty()) EndLocked(ToGrpc(status));
+    if (outcomes_.empty()) return EndLocked(ToGrpc(status));
+    unread_.Start(service_, context_);
   }
 
   // The session's lease does not run out while the stream is open, and where it ends otherwise so

@@ -48,6 +48,7 @@ struct UnreadAlarm::Call : std::enable_shared_from_this<Call> {
 };
 
 void UnreadAlarm::Start(const ServiceContext* service, grpc::CallbackServerContext* context) {
+  if (call_ != nullptr) return;
   call_ = std::make_shared<Call>(service, context);
   MutexLock lock(&call_->mutex);
   call_->Set();

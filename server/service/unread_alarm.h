@@ -1,9 +1,9 @@
 // When the end of a call is given up that its client does not take.
 //
-// It is cancelled ServiceContext::download_timeout after Start(). gRPC has done with no call whose
-// answer stands in a write that its socket does not take, not even with one that is cancelled: so
-// where it has not as long again after that, the call's connection is ended. That of a process that
-// is stopped stays: it has the whole time to read when it goes on.
+// It is cancelled ServiceContext::download_timeout after Start(), with whatever is on its way. gRPC
+// has done with no call whose answer stands in a write that its socket does not take, not even with
+// one that is cancelled: so where it has not as long again after that, the call's connection is
+// ended. That of a process that is stopped stays: it has the whole time to read when it goes on.
 //
 // Threads: one at a time; what is given up on the alarm's own. Ownership: its owner's, for one
 // call. Errors: none.
@@ -24,7 +24,7 @@ class UnreadAlarm {
   UnreadAlarm(const UnreadAlarm&) = delete;
   UnreadAlarm& operator=(const UnreadAlarm&) = delete;
 
-  // Once; until Stop() has been called `context` is gRPC's.
+  // At the first of several. Until Stop() has been called `context` is gRPC's.
   void Start(const ServiceContext* service, grpc::CallbackServerContext* context);
   // gRPC has done with the call. It waits for what is being given up.
   void Stop();
