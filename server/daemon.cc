@@ -152,7 +152,6 @@ struct Daemon::Impl {
     context.streams = &streams;
     context.reads = &reads;
     context.answering = &answering;
-    context.uploads = &uploads;
     context.incarnation = NewIncarnation();
     context.max_wait = options.max_wait;
     context.read_timeout = options.read_timeout;
@@ -188,7 +187,6 @@ struct Daemon::Impl {
   SharedRoom answers{options.answer_bytes, "bytes of answers that have not been read"};
   CallTurns reads{kMaxReads / 8, kMaxReads};
   CallTurns answering{kMaxAnswering};
-  Room uploads{kMaxUploadBytes};
   SharedRoom blocking{kMaxBlockingCalls, "calls of reflection and channelz"};
   PeerTable peers;
   Farewell farewell;

@@ -57,12 +57,11 @@ inline constexpr int64_t kParsedFactor = 96;
 inline constexpr int64_t kMaxParsedBytes = int64_t{25} << 20;
 static_assert(kMaxMessageBytes * kParsedFactor <= kMaxParsedBytes);
 // Requests that are being read, each of which may become the largest, or wait for the node, as a
-// command's frame does.
+// command's frame and the bytes of an upload do.
 inline constexpr int64_t kMaxReads = 32;
 // Of a stream of commands: what of it may wait for the node before more is read.
 inline constexpr int64_t kMaxPostedBytes = 4 << 10;
-// Of all uploads until they are written; of all answers that are not small until they are read.
-inline constexpr int64_t kMaxUploadBytes = int64_t{8} << 20;
+// Of all answers that are not small until they are read.
 inline constexpr int64_t kMaxAnswerBytes = int64_t{17} << 20;
 
 // Connections of each kind, calls that their handlers have let in, and streams of commands, which
@@ -113,7 +112,7 @@ constexpr int64_t SumOfParts(int64_t connections, int64_t calls, int64_t streams
                              int64_t sessions) {
   return kBaseBytes + kErrorBytes + ReadBytes(0, calls, streams) +
          (calls + kMaxOtherCalls + kMaxEndingCalls) * kCallBytes + connections * kConnectionBytes +
-         kMaxParsedBytes + kMaxUploadBytes + kMaxAnswerBytes + kMaxReads * kMaxFrameBytes +
+         kMaxParsedBytes + kMaxAnswerBytes + kMaxReads * kMaxMessageBytes +
          streams * (kMaxPostedBytes + kMaxFrameBytes) + kMaxLaterMessages * kLaterMessageBytes +
          sessions * node::kFreeWaits * node::kWaitBytes;
 }

@@ -34,10 +34,9 @@ struct ServiceContext {
   Farewell* farewell = nullptr;
   TenantLog* log = nullptr;
   Room* parsing = nullptr;          // for messages that are being parsed
-  Room* uploads = nullptr;          // for bytes that the node has not written yet
   SharedRoom* answers = nullptr;    // for what clients have not read yet
   SharedRoom* streams = nullptr;    // for what comes on streams of commands
-  CallTurns* reads = nullptr;       // of requests, until the node has them
+  CallTurns* reads = nullptr;       // of requests, until the node has them, and has written them
   CallTurns* answering = nullptr;   // of answers, until gRPC has done with them
   AttachServer* attach = nullptr;   // null: the daemon listens on TCP alone
   int64_t incarnation = 0;          // 1 .. kMaxIncarnation, other after each start

@@ -100,12 +100,7 @@ void RequestCall::OnReadDone(bool ok) {
 }
 
 void RequestCall::Post(node::NodeLoop::Task task) {
-  CallTurns::Turn turn;
-  {
-    MutexLock lock(&mutex_);
-    turn = std::move(turn_);
-  }
-  // Where a turn ends the next request is begun to be read, and that is not for the node thread.
+  CallTurns::Turn turn = TakeTurn();
   service_->loop->Post(caller_.tenant,
                        [worker = service_->worker, tenant = caller_.tenant, task = std::move(task),
                         turn = std::make_shared<CallTurns::Turn>(std::move(turn))](

@@ -2,9 +2,9 @@
 //
 // It is counted from its headers on. Its request is read when it is its turn, and has to come
 // within ServiceContext::read_timeout from then on; the turn lasts until the request has been
-// taken, by the node where it is for that. A call that has ended before is not carried out. An end
-// that its client does not take is given up ServiceContext::download_timeout after the call's
-// deadline.
+// taken, by the node where it is for that, an upload until it is written. A call that has ended
+// before is not carried out. An end that its client does not take is given up
+// ServiceContext::download_timeout after the call's deadline.
 //
 // Threads: gRPC's. Under its mutex it takes those of SharedRoom, ServiceWorker and PeerTable, which
 // take no other. Ownership: gRPC's, until OnDone; others share it. Errors: end the call. Of every
@@ -52,8 +52,15 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   // Whose call it is.
   const Caller& caller() const { return caller_; }
 
-  // Does `task` on the node thread. What has been read of the call waits for that until then.
+  // Does `task` on the node thread. What has been read of the call waits for that until then, and
+  // has its turn, unless that has been taken.
   void Post(node::NodeLoop::Task task) ABSL_LOCKS_EXCLUDED(mutex_);
+  // By HaveRequest: the turn goes with whatever keeps what has been read for longer. It is not for
+  // the node thread to end it: the next request is begun to be read then.
+  CallTurns::Turn TakeTurn() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return std::move(turn_);
+  }
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
@@ -68,7 +75,7 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
 
   // Once, when it is shared: then HaveRequest follows, or End.
   void ReadRequest();
-  // Takes what it needs of `bytes`; on one of gRPC's threads, which may wait for room.
+  // Takes what it needs of `bytes`; on one of gRPC's threads, which may wait for room to parse.
   virtual void HaveRequest(grpc::ByteBuffer* bytes) = 0;
   // Ends the call, unless it has ended.
   virtual void End(const absl::Status& status) = 0;

@@ -8,9 +8,11 @@
 #include "chorus/v1/tensors.grpc.pb.h"
 #include "proto/convert/convert.h"
 #include "server/service/call.h"
+#include "server/service/call_turns.h"
 #include "server/service/download.h"
 #include "server/service/methods.h"
 #include "server/service/submit.h"
+#include "server/service/worker.h"
 
 namespace chorus::server {
 namespace {
@@ -25,9 +27,24 @@ v1::Release ReleaseOf(const Names& tensors) {
   return release;
 }
 
+// Its bytes, until they are written, also when its client has gone: so there are no more of them
+// than turns, and nobody waits for room with a thread of gRPC's.
 struct Upload {
-  Room::Part room;
-  node::WriteStagingRequest write;
+  Upload(Call<v1::WriteStagingResponse>* call, node::WriteStagingRequest request)
+      : worker(call->service()->worker),
+        tenant(call->caller().tenant),
+        turn(std::make_shared<CallTurns::Turn>(call->TakeTurn())),
+        write(std::move(request)) {}
+  Upload(const Upload&) = delete;
+  Upload& operator=(const Upload&) = delete;
+  ~Upload() {
+    worker->Post(tenant, [turn = std::move(turn)] {});
+  }
+
+  ServiceWorker* const worker;
+  const std::string tenant;
+  std::shared_ptr<CallTurns::Turn> turn;
+  const node::WriteStagingRequest write;
 };
 
 // Writes `upload` slice by slice, from byte `done` on, each in its own turn of the node thread.
@@ -80,12 +97,11 @@ void OnCreateStaging(const CallRef<v1::CreateStagingResponse>& call,
 
 void OnWriteStaging(const CallRef<v1::WriteStagingResponse>& call, grpc::ByteBuffer* bytes) {
   const ServiceContext* const service = call->service();
-  // A call that waits here has no room for parsing, for which all others would wait.
-  Room::Part room = service->uploads->Enter(static_cast<int64_t>(bytes->Length()));
   const Parsed<v1::WriteStagingRequest> request(service->parsing, bytes, kMaxWriteMessageBytes);
   if (!request.ok()) return call->Reply(request.status());
-  const std::shared_ptr<const Upload> upload(new Upload{
-      std::move(room), {ArenaId(request->arena()), request->offset_bytes(), request->data()}});
+  const auto upload = std::make_shared<const Upload>(
+      call.get(), node::WriteStagingRequest{ArenaId(request->arena()), request->offset_bytes(),
+                                            request->data()});
   const absl::Status checked = upload->write.Check();
   if (!checked.ok()) return call->Reply(checked);
   call->ForSession(request->session(),
