@@ -3,10 +3,10 @@
 //
 // Threads: the session's lock guards the members. A Refusals is one thread's, until
 //   SubmitRefusals sends it.
-// Ownership: plain values. Errors: what SubmitRefusals finds no room for goes with the next
-// command,
-//   and nobody waits for it; AwaitRefused, RefuseOn and RefuseRest give the error as the daemon has
-//   recorded it.
+// Ownership: plain values.
+// Errors: what SubmitRefusals finds no room for goes with the next command, and nobody waits for
+// it;
+//   AwaitRefused, RefuseOn and RefuseRest give the error as the daemon has recorded it.
 #ifndef CHORUS_CLIENT_INTERNAL_REFUSALS_H_
 #define CHORUS_CLIENT_INTERNAL_REFUSALS_H_
 

@@ -29,6 +29,37 @@ void SetSent(TensorId id, Sequence producer, TensorData* data) {
 // The session whose lock this thread holds.
 thread_local const SessionCore* locked_session = nullptr;
 
+// Tells that these are gone, behind what has been sent; leaves those that have found no room.
+void SendRelease(Log* log, std::vector<TensorId>* tensors) {
+  while (!tensors->empty()) {
+    const auto end =
+        tensors->begin() + static_cast<ptrdiff_t>(std::min(kNamesPerFrame, tensors->size()));
+    Release release;
+    release.tensors.assign(tensors->begin(), end);
+    const bool is_taken = log->Submit(std::move(release)).ok();
+    if (log->has_no_room()) return;
+    if (is_taken) {
+      std::for_each(tensors->begin(), end, [log](TensorId id) { log->tensors().Release(id); });
+    }
+    tensors->erase(tensors->begin(), end);
+  }
+}
+
+// Waits until that tensor's elements are where they can be read, which they are not if it is
+// `on_device`.
+absl::Status MakeReadableIf(bool on_device, TensorId id, SessionCore* session) {
+  if (!on_device) return absl::OkStatus();
+  Sequence command;
+  {
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    CHORUS_ASSIGN_OR_RETURN(command, session->log().Submit(MakeReadable{{id}}));
+  }
+  // The tensor says that it can be read, and not why it cannot: there is no memory for its copy.
+  const absl::Status readable = session->link().WaitCommand(command, session->wait_timeout());
+  return ErrorOf(readable).reason == Reason::kOutcomeForgotten ? absl::OkStatus() : readable;
+}
+
 absl::Status ClosedError() { return MakeError(Reason::kSessionLost, "the session is closed"); }
 
 }  // namespace
@@ -407,19 +438,6 @@ absl::StatusOr<bool> SessionCore::Wait(const TensorDataPtr& data, absl::Duration
   return false;
 }
 
-absl::Status SessionCore::MakeReadableIf(bool on_device, TensorId id) {
-  if (!on_device) return absl::OkStatus();
-  Sequence command;
-  {
-    SessionLock lock(this);
-    CHORUS_RETURN_IF_ERROR(lock.status());
-    CHORUS_ASSIGN_OR_RETURN(command, log_.Submit(MakeReadable{{id}}));
-  }
-  // The tensor says that it can be read, and not why it cannot: there is no memory for its copy.
-  const absl::Status readable = link_->WaitCommand(command, wait_timeout_);
-  return ErrorOf(readable).reason == Reason::kOutcomeForgotten ? absl::OkStatus() : readable;
-}
-
 absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* out) {
   if (data->info->bytes == 0) return absl::OkStatus();
   // Also of what another thread has named since: that is where `on_device` does not say.
@@ -431,7 +449,7 @@ absl::Status SessionCore::Read(const TensorDataPtr& data, bool on_device, char* 
     std::memcpy(out, data->staging, static_cast<size_t>(data->info->bytes));
     return absl::OkStatus();
   }
-  CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
+  CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id, this));
   CHORUS_RETURN_IF_ERROR(
       link_->Read(data->id, data->producer, out, data->info->bytes, wait_timeout_));
   // Closed meanwhile, its memory may have become another's.
@@ -468,7 +486,7 @@ absl::StatusOr<std::shared_ptr<const char>> SessionCore::Map(const TensorDataPtr
   if (!data->inline_data.bytes.empty() || taker != Sequence()) {
     CHORUS_ASSIGN_OR_RETURN(on_device, Wait(data, wait_timeout_));
   }
-  CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id));
+  CHORUS_RETURN_IF_ERROR(MakeReadableIf(on_device, data->id, this));
   CHORUS_ASSIGN_OR_RETURN(
       holder->bytes, link_->MapTensor(data->id, data->producer, data->info->bytes, wait_timeout_));
   const char* const bytes = holder->bytes.get();
@@ -533,33 +551,15 @@ void SessionCore::SendLeft(Releases::Batch* left) {
                                          session_lock) { return fragments_.Use(id); });
   std::vector<TensorId> first(unused, left->tensors.end());
   left->tensors.erase(unused, left->tensors.end());
-  SendRelease(&first);
+  SendRelease(&log_, &first);
   left->tensors.insert(left->tensors.end(), first.begin(), first.end());
   if (log_.has_no_room() || (left->tensors.empty() && left->arenas.empty())) return;
   Flush();
   if (log_.has_no_room()) return;
-  SendRelease(&left->tensors);
+  SendRelease(&log_, &left->tensors);
   if (log_.has_no_room()) return;
   staging_.Release(left->arenas);
   left->arenas.clear();
-}
-
-void SessionCore::SendRelease(std::vector<TensorId>* tensors) {
-  while (!tensors->empty()) {
-    const auto end =
-        tensors->begin() + static_cast<ptrdiff_t>(std::min(kNamesPerFrame, tensors->size()));
-    Release release;
-    release.tensors.assign(tensors->begin(), end);
-    const bool is_taken = log_.Submit(std::move(release)).ok();
-    if (log_.has_no_room()) return;
-    if (is_taken) {
-      std::for_each(tensors->begin(), end,
-                    [this](TensorId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock) {
-                      log_.tensors().Release(id);
-                    });
-    }
-    tensors->erase(tensors->begin(), end);
-  }
 }
 
 void SessionCore::Leave() {

@@ -166,15 +166,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::StatusOr<TensorId> NewTensorId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   absl::Status NameHost(TensorData* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  absl::Status MakeReadableIf(bool on_device, TensorId id) ABSL_LOCKS_EXCLUDED(session_lock);
   // Sends the fragment of this id, if it is open.
   void FlushOne(int64_t fragment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Sends what destructors left. `all`: also the few tensors that could wait for company.
   void Drain(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // The same of what was taken there; leaves what has found no room.
   void SendLeft(Releases::Batch* left) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
-  // Tells that these are gone, behind what has been sent; leaves those that have found no room.
-  void SendRelease(std::vector<TensorId>* tensors) ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
   // Leaves the worlds that are gone and whose runs are over.
   void Leave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(session_lock);
 
