@@ -163,15 +163,20 @@ TEST(ConnectionsTest, RefusalsThatNobodyReadsAreGivenUp) {
 
 const std::string kEmptyMessage(5, '\0');
 
-// So many calls of `method` that their ends are more than a socket holds; their flow is no limit.
+// The first words of a client whose flow is no limit.
+std::string AnyFlow() {
+  return kPreface +
+         Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(1 << 30, 4)) +
+         Frame(kWindowUpdate, 0, 0, BigEndian(1 << 30, 4));
+}
+std::string CallOf(const std::string& method, uint32_t stream, const std::string& message) {
+  return Frame(kHeaders, kEndHeaders, stream, HeadersOf(method)) +
+         Frame(kData, kEndStream, stream, message);
+}
+// So many calls of `method` that their ends are more than a socket holds.
 std::string ManyCalls(const std::string& method) {
-  std::string words =
-      kPreface + Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(1 << 30, 4)) +
-      Frame(kWindowUpdate, 0, 0, BigEndian(1 << 30, 4));
-  for (uint32_t i = 0; i < 200; ++i) {
-    words += Frame(kHeaders, kEndHeaders, 2 * i + 1, HeadersOf(method)) +
-             Frame(kData, kEndStream, 2 * i + 1, kEmptyMessage);
-  }
+  std::string words = AnyFlow();
+  for (uint32_t i = 0; i < 200; ++i) words += CallOf(method, 2 * i + 1, kEmptyMessage);
   return words;
 }
 
@@ -188,6 +193,41 @@ TEST(ConnectionsTest, OneWhoseAnswersNobodyReadsIsClosed) {
     SCOPED_TRACE(method);
     const UniqueFd client = ConnectUnix(daemon.path());
     Send(client, ManyCalls(method));
+    EXPECT_TRUE(AwaitHangup(client.get()));
+  }
+}
+
+// Its call's deadline is far.
+TEST(ConnectionsTest, OneThatDoesNotReadADownloadIsClosed) {
+  TestDaemon daemon(
+      [](DaemonOptions* options) { options->download_timeout = absl::Milliseconds(200); });
+  RpcRank rank(daemon.Connect());
+  ASSERT_TRUE(rank.Open().ok());
+  int slot = 0;
+  for (const int64_t size : {64 << 10, 16 << 20}) {
+    SCOPED_TRACE(size);
+    ++slot;
+    v1::CreateStagingRequest create;
+    create.set_session(rank.session);
+    create.set_size_bytes(size);
+    v1::CreateStagingResponse staging;
+    ASSERT_TRUE(Ask(*rank.tensors, &v1::Tensors::Stub::CreateStaging, create, &staging).ok());
+    v1::Command command;
+    command.set_sequence(slot);
+    v1::CreateTensor* const tensor = command.mutable_create_tensor();
+    tensor->mutable_id()->set_slot(slot);
+    tensor->mutable_id()->set_generation(1);
+    tensor->mutable_type()->set_dtype(v1::DTYPE_U8);
+    tensor->mutable_type()->add_dims(size);
+    tensor->mutable_source()->mutable_external()->set_arena(staging.arena());
+    ASSERT_TRUE(rank.Submit(command).ok());
+    v1::DownloadTensorRequest request;
+    request.set_session(rank.session);
+    *request.mutable_tensor() = tensor->id();
+    const std::string bytes = request.SerializeAsString();
+    const UniqueFd client = ConnectUnix(daemon.path());
+    Send(client, AnyFlow() + CallOf("/chorus.v1.Tensors/Download", 1,
+                                    BigEndian(0, 1) + BigEndian(bytes.size(), 4) + bytes));
     EXPECT_TRUE(AwaitHangup(client.get()));
   }
 }

@@ -123,6 +123,8 @@ class Download : public RequestCall {
     if (ended_) return;
     if (SteadyNow() < part_due_) return WatchLocked();
     ended_ = true;
+    // Before it is cancelled: gRPC does not know the connection of one that has been.
+    GiveUpLocked();
     const grpc::Status timeout_status = ToGrpc(MakeError(
         Reason::kTransportTimeout,
         absl::StrCat("the caller has not taken the ", part_bytes_, " bytes of the tensor ",
@@ -149,8 +151,14 @@ class Download : public RequestCall {
     SendPart();
   }
 
+  // It may stand behind the last part, which nobody takes.
   void End(const absl::Status& status) override {
-    if (MayEnd()) Finish(ToGrpc(status));
+    if (!MayEnd()) return;
+    {
+      MutexLock lock(&mutex_);
+      GiveUpLocked();
+    }
+    Finish(ToGrpc(status));
   }
   // The node, or the part that is on its way, ends it by then.
   void EndLate() override {}

@@ -66,8 +66,7 @@ void RequestCall::ReadLate() {
 void RequestCall::DeadlineHasCome() {
   EndLate();
   MutexLock lock(&mutex_);
-  if (done_) return;
-  unread_.Start(service_, context_);
+  if (!done_) GiveUpLocked();
 }
 
 void RequestCall::CanBeSpared() {

@@ -4,7 +4,7 @@
 // within ServiceContext::read_timeout from then on; the turn lasts until the request has been
 // taken, by the node where it is for that, an upload until it is written. A call that has ended
 // before is not carried out. An end that its client does not take is given up
-// ServiceContext::download_timeout after the call's deadline.
+// ServiceContext::download_timeout after the call's deadline, that of a download after it.
 //
 // Threads: gRPC's. Under its mutex it takes those of SharedRoom, ServiceWorker and PeerTable, which
 // take no other. Ownership: gRPC's, until OnDone; others share it. Errors: end the call. Of every
@@ -87,6 +87,9 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   void WhenAnswered(std::function<void()> answer) ABSL_LOCKS_EXCLUDED(mutex_);
   // What is sent has room of its own, until its client has read it: it takes nobody's turn.
   void LeaveTurn() ABSL_LOCKS_EXCLUDED(mutex_);
+  // An end that its client does not take is given up download_timeout from now on. Before Finish,
+  // or with it under the mutex: behind that the call may be gone.
+  void GiveUpLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { unread_.Start(service_, context_); }
   // Whether the caller is the one that ends it, which is gRPC's Finish: behind that nothing may be
   // started.
   bool MayEnd() ABSL_LOCKS_EXCLUDED(mutex_) {
