@@ -1,6 +1,7 @@
 #include "chorus/parallel.h"
 
 #include <any>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -296,7 +297,9 @@ TEST_F(ParallelTest, AGatherThatFailedIsMadeAgain) {
   const HostTensor late = GatherToHost(pieces, devices_);
   {
     const std::vector<Tensor> held = TakeAllNames(session_);
-    EXPECT_EQ(ErrorOf(late.tensor().Wait()).reason, Reason::kQuota);
+    const Error error = ErrorOf(late.tensor().Wait());
+    EXPECT_EQ(error.reason, Reason::kQuota);
+    EXPECT_THAT(error.source, HasSubstr("parallel_test.cc:"));
   }
   EXPECT_THAT(Values<double>(late.tensor()), ElementsAre(1, 2));
 }
@@ -739,6 +742,20 @@ TEST_F(ParallelTest, AMemberThatCouldNotBeTracedIsOutOfLineUntilAllCallTogether)
   EXPECT_EQ(ErrorOf(Broadcast(Row(session_, {1}), devices_)[0].Wait()).reason, Reason::kOutOfLine);
   for (int d = 0; d < 3; ++d) ASSERT_TRUE(devices_.world(d).Step(3).ok());
   expect_in_line();
+}
+
+// More requests for gradients than there is room for runs, and each is over only when all devices
+// have asked.
+TEST_F(ParallelTest, GradientsOfManyTensorsDoNotWaitForThemselves) {
+  const Session session = daemon_.Open(3, std::chrono::seconds(1));
+  const auto devices = DeviceGroup::Create(session);
+  ASSERT_TRUE(devices.ok()) << devices.status();
+  std::vector<Tensor> xs;
+  for (int i = 0; i < 300; ++i) xs.push_back(Row(session, {1.0 * i}).RequireGrad());
+  const std::vector<std::vector<Tensor>> y = BroadcastCoalesced(xs, *devices);
+  ASSERT_TRUE(Backward(y[1]).ok());
+  EXPECT_EQ(daemon_.counts().command_waits, 0);
+  for (const Tensor& x : xs) EXPECT_THAT(Values<double>(x.grad()), ElementsAre(1));
 }
 
 }  // namespace

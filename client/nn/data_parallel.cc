@@ -31,31 +31,37 @@ using parallel::DeviceGroup;
 using parallel::Nest;
 using parallel::ScatteredInputs;
 
-// `nest` with what `function` makes of each of its tensors.
-Nest MapTensors(const Nest& nest, const std::function<Tensor(const Tensor&)>& function) {
+// `nest` with what `function` makes of each of its leaves.
+Nest MapLeaves(const Nest& nest, const std::function<Nest(const Nest&)>& function) {
   switch (nest.kind()) {
-    case Nest::Kind::kTensor:
-      return Nest(function(nest.tensor()));
     case Nest::Kind::kList:
     case Nest::Kind::kTuple: {
       Nest::Items items;
-      for (const Nest& item : nest.items()) items.push_back(MapTensors(item, function));
+      for (const Nest& item : nest.items()) items.push_back(MapLeaves(item, function));
       return nest.kind() == Nest::Kind::kList ? Nest::List(std::move(items))
                                               : Nest::Tuple(std::move(items));
     }
     case Nest::Kind::kMap: {
       Nest::Fields fields;
       for (const auto& field : nest.fields()) {
-        fields[field.first] = MapTensors(field.second, function);
+        fields[field.first] = MapLeaves(field.second, function);
       }
       return Nest::Map(std::move(fields));
     }
+    case Nest::Kind::kTensor:
     case Nest::Kind::kNothing:
     case Nest::Kind::kHost:
     case Nest::Kind::kOpaque:
       break;
   }
-  return nest;
+  return function(nest);
+}
+
+// The same of its tensors.
+Nest MapTensors(const Nest& nest, const std::function<Tensor(const Tensor&)>& function) {
+  return MapLeaves(nest, [&function](const Nest& leaf) {
+    return leaf.kind() == Nest::Kind::kTensor ? Nest(function(leaf.tensor())) : leaf;
+  });
 }
 
 // `nest` with its tensors on `device`; or the first error that one of them is known to carry.
@@ -261,12 +267,14 @@ absl::Status DataParallel::CallRefused(const absl::Status& why, const Nest::Item
   if (module_ == nullptr || devices_.size() == 0) return why;
   const Tensor failed = FromError(devices_.device(0), why);
   bool has_tensor = false;
-  const auto fail = [&](const Tensor&) {
+  // Replicas get tensors for what is in the trainer's memory.
+  const auto fail = [&](const Nest& leaf) {
+    if (leaf.kind() != Nest::Kind::kTensor && leaf.kind() != Nest::Kind::kHost) return leaf;
     has_tensor = true;
-    return failed;
+    return Nest(failed);
   };
-  const Nest failed_inputs = MapTensors(Nest::Tuple(inputs), fail);
-  const Nest failed_keywords = MapTensors(Nest::Map(keywords), fail);
+  const Nest failed_inputs = MapLeaves(Nest::Tuple(inputs), fail);
+  const Nest failed_keywords = MapLeaves(Nest::Map(keywords), fail);
   if (!has_tensor) return why;  // the call would be made
   const StateScope scope(*module_, StateOfRefused(*module_, failed));
   const absl::StatusOr<Nest> result =

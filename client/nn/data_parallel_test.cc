@@ -977,6 +977,21 @@ TEST_F(DataParallelTest, ACallThatComesToNoReplicaIsMadeOfTheModuleWithFailedInp
   EXPECT_EQ(calls, 3);
 }
 
+TEST_F(DataParallelTest, ARefusedCallHasFailedTensorsForWhatIsInTheTrainersMemory) {
+  int calls = 0;
+  absl::Status seen;
+  const auto net = std::make_shared<Net>([&](const Nest::Items& in, const Nest::Fields&) {
+    ++calls;
+    if (in[0].kind() == Nest::Kind::kTensor) seen = in[0].tensor().status();
+    return in[0];
+  });
+  DataParallel model(net, devices_);
+  const absl::Status refused = model.Call({parallel::HostTensor::Of(Doubles{1}, {})}, {}).status();
+  EXPECT_THAT(TextOf(refused), HasSubstr("at least one dimension"));
+  EXPECT_EQ(calls, 1);
+  EXPECT_THAT(TextOf(seen), HasSubstr("at least one dimension"));
+}
+
 TEST_F(DataParallelTest, ACallThatWouldBeMadeOfNothingThatCanFailIsNotMade) {
   // Never given its parameter.
   class Unmade : public Net {

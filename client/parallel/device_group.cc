@@ -96,14 +96,15 @@ CallRequest CallOf(const char* op, bool record, CallSite site) {
 std::vector<std::vector<Results>> ApplyGroupCalls(const std::vector<GroupCall>& calls,
                                                   const DeviceGroup& devices) {
   const size_t device_count = static_cast<size_t>(devices.size());
-  std::vector<std::vector<CallRequest>> variants(device_count);
+  std::vector<CallRequest> variants;
+  variants.reserve(calls.size() * device_count);
   std::vector<MemberCall> members;
-  for (size_t p = 0; p < device_count; ++p) {
-    const std::shared_ptr<MemberCore>& member = MemberOf(devices.world(static_cast<int>(p)));
-    variants[p].reserve(calls.size());
-    for (const GroupCall& call : calls) {
-      variants[p].push_back(call.call);
-      CallRequest& variant = variants[p].back();
+  // All devices of one call before the next call: gradients are asked for in that order, too, and
+  // who asks for one waits for room, which comes when all of an earlier one's devices have asked.
+  for (const GroupCall& call : calls) {
+    for (size_t p = 0; p < device_count; ++p) {
+      const std::shared_ptr<MemberCore>& member = MemberOf(devices.world(static_cast<int>(p)));
+      CallRequest& variant = variants.emplace_back(call.call);
       if (call.inputs[p].empty()) {
         variant.spec.collective.counts.clear();
         if (!call.types.empty()) variant.spec.type = &call.types[p];
@@ -113,10 +114,8 @@ std::vector<std::vector<Results>> ApplyGroupCalls(const std::vector<GroupCall>& 
   }
   std::vector<Results> flat = ApplyCollectives(members);
   std::vector<std::vector<Results>> results(device_count);
-  for (size_t p = 0; p < device_count; ++p) {
-    for (size_t c = 0; c < calls.size(); ++c) {
-      results[p].push_back(std::move(flat[p * calls.size() + c]));
-    }
+  for (size_t i = 0; i < flat.size(); ++i) {
+    results[i % device_count].push_back(std::move(flat[i]));
   }
   for (size_t c = 0; c < calls.size(); ++c) {
     auto nodes = std::make_shared<std::vector<GradNodePtr>>();

@@ -62,7 +62,7 @@ struct HostTensorImpl {
   DeviceGroup devices;
   std::vector<Tensor> pieces;
   int64_t dim = 0;
-  std::string source;
+  CallSite site;
   // What stands for it on the first device.
   Mutex mutex;
   Tensor stand_in ABSL_GUARDED_BY(mutex);
@@ -141,7 +141,7 @@ Tensor HostTensor::tensor() const {
   const bool lacks_history = of_trace && ImplOf(gathered)->node == nullptr && GradEnabled() &&
                              AnyRequiresGrad(impl_->pieces);
   if (!of_trace || lacks_history || HasFailed(gathered)) {
-    gathered = Gather(impl_->pieces, impl_->devices, 0, impl_->dim);
+    gathered = Gather(impl_->pieces, impl_->devices, 0, impl_->dim, nullptr, impl_->site);
   }
   return gathered;
 }
@@ -236,6 +236,7 @@ HostTensor GatherToHost(const Tensors& xs, const DeviceGroup& devices, int64_t d
     host->pieces = std::move(checked->xs);
     host->dim = checked->axis;
     host->devices = devices;
+    host->site = site;
   } else {
     host->status = WithSource(checked.status(), SourceOf(site));
   }
