@@ -428,20 +428,26 @@ Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_ro
 
 namespace {
 
+// What one call has on each member, at most.
+struct CallSize {
+  size_t results = 0;
+  size_t peers = 0;  // whose operands are read where they stand
+};
+
 // `calls[i]` on `inputs[i]`, as few runs as may be, cut alike on all ranks: one call, however many
-// they are. `results_each`: the most that one has.
+// they are.
 std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
                                     const std::vector<absl::Span<const Tensor>>& inputs,
-                                    size_t results_each, const Group& group) {
+                                    const CallSize& size, const Group& group) {
   std::vector<Results> results;
   results.reserve(calls.size());
   CallInRuns runs;
   std::vector<MemberCall> run;
   size_t values = 0;
-  // What one call adds to its gang: on each member itself, its results, and the others' operands,
-  // of which four count as one.
+  // What one call adds to its gang: on each member itself, its results, and those operands, of
+  // which four count as one.
   const size_t members = static_cast<size_t>(std::max(1, group.size()));
-  const size_t of_gang = members * (1 + results_each + members / 4);
+  const size_t of_gang = members * (1 + size.results) + members * size.peers / 4;
   const auto submit = [&] {
     std::vector<Results> run_results = ApplyCollectives(run);
     std::move(run_results.begin(), run_results.end(), std::back_inserter(results));
@@ -451,7 +457,7 @@ std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
   const auto refused = [&results] { return !results.empty() && !results.back()[0].status().ok(); };
   for (size_t i = 0; i < calls.size(); ++i) {
     // An operand counts also where the root alone has one: a run of 2,048 collectives is full.
-    const size_t call_values = std::max<size_t>(1, inputs[i].size()) + results_each;
+    const size_t call_values = std::max<size_t>(1, inputs[i].size()) + size.results;
     if (!run.empty() &&
         (values + call_values > kMaxRunValues || (run.size() + 1) * of_gang > kMaxGangSize)) {
       submit();
@@ -477,9 +483,9 @@ std::vector<Tensor> OneEach(std::vector<Results> results) {
 
 // The same call on each of `xs`.
 std::vector<Results> ApplyEach(const CallRequest& call,
-                               const std::vector<absl::Span<const Tensor>>& xs, size_t results_each,
-                               const Group& group) {
-  return ApplyCoalesced(std::vector<CallRequest>(xs.size(), call), xs, results_each, group);
+                               const std::vector<absl::Span<const Tensor>>& xs,
+                               const CallSize& size, const Group& group) {
+  return ApplyCoalesced(std::vector<CallRequest>(xs.size(), call), xs, size, group);
 }
 
 std::vector<absl::Span<const Tensor>> Singly(const std::vector<Tensor>& xs) {
@@ -492,9 +498,11 @@ std::vector<absl::Span<const Tensor>> Singly(const std::vector<Tensor>& xs) {
 std::vector<Tensor> ReduceEach(CallRequest call, const std::vector<absl::Span<const Tensor>>& xs,
                                const Group& group, const ReduceOp& op) {
   call.spec.collective.reduction = op.reduction();
-  const size_t extras = static_cast<size_t>(std::max(1, group.size()));
   if (op.reduction() != Reduction::kPremulSum) {
-    return OneEach(ApplyEach(call, xs, 1 + extras, group));
+    // What a gradient needs of the other members: who holds an extreme, or all factors.
+    const bool is_sum = op.reduction() == Reduction::kSum || op.reduction() == Reduction::kAvg;
+    const size_t extras = is_sum ? 0 : static_cast<size_t>(std::max(1, group.size()));
+    return OneEach(ApplyEach(call, xs, {1 + extras, 0}, group));
   }
   std::vector<std::vector<Tensor>> operands;
   std::vector<absl::Span<const Tensor>> spans;
@@ -503,7 +511,7 @@ std::vector<Tensor> ReduceEach(CallRequest call, const std::vector<absl::Span<co
     operands.back().push_back(FactorOf(op, x, call.spec.site));
   }
   for (const std::vector<Tensor>& x : operands) spans.push_back(x);
-  return OneEach(ApplyEach(call, spans, 1, group));
+  return OneEach(ApplyEach(call, spans, {1, 0}, group));
 }
 
 }  // namespace
@@ -525,7 +533,7 @@ std::vector<Tensor> BroadcastCoalesced(const std::vector<Tensor>& xs, int root, 
     calls[i].behind = Only(xs[i]);
     inputs[i] = {};
   }
-  return OneEach(ApplyCoalesced(calls, inputs, 1, group));
+  return OneEach(ApplyCoalesced(calls, inputs, {1, 1}, group));
 }
 
 std::vector<Tensor> ReduceCoalesced(const std::vector<Tensor>& xs, int root, const Group& group,
@@ -540,7 +548,7 @@ std::vector<std::vector<Tensor>> AllGatherCoalesced(const std::vector<Tensor>& x
   const size_t members = static_cast<size_t>(std::max(1, group.size()));
   std::vector<std::vector<Tensor>> lists;
   for (Results& results :
-       ApplyEach(CallRequest(Ops().all_gather, site), Singly(xs), members, group)) {
+       ApplyEach(CallRequest(Ops().all_gather, site), Singly(xs), {members, members}, group)) {
     lists.push_back(List(std::move(results), group.size()));
   }
   return lists;
@@ -550,8 +558,9 @@ std::vector<Tensor> AllGatherIntoTensorCoalesced(const std::vector<Tensor>& xs, 
                                                  CallSite site) {
   std::vector<Tensor> pieces;
   for (const Tensor& x : xs) pieces.push_back(AsRow(x, site));
-  return OneEach(
-      ApplyEach(CallRequest(Ops().all_gather_into_tensor, site), Singly(pieces), 1, group));
+  const size_t members = static_cast<size_t>(std::max(1, group.size()));
+  return OneEach(ApplyEach(CallRequest(Ops().all_gather_into_tensor, site), Singly(pieces),
+                           {1, members}, group));
 }
 
 std::vector<Tensor> ReduceScatterCoalesced(const std::vector<std::vector<Tensor>>& xs,

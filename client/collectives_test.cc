@@ -994,6 +994,21 @@ TEST(CoalescedTest, ManyTensorsAreFewRuns) {
   for (int i = 0; i < 1000; ++i) EXPECT_THAT(Values<double>(y[1][i]), ElementsAre(2 * i + 1));
 }
 
+// No more than have to: a sum has one result however many ranks there are.
+TEST(CoalescedTest, TensorsOfManyRanksAreFewRuns) {
+  FakeDaemon daemon;
+  Ranks ranks(32, &daemon);
+  const NoGrad no_grad;
+  const int before = daemon.counts().runs;
+  std::vector<Tensor> last;
+  for (int r = 0; r < ranks.size(); ++r) {
+    const std::vector<Tensor> xs(100, Scalar<double>(ranks.worlds[r], 1));
+    last.push_back(AllReduceCoalesced(xs, ranks.worlds[r], Reduction::kAvg)[99]);
+  }
+  EXPECT_EQ(daemon.counts().runs - before, ranks.size());
+  for (const Tensor& y : last) EXPECT_THAT(Values<double>(y), ElementsAre(1));
+}
+
 // More than a graph may have collectives, and off the root they have no operands.
 TEST(CoalescedTest, AVeryLongBroadcastGoesInSeveralRuns) {
   FakeDaemon daemon;

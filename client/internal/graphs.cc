@@ -116,10 +116,10 @@ void Graphs::Release(absl::Span<const GraphId> graphs) {
     const absl::Span<const GraphId> frame = graphs.subspan(begin, kGraphsPerFrame);
     chorus::Release release;
     release.graphs.assign(frame.begin(), frame.end());
-    if (!log_->Submit(std::move(release)).ok()) {
-      if (log_->has_no_room()) releases_->Add(graphs.subspan(begin), /*of_calls=*/false);
-      return;
-    }
+    // One wait in vain is enough.
+    const bool is_taken = !log_->has_no_room() && log_->Submit(std::move(release)).ok();
+    if (log_->has_no_room()) releases_->Add(graphs.subspan(begin), /*of_calls=*/false);
+    if (!is_taken) return;
     for (const GraphId graph : frame) log_->graphs().Release(graph);
   }
 }

@@ -129,10 +129,12 @@ class OutcomeLink : public RpcLink {
   // is known. Not OK: the session is lost. May wait for as long as the daemon does not read.
   virtual absl::Status Send(const Request& request, bool asks) = 0;
 
-  // What was asked for is answered, or not in time.
-  void HaveAsked() {
+  // What was asked for is answered, or not in time. Where it was told, the next are asked for at
+  // once.
+  void HaveAsked(bool is_told) {
     MutexLock lock(&mutex_);
     --asked_;
+    if (is_told) asked_since_ = absl::InfinitePast();
     refused_.SignalAll();
   }
 
@@ -240,7 +242,6 @@ class OutcomeLink : public RpcLink {
   }
 
   void SendAgain() {
-    absl::Time began = absl::InfinitePast();
     while (liveness().ok()) {
       std::vector<int64_t> refused;
       size_t taken = 0;
@@ -249,10 +250,14 @@ class OutcomeLink : public RpcLink {
         while (!stop_ && again_.empty() && (taken_.empty() || asked_ >= kMaxAsked)) {
           refused_.Wait(&mutex_);
         }
-        const absl::Time due = (again_.empty() ? began : SteadyNow()) + kPause;
-        while (!stop_ && SteadyNow() < due) refused_.WaitFor(&mutex_, due - SteadyNow());
+        const absl::Time woken = SteadyNow();
+        absl::Duration left;
+        do {
+          left = (again_.empty() ? asked_since_ : woken) + kPause - SteadyNow();
+          if (left > absl::ZeroDuration()) refused_.WaitFor(&mutex_, left);
+        } while (!stop_ && left > absl::ZeroDuration());
         if (stop_) return;
-        began = SteadyNow();
+        asked_since_ = SteadyNow();
         refused.assign(again_.begin(), again_.end());
         taken = taken_.size();
       }
@@ -307,6 +312,8 @@ class OutcomeLink : public RpcLink {
   // Those of them that are not being asked for, the longest ago first; some may be over.
   std::deque<int64_t> taken_ ABSL_GUARDED_BY(mutex_);
   size_t asked_ ABSL_GUARDED_BY(mutex_) = 0;  // calls under way that ask
+  // When it asked last, if nothing has been told since.
+  absl::Time asked_since_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 class StreamLink : public OutcomeLink {
@@ -484,14 +491,15 @@ class UnaryLink : public OutcomeLink {
       MutexLock lock(&mutex_);
       calls_.splice(calls_.end(), calls);
     }
-    log()->async()->Submit(
-        &call->context, &call->request, &call->response, [this, call](const grpc::Status& status) {
-          HaveAnswer(call->request.command().sequence(), AnswerOf(*call, status));
-          if (call->asks) HaveAsked();
-          MutexLock lock(&mutex_);
-          calls_.erase(call);
-          ended_.SignalAll();
-        });
+    log()->async()->Submit(&call->context, &call->request, &call->response,
+                           [this, call](const grpc::Status& status) {
+                             const absl::Status answer = AnswerOf(*call, status);
+                             HaveAnswer(call->request.command().sequence(), answer);
+                             if (call->asks) HaveAsked(!IsNoOutcome(answer));
+                             MutexLock lock(&mutex_);
+                             calls_.erase(call);
+                             ended_.SignalAll();
+                           });
     return absl::OkStatus();
   }
 

@@ -11,6 +11,7 @@
 #include "chorus/nn/init.h"
 #include "client/internal/access.h"
 #include "client/internal/local.h"
+#include "client/internal/member.h"
 #include "client/nn/refused.h"
 #include "client/nn/same_on_ranks.h"
 #include "client/nn/trained.h"
@@ -40,6 +41,15 @@ class ShardedOptimizer::Pieces : public Module {
     return AddParameter(absl::StrCat(variables().size()), {elements}, init::Zeros());
   }
 };
+
+namespace {
+
+int64_t ReformsOf(const Group& ranks) {
+  const internal::GroupCore* const core = internal::CoreOf(ranks);
+  return core == nullptr ? 0 : core->generation.load(std::memory_order_relaxed);
+}
+
+}  // namespace
 
 ShardedOptimizer::ShardedOptimizer(const std::vector<ParameterGroup>& groups, const Group& ranks,
                                    Make make)
@@ -118,6 +128,13 @@ absl::StatusOr<std::vector<Optimizer::ParameterState>> ShardedOptimizer::StateAf
   return optimizer_->State();
 }
 
+absl::Status ShardedOptimizer::CheckRanks() const {
+  if (optimizer_ == nullptr || reforms_ == ReformsOf(ranks_)) return absl::OkStatus();
+  return MakeError(Reason::kWrongState,
+                   "ShardedOptimizer: its ranks were reformed since it made their pieces, of which "
+                   "some are gone; make it anew, and Scatter what was gathered before");
+}
+
 absl::Status ShardedOptimizer::Start(CallSite site) {
   if (optimizer_ != nullptr) return absl::OkStatus();
   const CallSiteScope lines(site);
@@ -156,6 +173,7 @@ absl::Status ShardedOptimizer::Start(CallSite site) {
   }
   flats_ = std::move(flats);
   pieces_ = std::move(pieces);
+  reforms_ = ReformsOf(ranks_);
   optimizer_ = make_(groups);
   return absl::OkStatus();
 }
@@ -179,6 +197,7 @@ absl::Status ShardedOptimizer::Compare(const absl::Status& status, CallSite site
 // Both calls are made, whatever has failed: they count, and the other ranks make them. Where ranks
 // have not compared yet that alone is made, of which all are told.
 absl::Status ShardedOptimizer::Step(CallSite site) {
+  CHORUS_RETURN_IF_ERROR(CheckRanks());
   absl::Status status = Start(site);
   for (const Flat& flat : flats_) {
     for (size_t i = 0; i < flat.parameters.size(); ++i) {
@@ -261,6 +280,7 @@ absl::Status ShardedOptimizer::FindIn(const Optimizer& whole, std::vector<size_t
 }
 
 absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
+  CHORUS_RETURN_IF_ERROR(CheckRanks());
   absl::Status status = Start(site);
   std::vector<size_t> places;
   if (status.ok()) status = FindIn(*whole, &places);
@@ -301,6 +321,7 @@ absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
 }
 
 absl::Status ShardedOptimizer::Scatter(Optimizer* whole, CallSite site) {
+  CHORUS_RETURN_IF_ERROR(CheckRanks());
   CHORUS_RETURN_IF_ERROR(Start(site));
   std::vector<size_t> places;
   CHORUS_RETURN_IF_ERROR(FindIn(*whole, &places));

@@ -17,14 +17,17 @@
 // other ranks are told (chorus.h): their parameters carry the error, and they go on from a copy. Of
 // the state too: it may have gone on by that step, on those ranks alone, and then carries no error.
 //
+// After a World::Reform make it anew: a piece of its state went with the rank that is gone, but for
+// what was gathered before (Gather).
+//
 // Threads: one at a time; calls for one Group must be ordered by the caller. Ownership: it shares
 //   the parameters that it was given. Errors: returned, with the line of the call; or in the
-//   parameters' tensors. FAILED_PRECONDITION kWrongState: a parameter that is not there yet; state
-//   for Scatter whose parameters of one group and dtype have had different numbers of steps: a
-//   piece of them has one. INVALID_ARGUMENT kBadType: a parameter that is given twice, or is
-//   frozen, at the time of a step; another kind of optimizer for Gather and Scatter, or one of
-//   other parameters. INVALID_ARGUMENT kMismatch: ranks whose groups, dtypes or shapes differ, by
-//   rank and parameter.
+//   parameters' tensors. FAILED_PRECONDITION kWrongState: its ranks were reformed; a parameter that
+//   is not there yet; state for Scatter whose parameters of one group and dtype have had different
+//   numbers of steps: a piece of them has one. INVALID_ARGUMENT kBadType: a parameter that is given
+//   twice, or is frozen, at the time of a step; another kind of optimizer for Gather and Scatter,
+//   or one of other parameters. INVALID_ARGUMENT kMismatch: ranks whose groups, dtypes or shapes
+//   differ, by rank and parameter.
 #ifndef CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 #define CHORUS_CLIENT_NN_SHARDED_OPTIMIZER_H_
 
@@ -79,6 +82,9 @@ class ShardedOptimizer {
   void TakePiece(Flat* flat) const;
   // The piece has the elements that the parameters have now.
   void NoteSources(Flat* flat) const;
+  // That the pieces are those of the ranks that there are. All ranks are told alike, so nobody
+  // waits.
+  absl::Status CheckRanks() const;
   // Makes the pieces, once parameters are there.
   absl::Status Start(CallSite site);
   // Whether all ranks have these parameters; unless `status` is an error, of which they are told.
@@ -108,6 +114,7 @@ class ShardedOptimizer {
   std::vector<Flat> flats_;
   std::unique_ptr<Pieces> pieces_;
   std::unique_ptr<Optimizer> optimizer_;
+  int64_t reforms_ = 0;  // of the ranks, before the pieces were made
   bool compared_ = false;
 };
 

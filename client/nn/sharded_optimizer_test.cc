@@ -11,6 +11,8 @@
 #include "chorus/nn/distributed_data_parallel.h"
 #include "chorus/nn/layers.h"
 #include "chorus/nn/optim.h"
+#include "client/internal/access.h"
+#include "client/internal/member.h"
 #include "client/testing/ranks.h"
 #include "client/testing/values.h"
 #include "core/base/error.h"
@@ -99,6 +101,30 @@ TEST(ShardedOptimizerTest, ItGivesTheBitsOfTheSameOptimizerOnEveryRank) {
       EXPECT_EQ((*state)[1].slots[1].num_elements(), (12 + size - 1) / size);
     });
   }
+}
+
+// As World::Reform leaves the group: some pieces went with a rank, others have another place.
+TEST(ShardedOptimizerTest, RanksThatWereReformedAreOthers) {
+  OnRanks(2, [](const World& world, int /*rank*/) {
+    const auto module = Net();
+    ASSERT_TRUE(module->Init(world, 1, DType::kF64).ok());
+    ShardedOptimizer optimizer(TwoGroups(*module), world, MakeAdamW);
+    const std::unique_ptr<Optimizer> whole = MakeAdamW(TwoGroups(*module));
+    ASSERT_TRUE(Backward(LossOf(*module, world, 0)).ok());
+    ASSERT_TRUE(optimizer.Step().ok());
+    const std::vector<Doubles> values = ValuesOf(*module);
+    ++internal::CoreOf(world)->generation;
+    for (const absl::Status& status :
+         {optimizer.Step(), optimizer.Gather(whole.get()), optimizer.Scatter(whole.get())}) {
+      EXPECT_EQ(ErrorOf(status).reason, Reason::kWrongState) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("reformed"));
+    }
+    EXPECT_EQ(ValuesOf(*module), values);
+    // Nothing was called: who makes it anew is in line.
+    ShardedOptimizer anew(TwoGroups(*module), world, MakeAdamW);
+    EXPECT_TRUE(anew.Step().ok());
+    EXPECT_NE(ValuesOf(*module), values);
+  });
 }
 
 // Three ranks' state, by way of what a checkpoint has, to two ranks.
