@@ -1047,19 +1047,19 @@ TEST(CoalescedTest, AnErrorInALaterRunIsEverybodys) {
   Ranks ranks(2, &daemon);
   const World& w = ranks.worlds[0];
   const NoGrad no_grad;
-  std::vector<Tensor> xs(1200, Row(w, {1}));
+  std::vector<Tensor> xs(2200, Row(w, {1}));
   const struct {
     Tensor bad;
     ReduceOp op;
   } cases[] = {{Tensor(), Reduction::kSum}, {FromHost<int64_t>(w, {1}, {1}), Reduction::kAvg}};
   for (const auto& c : cases) {
-    xs[1150] = c.bad;
+    xs[2150] = c.bad;
     const int before = daemon.counts().runs;
     const std::vector<Tensor> y = AllReduceCoalesced(xs, w, c.op);
     EXPECT_EQ(daemon.counts().runs, before + 1) << "the first run was sent";
     ASSERT_EQ(y.size(), xs.size());
     for (const Tensor& t : y) {
-      ASSERT_THAT(std::string(t.status().message()), HasSubstr("at index 1150 of"));
+      ASSERT_THAT(std::string(t.status().message()), HasSubstr("at index 2150 of"));
     }
   }
   // The other rank hears of it.
