@@ -36,8 +36,9 @@ constexpr int kRanks = 2;
 // After 500 steps the heap still grows by some 500 KB, whether 1,500 follow or 7,500.
 constexpr int kWarmUp = 2000;
 constexpr int kSteps = 4000;  // with those of the warm-up
-constexpr int kEagerWarmUp = 500;
-constexpr int kEagerSteps = 2500;
+// Behind 1,048 uploads the first block of staging is full, and there may be a second one.
+constexpr int kEagerWarmUp = 2500;
+constexpr int kEagerSteps = 4500;
 constexpr int kModelWarmUp = 200;
 constexpr int kModelSteps = 2000;
 constexpr int64_t kGlobalBatch = 16;
