@@ -151,12 +151,12 @@ class Download : public RequestCall {
     SendPart();
   }
 
-  // It may stand behind the last part, which nobody takes.
+  // Where there were parts it may stand behind the last one, which nobody takes.
   void End(const absl::Status& status) override {
     if (!MayEnd()) return;
     {
       MutexLock lock(&mutex_);
-      GiveUpLocked();
+      if (alarm_ != nullptr) GiveUpLocked();
     }
     Finish(ToGrpc(status));
   }
