@@ -36,9 +36,9 @@ constexpr int kRanks = 2;
 // After 500 steps the heap still grows by some 500 KB, whether 1,500 follow or 7,500.
 constexpr int kWarmUp = 2000;
 constexpr int kSteps = 4000;  // with those of the warm-up
-// Behind 1,048 uploads the first block of staging is full, and there may be a second one.
-constexpr int kEagerWarmUp = 2500;
-constexpr int kEagerSteps = 4500;
+// Behind 1,048 uploads the first block of staging is full, and there may be a second one, or not.
+constexpr int kEagerWarmUp = 100;
+constexpr int kEagerSteps = 900;
 constexpr int kModelWarmUp = 200;
 constexpr int kModelSteps = 2000;
 constexpr int64_t kGlobalBatch = 16;
@@ -46,8 +46,11 @@ constexpr size_t kUnderWay = 4;
 constexpr int64_t kMemoryLimit = int64_t{256} << 20;
 // Of the daemon's heap and stacks from the warm-up on. Tables that double, and what the allocator
 // keeps for each of gRPC's threads, are worth some 100 KiB; 200 bytes that a step leaves behind for
-// each rank, in 2,000 steps or more, would be 800.
+// each rank would be 800.
 constexpr int64_t kGrowth = 512 << 10;
+// There are fewer eager steps, in which the heap grows by 10 to 50 KiB; 400 bytes for each tape
+// that is dropped would be 310.
+constexpr int64_t kEagerGrowth = 192 << 10;
 
 // Of a session's memory: its tables of names double, and what it is charged for runs, which stays
 // until it is much too much, is in steps of as much; by how far ranks happened to be apart.
@@ -199,7 +202,7 @@ class MemoryTest : public ::testing::TestWithParam<Mode> {
     int64_t heap = 0;
     int64_t memory = 0;  // when what they worked on is gone
   };
-  void ExpectFlat(const Seen& before, const Seen& after) {
+  void ExpectFlat(const Seen& before, const Seen& after, int64_t most_growth = kGrowth) {
     const int64_t growth = after.heap - before.heap;
     // Graphs that nobody names any more are taken apart beside everything else, and count as long.
     int64_t memory = after.memory;
@@ -212,7 +215,7 @@ class MemoryTest : public ::testing::TestWithParam<Mode> {
               << before.heap << ", and grew by " << growth << std::endl;
     EXPECT_EQ(before.held, after.held);
     if (GetParam().heap && !bench::kSanitized) {
-      EXPECT_LT(growth, kGrowth);
+      EXPECT_LT(growth, most_growth);
     }
   }
 
@@ -353,7 +356,7 @@ TEST_P(MemoryTest, EagerStepsLeaveNothingBehind) {
   };
   const Seen before = train(kEagerWarmUp);
   ASSERT_FALSE(HasFailure());
-  ExpectFlat(before, train(kEagerSteps - kEagerWarmUp));
+  ExpectFlat(before, train(kEagerSteps - kEagerWarmUp), kEagerGrowth);
 }
 
 // One rank of a small module that has everything: buffers, what drops, an optimizer's state.
