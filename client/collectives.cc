@@ -428,6 +428,9 @@ Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_ro
 
 namespace {
 
+// One of a group that is empty, whose calls are refused.
+size_t MembersOf(const Group& group) { return static_cast<size_t>(std::max(1, group.size())); }
+
 // What one call has on each member, at most.
 struct CallSize {
   size_t results = 0;
@@ -446,7 +449,7 @@ std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
   size_t values = 0;
   // What one call adds to its gang: on each member itself, its results, and those operands, of
   // which four count as one.
-  const size_t members = static_cast<size_t>(std::max(1, group.size()));
+  const size_t members = MembersOf(group);
   const size_t of_gang = members * (1 + size.results) + members * size.peers / 4;
   const auto submit = [&] {
     std::vector<Results> run_results = ApplyCollectives(run);
@@ -501,7 +504,7 @@ std::vector<Tensor> ReduceEach(CallRequest call, const std::vector<absl::Span<co
   if (op.reduction() != Reduction::kPremulSum) {
     // What a gradient needs of the other members: who holds an extreme, or all factors.
     const bool is_sum = op.reduction() == Reduction::kSum || op.reduction() == Reduction::kAvg;
-    const size_t extras = is_sum ? 0 : static_cast<size_t>(std::max(1, group.size()));
+    const size_t extras = is_sum ? 0 : MembersOf(group);
     return OneEach(ApplyEach(call, xs, {1 + extras, 0}, group));
   }
   std::vector<std::vector<Tensor>> operands;
@@ -545,7 +548,7 @@ std::vector<Tensor> ReduceCoalesced(const std::vector<Tensor>& xs, int root, con
 
 std::vector<std::vector<Tensor>> AllGatherCoalesced(const std::vector<Tensor>& xs,
                                                     const Group& group, CallSite site) {
-  const size_t members = static_cast<size_t>(std::max(1, group.size()));
+  const size_t members = MembersOf(group);
   std::vector<std::vector<Tensor>> lists;
   for (Results& results :
        ApplyEach(CallRequest(Ops().all_gather, site), Singly(xs), {members, members}, group)) {
@@ -558,7 +561,7 @@ std::vector<Tensor> AllGatherIntoTensorCoalesced(const std::vector<Tensor>& xs, 
                                                  CallSite site) {
   std::vector<Tensor> pieces;
   for (const Tensor& x : xs) pieces.push_back(AsRow(x, site));
-  const size_t members = static_cast<size_t>(std::max(1, group.size()));
+  const size_t members = MembersOf(group);
   return OneEach(ApplyEach(CallRequest(Ops().all_gather_into_tensor, site), Singly(pieces),
                            {1, members}, group));
 }
