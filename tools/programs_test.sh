@@ -143,6 +143,14 @@ wait "$launch" || status=$?
 [[ ! -e "$folder/ended_by_itself" ]] || fail "launch waited for the rank"
 ! kill -0 "$(cat "$folder/deaf.pid")" 2>/dev/null || fail "rank 1 was left behind"
 
+# Ranks that die at once: bash may forget that the others were its jobs when it has told of the first.
+for _ in 1 2 3; do
+  status=0
+  PATH="$folder/fast:$PATH" run "$workspace/tools/launch" --ranks=5 -- bash -c 'kill -ABRT $$' || status=$?
+  [[ "$status" -eq 1 ]] || fail "expected the status 1, got $status"
+  for rank in 0 1 2 3 4; do expect "^launch: rank $rank \(pid [0-9]+\) was killed by signal 6$"; done
+done
+
 # With a bash before 5.1 nobody's end is known: that is no success.
 wait() {
   [[ " $* " != *" -p "* ]] || return 2
