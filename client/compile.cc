@@ -119,16 +119,17 @@ class CompiledImpl {
       if (session != its_session) {
         return BadType("compiled function: expected inputs of one session");
       }
-      InputKey input_key = KeyOf(input);
-      CHORUS_ASSIGN_OR_RETURN(input_key.info,
-                              AtSize(session.get(), options_, static_cast<int>(key.inputs.size()),
-                                     input_key.info, options_.max_size, &size));
-      key.inputs.push_back(std::move(input_key));
     }
     if (session == nullptr) {
       return BadType(
           "compiled function: expected at least one input: it says on which session the function "
           "runs");
+    }
+    key.inputs = KeysOf(inputs);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      CHORUS_ASSIGN_OR_RETURN(key.inputs[i].info,
+                              AtSize(session.get(), options_, static_cast<int>(i),
+                                     key.inputs[i].info, options_.max_size, &size));
     }
     Prepared prepared;
     {

@@ -67,7 +67,8 @@ class Compiled {
   // become further inputs: those that it used when it was traced, also at calls for which a
   // captured variable holds another tensor by then; what changes is an input of the function, and
   // so is what layers that drop draw by (a RandomScope in the function: chorus/nn/layers.h). To a
-  // gradient that is taken inside, a captured tensor is a constant, unless it is a leaf. Values of
+  // gradient that is taken inside, a captured tensor is a constant, unless it is a leaf; one that
+  // is an input as well is refused there, and inputs that are one tensor are one leaf. Values of
   // the function itself that it keeps somewhere are of no use outside, nor when it is traced again
   // (FAILED_PRECONDITION). Its groups, too, are those that it used when it was traced, whatever a
   // captured variable holds by then; at each call they have the epoch of that moment, and their

@@ -33,6 +33,7 @@ using testing::Ranks;
 using testing::Values;
 
 using Doubles = std::vector<double>;
+using Tensors = std::vector<Tensor>;
 
 Tensor Vector(const DeviceRef& device, const Doubles& values) {
   return FromHost<double>(device, values, {static_cast<int64_t>(values.size())});
@@ -1142,6 +1143,99 @@ TEST(CompileTest, AFunctionInsideAnotherIsTheSameFunction) {
       },
       {Vector(session, {3}).RequireGrad()}, {9});
   EXPECT_EQ(square.traces(), 1);
+}
+
+// As call by call: one tensor is one leaf, however often it is given.
+TEST(CompileTest, InputsThatAreOneTensorHaveOneGradient) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const auto or_nothing = [](const absl::StatusOr<Tensors>& out) {
+    return out.ok() ? (*out)[0] : FromError(DeviceRef(), out.status());
+  };
+  // So many inputs more that none is the same: a few are compared, more are looked up.
+  for (const size_t others : {0, 30}) {
+    SCOPED_TRACE(others);
+    const Function by_grad = [&](const Tensors& in) {
+      return Tensors{or_nothing(Grad({Sum(in[0] * in[others + 1])}, {in[0]}))};
+    };
+    const Function by_backward = [&](const Tensors& in) {
+      const absl::Status status = Backward(Sum(in[0] * in[others + 1]));
+      return Tensors{status.ok() ? in[0].grad() : FromError(DeviceRef(), status)};
+    };
+    // That require none yet.
+    const Function required = [&](const Tensors& in) {
+      Tensor x = in[0];
+      x.RequireGrad();
+      return Tensors{or_nothing(Grad({Sum(in[0] * in[others + 1])}, {x}))};
+    };
+    for (const Function& function : {by_grad, by_backward, required}) {
+      const Compiled compiled = Compile(function);
+      const Compiled outer =
+          Compile([&](const Tensors& in) { return Tensors{or_nothing(compiled.Run(in))}; });
+      const auto inputs = [&](const Tensor& first, const Tensor& last) {
+        Tensors in = {first};
+        for (size_t i = 0; i < others; ++i) in.push_back(Vector(session, {1}));
+        in.push_back(last);
+        return in;
+      };
+      const auto leaf = [&](double value) { return Vector(session, {value}).RequireGrad(); };
+      const Tensor x = leaf(3);
+      for (const Compiled& way : {compiled, outer}) {
+        EXPECT_THAT(Values<double>(or_nothing(way.Run(inputs(x, x)))), ElementsAre(6));
+        EXPECT_THAT(Values<double>(or_nothing(way.Run(inputs(x, leaf(5))))), ElementsAre(5));
+        EXPECT_THAT(Values<double>(or_nothing(way.Run(inputs(leaf(7), x)))), ElementsAre(3));
+        EXPECT_EQ(way.traces(), 2);
+      }
+    }
+  }
+}
+
+// What is given back is what was given, at the first of its places.
+TEST(CompileTest, AnInputThatIsGivenTwiceComesBackAsItIs) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  CompileOptions options;
+  options.donate = {0, 1};
+  const Compiled twice = Compile(
+      [](const Tensors& in) {
+        return Tensors{in[1], in[0] + in[1]};
+      },
+      options);
+  const Tensor x = Vector(session, {3});
+  const auto out = twice.Run({x, x});
+  ASSERT_TRUE(out.ok()) << out.status();
+  EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(3));
+  EXPECT_THAT(Values<double>((*out)[1]), ElementsAre(6));
+  EXPECT_THAT(Values<double>(x), ElementsAre(3));
+}
+
+// Its gradient would lack what was read of the other.
+TEST(CompileTest, AnInputThatIsCapturedAsWellHasNoGradientOfHalf) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const Tensor w = Vector(session, {3}).RequireGrad();
+  const auto slope = [](const Tensor& captured) {
+    return Compile([captured](const Tensors& in) {
+      const auto gradients = Grad({Sum(in[0] * captured)}, {in[0]});
+      return gradients.ok() ? *gradients : Tensors{FromError(DeviceRef(), gradients.status())};
+    });
+  };
+  const absl::Status refused = slope(w).Run({w}).status();
+  EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("as an input and reads it as one that it"));
+  // In another function, which has it from outside, too.
+  const Compiled inner = slope(w);
+  const Compiled outer = Compile([&](const Tensors& in) {
+    const auto out = inner.Run({in[0]});
+    return out.ok() ? *out : Tensors{FromError(DeviceRef(), out.status())};
+  });
+  EXPECT_EQ(ErrorOf(outer.Run({w}).status()).reason, Reason::kWrongState);
+  // A constant of its value is another thing, and so is another leaf.
+  for (const Tensor& other : {w.Detach(), Vector(session, {3}).RequireGrad()}) {
+    const auto out = slope(other).Run({w});
+    ASSERT_TRUE(out.ok()) << out.status();
+    EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(3));
+  }
 }
 
 // Others count on this rank's part of a gradient behind a function's inputs, wherever it is called.

@@ -82,6 +82,24 @@ absl::Status CheckNothingIsCutOff(absl::Span<const Tensor> roots, absl::Span<con
   return absl::OkStatus();
 }
 
+// Of a tensor that the function gets and captures as well, both are leaves to it: the gradient of
+// the one would lack what it has read of the other.
+absl::Status CheckInputsAreNotCaptured(absl::Span<const Tensor> wanted, const TapePart& tape) {
+  absl::flat_hash_set<const TensorImpl*> leaves;
+  for (const std::shared_ptr<TensorImpl>& leaf : tape.Leaves()) leaves.insert(leaf.get());
+  for (const Tensor& tensor : wanted) {
+    for (const TensorImpl* outside : CallInputs::StoodForBy(ImplOf(tensor).get())) {
+      if (!leaves.contains(outside)) continue;
+      return Precondition(absl::StrCat(
+          "backward: a compiled function has a tensor, ",
+          ImplOf(tensor)->data->info->type.ToString(),
+          ", as an input and reads it as one that it captures too, which its gradient would not "
+          "see: use the input alone, or Detach what is captured"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // `seed` as it is now: it may become the gradient itself, which is not to change with the
 // trainer's own memory.
 Tensor Settled(const Tensor& seed, const std::string& source) {
@@ -223,6 +241,7 @@ absl::StatusOr<std::vector<Tensor>> GradientsOf(const GradientRequest& request, 
     // Backward asks for none to go on from: what it leaves in an input's grad() goes no further.
     CHORUS_RETURN_IF_ERROR(
         refuse(CheckNothingIsCutOff(request.roots, request.wanted, trace, tape)));
+    CHORUS_RETURN_IF_ERROR(refuse(CheckInputsAreNotCaptured(wanted, tape)));
   }
   std::vector<ValueIndex> wanted_values;
   std::vector<size_t> values_end;  // of each wanted tensor, in `wanted_values`

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "client/internal/access.h"
@@ -83,20 +84,27 @@ absl::Status CheckSame(const Traced& a, const Traced& b, size_t num_inputs) {
   return absl::OkStatus();
 }
 
-// What a function has in an input's place: a leaf of its own, whose value is `data`.
-Tensor Placeholder(TensorDataPtr data, const InputKey& key) {
+// What a function has in an input's place, behind those of the inputs before it: a leaf of its own,
+// whose value is `data`; of the same tensor the same one.
+void AddPlaceholder(TensorDataPtr data, const InputKey& key, std::vector<Tensor>* placeholders) {
+  if (key.same_as >= 0) {
+    placeholders->push_back((*placeholders)[static_cast<size_t>(key.same_as)]);
+    return;
+  }
   auto impl = std::make_shared<TensorImpl>();
   impl->data = std::move(data);
   impl->leaf_requires_grad = key.requires_grad;
   impl->outer_collective = key.from_collective;
   impl->outer_companions = key.has_companions;
-  return TensorFrom(std::move(impl));
+  placeholders->push_back(TensorFrom(std::move(impl)));
 }
 
 // Calls the function in this thread's trace. What it gives are tensors of that, or of outside.
 absl::StatusOr<std::vector<Tensor>> CallInTrace(const Function& function,
+                                                const std::vector<Tensor>& inputs,
                                                 const std::vector<Tensor>& placeholders) {
   const CallSiteScope own_lines;
+  const CallInputs names(inputs, placeholders);
   std::vector<Tensor> returned = function(placeholders);
   for (size_t i = 0; i < returned.size(); ++i) {
     const std::string result = absl::StrCat("compiled function: result ", i);
@@ -119,13 +127,13 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
     const bool donated = std::find(options.donate.begin(), options.donate.end(),
                                    static_cast<int>(i)) != options.donate.end();
     const InputRole role = donated ? InputRole::kState : RoleOf(*ImplOf(inputs[i])->data);
-    placeholders.push_back(
-        Placeholder(trace.AddInput(key[i].info, key[i].device_slot, role, donated), key[i]));
+    AddPlaceholder(trace.AddInput(key[i].info, key[i].device_slot, role, donated), key[i],
+                   &placeholders);
   }
   std::vector<Tensor> returned;
   {
     const TraceScope scope(&trace);
-    CHORUS_ASSIGN_OR_RETURN(returned, CallInTrace(function, placeholders));
+    CHORUS_ASSIGN_OR_RETURN(returned, CallInTrace(function, inputs, placeholders));
   }
   std::vector<TensorDataPtr> outputs;
   for (const Tensor& tensor : returned) {
@@ -135,7 +143,7 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
     result.device_slot = data->device_slot;
     const TensorData::State state = data->state.load(std::memory_order_acquire);
     if (state == TensorData::State::kTraced) {
-      for (size_t p = 0; p < placeholders.size(); ++p) {
+      for (size_t p = 0; p < placeholders.size() && result.input < 0; ++p) {
         if (ImplOf(placeholders[p])->data == data) result.input = static_cast<int32_t>(p);
       }
       if (result.input < 0) {
@@ -158,11 +166,33 @@ absl::StatusOr<Traced> TraceOnce(const Function& function, const CompileOptions&
 
 }  // namespace
 
-InputKey KeyOf(const Tensor& input) {
-  const TensorData& data = *ImplOf(input)->data;
-  const Leads leads = LeadsOf({input});
-  return {data.info, data.device_slot, input.requires_grad(), leads.to_collective,
-          leads.to_companions};
+std::vector<InputKey> KeysOf(absl::Span<const Tensor> inputs) {
+  std::vector<InputKey> keys;
+  keys.reserve(inputs.size());
+  for (const Tensor& input : inputs) {
+    const TensorData& data = *ImplOf(input)->data;
+    const Leads leads = LeadsOf({input});
+    keys.push_back({data.info, data.device_slot, input.requires_grad(), leads.to_collective,
+                    leads.to_companions});
+  }
+  // Of few to compare each with all before it takes less than a table.
+  constexpr size_t kFew = 16;
+  if (inputs.size() <= kFew) {
+    for (size_t i = 1; i < inputs.size(); ++i) {
+      for (size_t first = 0; first < i && keys[i].same_as < 0; ++first) {
+        if (ImplOf(inputs[first]) == ImplOf(inputs[i]))
+          keys[i].same_as = static_cast<int32_t>(first);
+      }
+    }
+    return keys;
+  }
+  absl::flat_hash_map<const TensorImpl*, int32_t> first_of;
+  first_of.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto added = first_of.try_emplace(ImplOf(inputs[i]).get(), static_cast<int32_t>(i));
+    if (!added.second) keys[i].same_as = added.first->second;
+  }
+  return keys;
 }
 
 Program::~Program() {
@@ -233,10 +263,11 @@ absl::Status CheckInput(const Tensor& input) {
 absl::StatusOr<std::vector<Tensor>> CallInside(const Function& function,
                                                const std::vector<Tensor>& inputs) {
   std::vector<Tensor> placeholders;
-  for (const Tensor& input : inputs) {
-    placeholders.push_back(Placeholder(ImplOf(input)->data, KeyOf(input)));
+  const std::vector<InputKey> keys = KeysOf(inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    AddPlaceholder(ImplOf(inputs[i])->data, keys[i], &placeholders);
   }
-  CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> results, CallInTrace(function, placeholders));
+  CHORUS_ASSIGN_OR_RETURN(std::vector<Tensor> results, CallInTrace(function, inputs, placeholders));
   for (Tensor& result : results) result = result.Detach();
   return results;
 }

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "chorus/compile.h"
 #include "chorus/tensor.h"
 #include "client/internal/interner.h"
@@ -40,15 +41,18 @@ struct InputKey {
   bool from_collective = false;
   // It has a history of collectives, maybe as a constant: a gradient in the function ends there.
   bool has_companions = false;
+  // The first input that is the same tensor: they are one to a gradient in the function. -1: none
+  // before this one.
+  int32_t same_as = -1;
   friend bool operator==(const InputKey& a, const InputKey& b) {
     return a.info == b.info && a.device_slot == b.device_slot &&
            a.requires_grad == b.requires_grad && a.from_collective == b.from_collective &&
-           a.has_companions == b.has_companions;
+           a.has_companions == b.has_companions && a.same_as == b.same_as;
   }
 };
 
-// Of the type that the input has. It is one that CheckInput takes.
-InputKey KeyOf(const Tensor& input);
+// By input, of the types that they have. All are such as CheckInput takes.
+std::vector<InputKey> KeysOf(absl::Span<const Tensor> inputs);
 
 // What a trace depends on.
 struct ProgramKey {

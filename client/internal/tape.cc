@@ -14,6 +14,7 @@ namespace {
 
 thread_local bool grad_enabled = true;
 thread_local bool computes_gradients = false;
+thread_local const CallInputs* innermost_call = nullptr;
 std::atomic<uint64_t> next_order{1};
 
 // Entries that die while another one dies: long tapes are taken down without recursion.
@@ -78,6 +79,23 @@ bool GradEnabled() { return grad_enabled; }
 
 GradMode::GradMode(bool enabled) : before_(grad_enabled) { grad_enabled = enabled; }
 GradMode::~GradMode() { grad_enabled = before_; }
+
+CallInputs::CallInputs(absl::Span<const Tensor> inputs, absl::Span<const Tensor> placeholders)
+    : inputs_(inputs), placeholders_(placeholders), outer_(std::exchange(innermost_call, this)) {}
+CallInputs::~CallInputs() { innermost_call = outer_; }
+
+std::vector<const TensorImpl*> CallInputs::StoodForBy(const TensorImpl* placeholder) {
+  std::vector<const TensorImpl*> outside;
+  for (const CallInputs* call = innermost_call; call != nullptr; call = call->outer_) {
+    const auto is_it = [placeholder](const Tensor& t) { return ImplOf(t).get() == placeholder; };
+    const auto at = std::find_if(call->placeholders_.begin(), call->placeholders_.end(), is_it);
+    if (at == call->placeholders_.end()) continue;
+    placeholder =
+        ImplOf(call->inputs_[static_cast<size_t>(at - call->placeholders_.begin())]).get();
+    outside.push_back(placeholder->leaf != nullptr ? placeholder->leaf.get() : placeholder);
+  }
+  return outside;
+}
 
 GradientScope::GradientScope() : before_(computes_gradients) { computes_gradients = true; }
 GradientScope::~GradientScope() { computes_gradients = before_; }

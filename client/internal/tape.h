@@ -155,6 +155,25 @@ class GradientScope {
 };
 bool ComputesGradients();
 
+// While one lives, this thread calls a function that is traced, with a placeholder for each of
+// `inputs`. Both outlive it.
+class CallInputs {
+ public:
+  CallInputs(absl::Span<const Tensor> inputs, absl::Span<const Tensor> placeholders);
+  ~CallInputs();
+  CallInputs(const CallInputs&) = delete;
+  CallInputs& operator=(const CallInputs&) = delete;
+
+  // What `placeholder` stands for in the calls that are under way, outside of each: leaves, and
+  // what has been computed.
+  static std::vector<const TensorImpl*> StoodForBy(const TensorImpl* placeholder);
+
+ private:
+  const absl::Span<const Tensor> inputs_;
+  const absl::Span<const Tensor> placeholders_;
+  const CallInputs* const outer_;
+};
+
 // Orders of entries: the next one, and what all so far are below.
 uint64_t TakeOrder();
 uint64_t NextOrder();
