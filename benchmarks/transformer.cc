@@ -16,7 +16,7 @@ class Block : public nn::Module {
         up_(Add<nn::Linear>("up", width, 4 * width)),
         down_(Add<nn::Linear>("down", 4 * width, width)) {}
   Tensor Forward(const Tensor& x) override {
-    const Tensor h = x + attention_(norm1_(x), nn::CausalMask(x.device(), x.shape()[1]));
+    const Tensor h = x + attention_(norm1_(x), nn::CausalMask(x));
     return h + down_(nn::Gelu(up_(norm2_(h))));
   }
 

@@ -50,13 +50,6 @@ absl::Status NoWorld() {
   return MakeError(Reason::kWrongState, "an empty world: get one from Session::Join");
 }
 
-// What concerns the whole world is no part of a function's graph, and takes effect at once.
-absl::Status CheckNotInTrace(absl::string_view call) {
-  if (Trace::Current() == nullptr) return absl::OkStatus();
-  return MakeError(Reason::kWrongState,
-                   absl::StrCat(call, ": not inside a compiled function; call it outside"));
-}
-
 // The first of these variables that is set and not empty.
 std::string FromEnvironment(std::initializer_list<const char*> names) {
   for (const char* name : names) {
@@ -241,7 +234,7 @@ absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  CHORUS_RETURN_IF_ERROR(CheckNotInTrace("NewGroup"));
+  CHORUS_RETURN_IF_ERROR(internal::CheckNotInTrace("NewGroup", "call it outside"));
   InstanceKey::Request request;
   {
     SessionLock lock(session);
@@ -270,7 +263,7 @@ absl::Status World::Leave() const {
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  CHORUS_RETURN_IF_ERROR(CheckNotInTrace("Leave"));
+  CHORUS_RETURN_IF_ERROR(internal::CheckNotInTrace("Leave", "call it outside"));
   CHORUS_RETURN_IF_ERROR(session->link().Leave(member_->world, Rank(rank())));
   member_->left.store(true, std::memory_order_relaxed);
   // Nothing of it can be called any more.
@@ -283,7 +276,7 @@ absl::Status World::Leave() const {
 absl::Status World::Abort(const std::string& why) const {
   if (member_ == nullptr) return NoWorld();
   if (member_->session->Forked()) return ForkedError();
-  CHORUS_RETURN_IF_ERROR(CheckNotInTrace("Abort"));
+  CHORUS_RETURN_IF_ERROR(internal::CheckNotInTrace("Abort", "call it outside"));
   SessionCore* const session = member_->session.get();
   Error error = InShort(Error(Reason::kAborted, why));
   absl::StatusOr<Sequence> sent = Sequence();
@@ -307,7 +300,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  CHORUS_RETURN_IF_ERROR(CheckNotInTrace("Reform"));
+  CHORUS_RETURN_IF_ERROR(internal::CheckNotInTrace("Reform", "call it outside"));
   auto reformed = [&] {
     const WaitReports::During reports(&session->reports());
     return session->link().Reform(member_->world, Rank(rank()), timeout);

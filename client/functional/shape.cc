@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "chorus/functional/math.h"
 #include "client/internal/access.h"
 #include "client/internal/errors.h"
@@ -64,15 +65,30 @@ std::vector<Tensor> All(size_t count, const Tensor& failed) {
   return std::vector<Tensor>(std::max<size_t>(count, 1), failed);
 }
 
-// Slices one after the other, of sizes that fit.
+// Slices one after the other, of sizes that fit, one at least. A slice's gradient is as large as
+// what it was cut out of: many are cut out of quarters, for else all of them together would take
+// that times their number.
+void Cut(const Tensor& x, absl::Span<const int64_t> sizes, int64_t axis, CallSite site,
+         std::vector<Tensor>* pieces) {
+  const size_t parts = std::min<size_t>(sizes.size(), 4);
+  int64_t begin = 0;
+  for (size_t i = 0; i < parts; ++i) {
+    const size_t first = sizes.size() * i / parts;
+    const auto part = sizes.subspan(first, sizes.size() * (i + 1) / parts - first);
+    const int64_t end = std::accumulate(part.begin(), part.end(), begin);
+    const Tensor piece = Slice(x, axis, begin, end, site);
+    if (part.size() == 1) {
+      pieces->push_back(piece);
+    } else {
+      Cut(piece, part, axis, site, pieces);
+    }
+    begin = end;
+  }
+}
 std::vector<Tensor> Cut(const Tensor& x, const std::vector<int64_t>& sizes, int64_t axis,
                         CallSite site) {
   std::vector<Tensor> pieces;
-  int64_t begin = 0;
-  for (const int64_t size : sizes) {
-    pieces.push_back(Slice(x, axis, begin, begin + size, site));
-    begin += size;
-  }
+  Cut(x, sizes, axis, site, &pieces);
   return pieces;
 }
 

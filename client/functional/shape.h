@@ -60,10 +60,11 @@ Tensor Pad(const Tensor& x, const std::vector<std::pair<int64_t, int64_t>>& widt
 
 // --- Counted out --------------------------------------------------------------------------------
 
-// begin, begin + step, ... up to `end`, which is not reached; of numbers, computed in i64 or f64
-// and rounded once. Empty where `end` is not on the step's side. Computed on the device, by some 2
-// log2 n ops: so a compiled function sends nothing, and its batch may vary as long as this length
-// does not (cut a longer one with Slice). What never changes is cheaper outside, captured.
+// begin, begin + step, ... up to `end`, which is not reached (but where it is so by rounding, in
+// fractions of f64 as in NumPy's: 1, 1.1, 1.2 and 1.3 up to 1.3); of numbers, computed in i64 or
+// f64 and rounded once. Empty where `end` is not on the step's side. Computed on the device, by
+// some 2 log2 n ops: so a compiled function sends nothing, and its batch may vary as long as this
+// length does not (cut a longer one with Slice). What never changes is cheaper outside, captured.
 Tensor Arange(const DeviceRef& device, DType dtype, const Number& begin, const Number& end,
               const Number& step = 1, CallSite site = CallSite::Here());
 

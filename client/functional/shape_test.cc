@@ -94,6 +94,32 @@ TEST_F(ShapeTest, SplitCutsBySizeOrSizes) {
   EXPECT_EQ(Split(Counted({0, 3}), {0, 0}).size(), 2u);
 }
 
+// Of more than four the pieces are cut out of larger ones.
+TEST_F(ShapeTest, SplitCutsManyPieces) {
+  for (const int64_t count : {4, 5, 16, 37}) {
+    std::vector<int64_t> sizes;
+    int64_t whole = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      sizes.push_back(i % 3);
+      whole += i % 3;
+    }
+    const Tensors pieces = Split(Counted({whole, 2}), sizes);
+    ASSERT_EQ(pieces.size(), sizes.size());
+    double next = 0;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      EXPECT_EQ(pieces[i].shape(), Shape({sizes[i], 2})) << i << " of " << count;
+      for (const double value : Values<double>(pieces[i])) EXPECT_EQ(value, next++);
+    }
+    EXPECT_EQ(next, static_cast<double>(2 * whole));
+  }
+  ExpectGradients(session_, {Mixed({2, 11})}, [](const Tensors& in) {
+    const Tensors pieces = Split(in[0], 1, 1);
+    Tensor y = pieces[0];
+    for (size_t i = 1; i < pieces.size(); ++i) y = y * 0.5 + pieces[i] * pieces[i - 1];
+    return y;
+  });
+}
+
 TEST_F(ShapeTest, ChunkGivesPiecesOfOneSize) {
   const Tensor x = Counted({7});
   const Tensors three = Chunk(x, 3);

@@ -51,6 +51,18 @@ Trace::Trace(std::shared_ptr<SessionCore> session, bool varies)
 
 Trace* Trace::Current() { return current_trace; }
 
+absl::Status CheckNotInTrace(absl::string_view call, absl::string_view instead) {
+  if (current_trace == nullptr) return absl::OkStatus();
+  return MakeError(Reason::kWrongState,
+                   absl::StrCat(call, ": not inside a compiled function; ", instead));
+}
+
+absl::Status FailInTrace(absl::string_view call, absl::string_view instead) {
+  const absl::Status refused = CheckNotInTrace(call, instead);
+  if (!refused.ok()) current_trace->Fail(refused);
+  return refused;
+}
+
 absl::Status CheckTrace(absl::string_view op, const TensorData& data, TraceId trace) {
   if (data.state.load(std::memory_order_acquire) != TensorData::State::kTraced ||
       data.trace == trace) {

@@ -106,6 +106,11 @@ inline bool TracesSizes() { return Trace::Current() != nullptr && Trace::Current
 
 // Outside of any for null.
 inline TraceId IdOf(const Trace* trace) { return trace == nullptr ? TraceId() : trace->id(); }
+// Of what takes effect at once, and is no part of a function's graph: FAILED_PRECONDITION
+// kWrongState in a trace. `instead`: what to do. With the second the trace fails, too: the function
+// need not look.
+absl::Status CheckNotInTrace(absl::string_view call, absl::string_view instead);
+absl::Status FailInTrace(absl::string_view call, absl::string_view instead);
 // FAILED_PRECONDITION kWrongState: `data` is a value of another trace than this one.
 absl::Status CheckTrace(absl::string_view op, const TensorData& data, TraceId trace);
 

@@ -168,6 +168,12 @@ Tensor BatchNorm::Forward(const Tensor& x) {
   if (x.shape().size() < 2 || x.shape()[1] != channels_) {
     return Tell(Refuse(x, absl::StrCat("expected [n, ", channels_, ", ...], got ", TypeText(x))));
   }
+  if (ReplicaScope* const scope = replicas(); scope != nullptr && scope->IsOutsideOfTrace()) {
+    scope->NoteCall();
+    return Tell(Refuse(x,
+                       "one for all replicas, in a function that a replica compiles: compile "
+                       "what calls the DataParallel (TrainStep)"));
+  }
   const DType dtype = ComputeType(x.dtype());
   const Tensor values = AsType(x, dtype);
   const auto parameter = [dtype](const Variable& variable) {

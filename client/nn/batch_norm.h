@@ -56,7 +56,10 @@ class BatchNorm : public Module {
   Tensor Forward(const Tensor& x) override;
   std::string description() const override;
   // BatchNormOptions::ranks, from now on.
-  void ShareBatch(const Group& ranks) { options_.ranks = ranks; }
+  void ShareBatch(const Group& ranks) {
+    options_.ranks = ranks;
+    NoteChange();
+  }
   // Undefined unless it is affine.
   const Variable& weight() const { return weight_; }
   const Variable& bias() const { return bias_; }

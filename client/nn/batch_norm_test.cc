@@ -753,6 +753,48 @@ TEST_F(SyncBatchNormTest, AReplicaThatThrowsLeavesTheDevicesInLineAndTheBuffersA
   EXPECT_THAT(Values<double>(norm->running_var()()), Near(Values<double>(plain.running_var()())));
 }
 
+// Compiles what it does on each device.
+class CompilesItself : public Module {
+ public:
+  explicit CompilesItself(const std::shared_ptr<BatchNorm>& norm)
+      : Module("CompilesItself"), norm_(norm), compiled_(Compile([norm](const Tensors& in) {
+          const StateScope scope(*norm, Tensors(in.begin() + 1, in.end()));
+          return Tensors{(*norm)(in[0])};
+        })) {
+    AddModule("norm", norm);
+  }
+  Tensor Forward(const Tensor& x) override {
+    Tensors in = {x};
+    for (const Variable& variable : norm_->variables()) in.push_back(variable().Detach());
+    const absl::StatusOr<Tensors> out = compiled_.Run(in);
+    return out.ok() ? (*out)[0] : FromError(x.device(), out.status());
+  }
+
+ private:
+  const std::shared_ptr<BatchNorm> norm_;
+  const Compiled compiled_;
+};
+
+// Its graph would be used again for batches that have rows for other replicas.
+TEST_F(SyncBatchNormTest, AFunctionThatAReplicaCompilesIsRefused) {
+  const Session session = daemon_.Open(3);
+  const DeviceGroup devices = *DeviceGroup::Create(session);
+  BatchNormOptions options;
+  options.replicas = true;
+  const auto norm = std::make_shared<BatchNorm>(1, options);
+  ASSERT_TRUE(norm->Init(session, 1, DType::kF64).ok());
+  DataParallel parallel(std::make_shared<CompilesItself>(norm), devices);
+  const Tensor x = FromHost<double>(session, {3, 4, 8, 1, 5, 7}, {6, 1});
+  for (int call = 0; call < 2; ++call) {
+    EXPECT_THAT(std::string(parallel(x).status().message()),
+                HasSubstr("in a function that a replica compiles"));
+  }
+  BatchNorm plain(1);
+  ASSERT_TRUE(plain.Init(session, 1, DType::kF64).ok());
+  DataParallel eager(norm, devices);
+  EXPECT_THAT(Values<double>(eager(x)), Near(Values<double>(plain(x))));
+}
+
 // A layer of its own device, which is no part of the module.
 class Beside : public Module {
  public:

@@ -26,6 +26,7 @@ namespace chorus {
 namespace nn {
 namespace {
 
+using internal::BroadcastShapes;
 using internal::Fail;
 using internal::IsUsable;
 using internal::Trace;
@@ -94,6 +95,16 @@ Tensor Attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const Tensor scaled =
       InComputeType(query, [width](const Tensor& v) { return v * (1 / std::sqrt(width)); });
   Tensor scores = TransposedMatMul(scaled, key);
+  if (IsUsable(scores) && IsUsable(mask)) {
+    // Else the scores would be stretched as well.
+    Shape shape = scores.shape();
+    if (!BroadcastShapes(mask.shape(), &shape) || shape != scores.shape()) {
+      return Fail(query,
+                  BadType(absl::StrCat("Attention: expected a mask that stretches to the scores, ",
+                                       TypeText(scores), ", got ", TypeText(mask))),
+                  site);
+    }
+  }
   if (mask.defined()) {
     scores = mask.dtype() == DType::kBool
                  ? Where(mask, scores, -std::numeric_limits<double>::infinity())
@@ -108,6 +119,18 @@ Tensor CausalMask(const DeviceRef& device, int64_t n, CallSite site) {
   for (int64_t i = 0; i < n; ++i) positions.push_back(static_cast<int32_t>(i));
   const Tensor row = FromHost(device, positions, {1, n});
   return Reshape(row, {n, 1}) >= row;
+}
+
+Tensor CausalMask(const Tensor& x, CallSite site) {
+  if (!IsUsable(x)) {
+    const CallSiteScope lines(site);
+    return x * 1;
+  }
+  if (x.shape().size() < 2) {
+    return Fail(x, BadType(absl::StrCat("CausalMask: expected [..., n, width], got ", TypeText(x))),
+                site);
+  }
+  return CausalMask(x.device(), x.shape()[x.shape().size() - 2], site);
 }
 
 // --- Random numbers of layers -------------------------------------------------------------------
@@ -336,17 +359,22 @@ Tensor MultiheadAttention::Heads(const Tensor& x) const {
                    std::vector<int64_t>{0, 2, 1, 3});
 }
 
-Tensor MultiheadAttention::Forward(const Tensor& x) { return (*this)(x, x, x, Tensor(), site()); }
+Tensor MultiheadAttention::Forward(const Tensor& x) { return Attend(x, x, x, Tensor(), site()); }
 
 Tensor MultiheadAttention::operator()(const Tensor& query, const Tensor& key, const Tensor& value,
                                       const Tensor& mask, CallSite site) {
+  if (heads_ < 1 || width_ % heads_ != 0) return Module::operator()(query, site);
+  return ThroughHooks(query, Attend(query, key, value, mask, site));
+}
+
+Tensor MultiheadAttention::Attend(const Tensor& query, const Tensor& key, const Tensor& value,
+                                  const Tensor& mask, CallSite site) {
   const CallSiteScope lines(site);
   for (const Tensor* x : {&query, &key, &value}) {
     if (IsUsable(*x) && (x->shape().size() != 3 || x->shape()[2] != width_)) {
       return Refuse(*x, absl::StrCat("expected [batch, n, ", width_, "], got ", TypeText(*x)));
     }
   }
-  if (heads_ < 1 || width_ % heads_ != 0) return Module::operator()(query, site);
   const Tensor y = Attention(Heads(query_(query, site)), Heads(key_(key, site)),
                              Heads(value_(value, site)), mask);
   if (!IsUsable(y)) return out_(y, site);

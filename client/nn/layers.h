@@ -34,13 +34,17 @@ Tensor DropElements(const Tensor& x, double p, const RandomNumber& seed, const R
                     CallSite site = CallSite::Here());
 
 // softmax(q k^T / sqrt(d) + mask) v of [..., n, d], [..., m, d] and [..., m, e]. `mask`, unless it
-// is undefined, is broadcast to [..., n, m]: of bool, true where a query may look (as in PyTorch's
-// scaled_dot_product_attention; its MultiheadAttention means the opposite), or numbers that are
-// added. A query that may look at nothing gets NaN.
+// is undefined, is broadcast to [..., n, m] (kBadType where it would widen that): of bool, true
+// where a query may look (as in PyTorch's scaled_dot_product_attention; its MultiheadAttention
+// means the opposite), or numbers that are added. A query that may look at nothing gets NaN, and so
+// do the gradients of all that it was computed from.
 Tensor Attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const Tensor& mask = Tensor(), CallSite site = CallSite::Here());
 // [n, n] of bool: true on and below the diagonal.
 Tensor CausalMask(const DeviceRef& device, int64_t n, CallSite site = CallSite::Here());
+// The same for the n steps of x [..., n, width], on its device. The error of x, where it has one:
+// what Module::operator() calls Forward with has no shape then.
+Tensor CausalMask(const Tensor& x, CallSite site = CallSite::Here());
 
 // --- Random numbers of layers -------------------------------------------------------------------
 
@@ -195,6 +199,9 @@ class MultiheadAttention : public Module {
 
  private:
   Tensor Heads(const Tensor& x) const;
+  // Between the hooks.
+  Tensor Attend(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
+                CallSite site);
 
   const int64_t width_;
   const int64_t heads_;

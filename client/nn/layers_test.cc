@@ -357,6 +357,34 @@ TEST_F(LayersTest, AttentionWeighsValues) {
                   {q, k, v});
 }
 
+// The mask is stretched, never the scores: one query would have five results.
+TEST_F(LayersTest, AttentionRefusesAMaskThatIsLargerThanItsScores) {
+  const Tensor q = Numbers({2, 1, 4}, 1);
+  const Tensor k = Numbers({2, 5, 4}, 2);
+  const auto masked = [&](const Shape& shape, bool added) {
+    return Attention(q, k, k, Zeros(session_, added ? DType::kF64 : DType::kBool, shape));
+  };
+  for (const bool added : {false, true}) {
+    for (const Shape& shape : {Shape({5, 5}), Shape({3, 1, 5}), Shape({1, 2, 1, 5}), Shape({4})}) {
+      EXPECT_THAT(
+          std::string(masked(shape, added).status().message()),
+          HasSubstr("Attention: expected a mask that stretches to the scores, f64[2,1,5], got "));
+    }
+  }
+  for (const Shape& shape : {Shape({}), Shape({5}), Shape({1, 5}), Shape({2, 1, 1})}) {
+    EXPECT_EQ(Values<double>(masked(shape, true)), Values<double>(Attention(q, k, k)));
+  }
+}
+
+TEST_F(LayersTest, CausalMaskOfATensorIsThatOfItsSteps) {
+  EXPECT_EQ(Values<bool>(CausalMask(Numbers({2, 3, 4}))), Values<bool>(CausalMask(session_, 3)));
+  EXPECT_THAT(std::string(CausalMask(Numbers({3})).status().message()),
+              HasSubstr("CausalMask: expected [..., n, width], got f64[3]"));
+  const Tensor failed = Numbers({2}) + Numbers({3});
+  EXPECT_EQ(CausalMask(failed).status(), failed.status());
+  EXPECT_EQ(Attention(failed, failed, failed, CausalMask(failed)).status(), failed.status());
+}
+
 // 1 / sqrt(3) is not rounded to bf16 before it counts: that would be another temperature.
 TEST_F(LayersTest, AttentionOfHalfTypesHasTheirScaleInF32) {
   const Tensor q = Cast(Numbers({4, 3}, 1) * 40, DType::kBF16);
@@ -392,6 +420,27 @@ TEST_F(LayersTest, MultiheadAttentionIsThatOfItsHeads) {
   EXPECT_THAT(std::string(wrong.status().message()),
               HasSubstr("MultiheadAttention: expected [batch, n, 4], got f64[2,3,5]"));
   EXPECT_FALSE(MultiheadAttention(4, 3)(x).status().ok());
+  EXPECT_FALSE(MultiheadAttention(4, 3)(x, causal).status().ok());
+}
+
+// Once, whether it is called with one tensor or with several.
+TEST_F(LayersTest, MultiheadAttentionCallsItsHooks) {
+  MultiheadAttention attention(4, 2);
+  ASSERT_TRUE(attention.Init(session_, 5, DType::kF64).ok());
+  const Tensor x = Numbers({2, 3, 4});
+  const Doubles plain = Values<double>(attention(x));
+  const Doubles masked = Values<double>(attention(x, CausalMask(x)));
+  int calls = 0;
+  attention.AddHook([&](Module& module, const Tensor& of, const Tensor& result) {
+    EXPECT_EQ(module.kind(), "MultiheadAttention");
+    EXPECT_EQ(Values<double>(of), Values<double>(x));
+    ++calls;
+    return result * 2;
+  });
+  EXPECT_THAT(Values<double>(attention(x) * 0.5), Near(plain));
+  EXPECT_EQ(calls, 1);
+  EXPECT_THAT(Values<double>(attention(x, CausalMask(x)) * 0.5), Near(masked));
+  EXPECT_EQ(calls, 2);
 }
 
 TEST_F(LayersTest, MultiheadAttentionHasGradients) {

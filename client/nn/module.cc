@@ -269,7 +269,10 @@ Tensor Module::operator()(const Tensor& x, CallSite site) {
 
 Tensor Module::ForwardWithHooks(const Tensor& x, CallSite site) {
   const SiteScope sites(site);
-  Tensor result = Forward(x);
+  return ThroughHooks(x, Forward(x));
+}
+
+Tensor Module::ThroughHooks(const Tensor& x, Tensor result) {
   for (const Hook& hook : hooks_) {
     const Tensor other = hook(*this, x, result);
     if (other.defined()) result = other;

@@ -166,16 +166,24 @@ class Module : public std::enable_shared_from_this<Module> {
   // is (dynamic_cast): what is changed there, other than variables and modes, all clones share.
   virtual Module* code() { return this; }
 
-  // Called behind every Forward of this module, in the order in which they were added; what a hook
-  // returns, where it is defined, takes the result's place.
+  // Called behind every call of this module, in the order in which they were added; what a hook
+  // returns, where it is defined, takes the result's place. (Of calls of several tensors: with the
+  // first of them, and the first of the results.)
   using Hook = std::function<Tensor(Module& module, const Tensor& x, const Tensor& result)>;
-  void AddHook(Hook hook) { hooks_.push_back(std::move(hook)); }
+  void AddHook(Hook hook) {
+    hooks_.push_back(std::move(hook));
+    NoteChange();
+  }
+  // Goes up where a call of this module becomes another one, but for modes: a graph that was traced
+  // before is not it.
+  int64_t revision() const { return revision_; }
 
   // --- State ----------------------------------------------------------------------------------
   // Makes every variable of the tree anew on `device`; each parameter has its own numbers, by
   // `seed` and its path. `dtype`: a floating one.
   absl::Status Init(const DeviceRef& device, uint64_t seed, DType dtype = DType::kF32);
-  // Copies every variable to `device`, with no history; a gradient that has been added up is gone.
+  // Copies every variable that is elsewhere to `device`, with no history; a gradient that has been
+  // added up is gone. Those that are there stay as they are, with theirs.
   absl::Status To(const DeviceRef& device);
   // A module of the same code with variables and modes of its own: copies on `device`, tied as
   // these are.
@@ -193,8 +201,8 @@ class Module : public std::enable_shared_from_this<Module> {
   void ClearGrads() const;
   // Whether parameters of the tree have gradients; see Variable::RequireGrad.
   void RequireGrad(bool required) const;
-  // The device of its variables. FAILED_PRECONDITION: not there yet; INVALID_ARGUMENT: on several,
-  // naming two of them; absent where it has none.
+  // The device of its variables. FAILED_PRECONDITION: it has none, or they are not there yet;
+  // INVALID_ARGUMENT: on several, naming two of them.
   absl::StatusOr<DeviceRef> device() const;
 
   // --- The tree -------------------------------------------------------------------------------
@@ -239,6 +247,10 @@ class Module : public std::enable_shared_from_this<Module> {
   // Call with x alone, where it gives one tensor: the Forward of modules around another one.
   Tensor ForwardByCall(const Tensor& x);
 
+  void NoteChange() { ++revision_; }
+  // What is left of a result behind the hooks. For calls of several tensors; operator() asks.
+  Tensor ThroughHooks(const Tensor& x, Tensor result);
+
   // The line of the call that is under way, for layers of which it says more than their own:
   //   const CallSiteScope lines(site());
   CallSite site() const;
@@ -273,6 +285,7 @@ class Module : public std::enable_shared_from_this<Module> {
   std::vector<Hook> hooks_;
   absl::Status refused_;
   bool training_ = true;
+  int64_t revision_ = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Module& module);

@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/autograd.h"
 #include "chorus/functional/math.h"
+#include "client/internal/errors.h"
 #include "client/internal/local.h"
+#include "client/internal/trace.h"
 #include "client/nn/compute_type.h"
 #include "client/nn/trained.h"
 #include "core/base/error.h"
@@ -236,6 +238,10 @@ absl::Status Optimizer::Step(CallSite site) { return Step(gradients(), site); }
 
 absl::Status Optimizer::Step(const std::vector<Tensor>& gradients, CallSite site) {
   CHORUS_RETURN_IF_ERROR(refused_);
+  // Each call of the function would go on from the state that there was when it was traced.
+  CHORUS_RETURN_IF_ERROR(internal::WithSource(
+      internal::FailInTrace("Optimizer::Step", "use TrainStep, or Next with state as inputs"),
+      internal::SourceOf(site)));
   if (gradients.size() != parameters_.size()) {
     return BadType(absl::StrCat("expected a gradient for each of ", parameters_.size(),
                                 " parameters, got ", gradients.size()));
@@ -428,6 +434,7 @@ absl::StatusOr<bool> LossScaler::Step(Optimizer* optimizer, CallSite site) {
 // --- Ema ----------------------------------------------------------------------------------------
 
 void Ema::Update(CallSite site) {
+  if (!internal::FailInTrace("Ema::Update", "call it behind the step").ok()) return;
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   const bool first = averages_.empty();

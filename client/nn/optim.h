@@ -49,7 +49,8 @@ inline std::vector<ParameterGroup> OneGroup(const std::vector<Variable>& paramet
 }
 
 // The 2-norm of all gradients together, a tensor of no dimensions, on the first one's device; f32
-// for half types, f64 where one of them is. Undefined ones count as none; all on one device.
+// for half types, f64 where one of them is. Undefined ones count as none, and where there is no
+// other the norm is undefined; all on one device.
 Tensor GradNorm(const std::vector<Tensor>& gradients, CallSite site = CallSite::Here());
 // Multiplies all by max_norm / (norm + 1e-6) where that is below 1; returns the norm before.
 Tensor ClipGradNorm(std::vector<Tensor>* gradients, double max_norm,

@@ -9,6 +9,7 @@
 #include "chorus/chorus.h"
 #include "chorus/functional/math.h"
 #include "chorus/nn/init.h"
+#include "chorus/nn/layers.h"
 #include "client/internal/access.h"
 #include "client/testing/fake_daemon.h"
 #include "client/testing/values.h"
@@ -272,6 +273,32 @@ TEST_F(OptimTest, AStepTakesGradientsAndLeavesNone) {
 }
 
 // Its moments would have had the failed one's type.
+// Its graph would go on from the state of its trace at every call.
+TEST_F(OptimTest, AStepInACompiledFunctionIsRefused) {
+  Linear layer(1, 1, /*bias=*/false);
+  ASSERT_TRUE(layer.Init(session_, 1, DType::kF64).ok());
+  Sgd::Options options;
+  options.momentum = 0.9;
+  Sgd sgd(layer.parameters(), options);
+  Ema ema(layer.parameters(), 0.5);
+  const auto calls = [&](const std::function<void()>& call) {
+    const Compiled step = Compile([&](const std::vector<Tensor>& in) {
+      const StateScope scope(layer, {in[0].Detach().RequireGrad()});
+      EXPECT_TRUE(Backward(Sum(layer(in[1]))).ok());
+      call();
+      return scope.tensors();
+    });
+    return step.Run({layer.weight()(), Zeros(session_, DType::kF64, {1, 1})}).status();
+  };
+  const absl::Status of_step = calls([&] { sgd.Step().IgnoreError(); });
+  EXPECT_EQ(ErrorOf(of_step).reason, Reason::kWrongState) << of_step;
+  EXPECT_THAT(std::string(of_step.message()), HasSubstr("Optimizer::Step: not inside a compiled"));
+  EXPECT_EQ(sgd.steps(0), 0);
+  const absl::Status of_average = calls([&] { ema.Update(); });
+  EXPECT_THAT(std::string(of_average.message()), HasSubstr("Ema::Update: not inside a compiled"));
+  EXPECT_TRUE(ema.averages().empty());
+}
+
 TEST_F(OptimTest, AParameterThatHadFailedBeginsAnew) {
   Adam adam(module_.parameters(), Adam::Options());
   const Tensor before = module_.a_();

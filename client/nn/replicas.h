@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "chorus/parallel.h"
+#include "client/internal/trace.h"
 
 namespace chorus {
 namespace nn {
@@ -17,7 +18,10 @@ namespace nn {
 class ReplicaScope {
  public:
   ReplicaScope(const parallel::DeviceGroup& devices, int count)
-      : devices_(devices), count_(count), outer_(std::exchange(innermost_, this)) {}
+      : devices_(devices),
+        count_(count),
+        trace_(internal::IdOf(internal::Trace::Current())),
+        outer_(std::exchange(innermost_, this)) {}
   ~ReplicaScope() { innermost_ = outer_; }
   ReplicaScope(const ReplicaScope&) = delete;
   ReplicaScope& operator=(const ReplicaScope&) = delete;
@@ -26,6 +30,9 @@ class ReplicaScope {
 
   const parallel::DeviceGroup& devices() const { return devices_; }
   int count() const { return count_; }
+  // In a function that a replica compiles for itself: its graph would be used again where there are
+  // other replicas.
+  bool IsOutsideOfTrace() const { return trace_ != internal::IdOf(internal::Trace::Current()); }
   // Replicas have called collectives of the group's members: if one of them cannot go on, the
   // members' next calls must not meet these.
   void NoteCall() { called_ = true; }
@@ -36,6 +43,7 @@ class ReplicaScope {
 
   const parallel::DeviceGroup& devices_;
   const int count_;
+  const internal::TraceId trace_;
   bool called_ = false;
   ReplicaScope* const outer_;
 };

@@ -73,10 +73,12 @@ std::vector<Tensor> Recurrent::Unroll(const Tensor& x, const Direction& directio
                                    {steps, batch, gates_ * hidden_});
   const Tensor weight = direction.weight_hh();
   const Tensor bias = direction.bias_hh();
+  std::vector<Tensor> inputs = Split(projected, 1);
+  inputs.resize(static_cast<size_t>(steps), inputs[0]);  // of one that has failed there is one
   std::vector<Tensor> outputs(static_cast<size_t>(steps));
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t step = backwards ? steps - 1 - i : i;
-    const Tensor at = Reshape(Slice(projected, 0, step, step + 1), {batch, gates_ * hidden_});
+    const Tensor at = Reshape(inputs[static_cast<size_t>(step)], {batch, gates_ * hidden_});
     *state = Step(at, *state, weight, bias);
     outputs[static_cast<size_t>(step)] = state->hidden;
   }
@@ -139,7 +141,11 @@ RnnResult Recurrent::operator()(const Tensor& x, const Tensor& hidden, const Ten
                                 CallSite site) {
   const CallSiteScope lines(site);
   const absl::Status status = Check(x);
-  if (status.ok()) return Run(x, hidden, cell);
+  if (status.ok()) {
+    RnnResult result = Run(x, hidden, cell);
+    result.output = ThroughHooks(x, result.output);
+    return result;
+  }
   const Tensor error = x.defined() && !x.status().ok() ? x : internal::Fail(x, status, site);
   return {error, error, error};
 }

@@ -197,6 +197,31 @@ TEST_F(RnnTest, HasGradientsOfAllThatItTakes) {
   }
 }
 
+// Once, whether it is called with a state or without one; `result` is the output.
+TEST_F(RnnTest, CallsItsHooks) {
+  for (const bool lstm : {true, false}) {
+    const auto layer = Make(lstm, 3, 2, {});
+    ASSERT_TRUE(layer->Init(session_, 1, DType::kF64).ok());
+    const Tensor x = Numbers({4, 2, 3});
+    const Doubles plain = Values<double>((*layer)(x));
+    int calls = 0;
+    layer->AddHook([&](Module&, const Tensor& of, const Tensor& result) {
+      EXPECT_EQ(of.shape(), x.shape());
+      ++calls;
+      return result * 2;
+    });
+    EXPECT_THAT(Values<double>((*layer)(x)*0.5), Near(plain));
+    EXPECT_EQ(calls, 1);
+    EXPECT_THAT(Values<double>((*layer)(x, Zeros(session_, DType::kF64, {1, 2, 2})).output * 0.5),
+                Near(plain));
+    EXPECT_EQ(calls, 2);
+    const absl::StatusOr<parallel::Nest> called = layer->Call({x}, {});
+    ASSERT_TRUE(called.ok()) << called.status();
+    EXPECT_THAT(Values<double>(called->items()[0].tensor() * 0.5), Near(plain));
+    EXPECT_EQ(calls, 3);
+  }
+}
+
 TEST_F(RnnTest, DropsBetweenLayersInTrainingAlone) {
   RnnOptions options;
   options.layers = 2;

@@ -10,8 +10,10 @@
 #include "chorus/math.h"
 #include "chorus/nn/init.h"
 #include "client/internal/access.h"
+#include "client/internal/errors.h"
 #include "client/internal/local.h"
 #include "client/internal/member.h"
+#include "client/internal/trace.h"
 #include "client/nn/refused.h"
 #include "client/nn/same_on_ranks.h"
 #include "client/nn/trained.h"
@@ -198,6 +200,9 @@ absl::Status ShardedOptimizer::Compare(const absl::Status& status, CallSite site
 // have not compared yet that alone is made, of which all are told.
 absl::Status ShardedOptimizer::Step(CallSite site) {
   CHORUS_RETURN_IF_ERROR(CheckRanks());
+  CHORUS_RETURN_IF_ERROR(internal::WithSource(
+      internal::FailInTrace("ShardedOptimizer::Step", "call it behind the function"),
+      internal::SourceOf(site)));
   absl::Status status = Start(site);
   for (const Flat& flat : flats_) {
     for (size_t i = 0; i < flat.parameters.size(); ++i) {

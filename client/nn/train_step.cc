@@ -13,6 +13,9 @@
 #include "chorus/nn/layers.h"
 #include "client/internal/access.h"
 #include "client/internal/errors.h"
+#include "client/internal/tape.h"
+#include "client/internal/tensor_data.h"
+#include "client/nn/compute_type.h"
 #include "client/nn/refused.h"
 #include "client/nn/trained.h"
 #include "core/base/error.h"
@@ -24,10 +27,17 @@ namespace {
 constexpr int kScalerState = 4;   // tensors of LossScaler::State, and Optimizer::PendingSkips
 constexpr size_t kMaxModes = 16;  // lists of modes whose graphs are kept at a time
 
-// Of the tree.
-void AppendModes(const Module& module, std::vector<bool>* modes) {
-  modes->push_back(module.training());
-  for (const Module::Child& child : module.children()) AppendModes(*child.module, modes);
+const internal::TensorDataPtr& DataOf(const Tensor& tensor) {
+  return internal::ImplOf(tensor)->data;
+}
+
+// Of the tree: what a trace of it depends on.
+void AppendModes(Module* module, std::vector<int64_t>* modes) {
+  modes->push_back(module->training());
+  modes->push_back(module->revision());
+  // Of a clone what its original has become.
+  if (module->code() != module) modes->push_back(module->code()->revision());
+  for (const Module::Child& child : module->children()) AppendModes(child.module.get(), modes);
 }
 
 }  // namespace
@@ -38,7 +48,6 @@ TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Opti
       loss_(std::move(loss)),
       options_(options),
       variables_(module->variables()) {
-  for (const Variable& variable : variables_) changes_.push_back(!variable.is_parameter());
   const std::vector<Variable>& parameters = optimizer->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto it = std::find(variables_.begin(), variables_.end(), parameters[i]);
@@ -47,7 +56,6 @@ TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Opti
       return;
     }
     trained_.push_back(static_cast<size_t>(it - variables_.begin()));
-    changes_[trained_.back()] = true;
     size_t rate = 0;
     while (rate < first_of_.size() &&
            optimizer->rate_of(first_of_[rate]) != optimizer->rate_of(i)) {
@@ -79,8 +87,8 @@ int TrainStep::traces() const {
 }
 
 const Compiled& TrainStep::CompiledInModes() {
-  std::vector<bool> modes;
-  AppendModes(*module_, &modes);
+  std::vector<int64_t> modes;
+  AppendModes(module_, &modes);
   if (compiled_.size() == kMaxModes && compiled_.count(modes) == 0) {
     forgotten_traces_ = traces();
     compiled_.clear();
@@ -179,8 +187,10 @@ absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, 
   CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out, CompiledInModes().Run(in, site));
   ++steps_;
   size_t next = 1;
-  for (size_t i = 0; i < variables_.size(); ++i) {
-    if (changes_[i]) variables_[i].Set(out[next++]);
+  for (const Variable& variable : variables_) {
+    const Tensor& value = out[next++];
+    // What the step gives back as it is keeps its handle.
+    if (DataOf(value) != DataOf(variable())) variable.Set(value);
   }
   const auto slots = static_cast<ptrdiff_t>(optimizer_->slots());
   std::vector<std::vector<Tensor>> state;
@@ -280,6 +290,19 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
     of_rate = optimizer_->NumbersOf(of_rate[0], of_rate[1] - Cast(pending_skips, DType::kF64));
   }
   std::vector<Tensor> changed = scope.tensors();
+  for (size_t i = 0; i < variables_.size(); ++i) {
+    if (!variables_[i].is_parameter()) continue;
+    // It is what it was, and not its copy of another dtype.
+    changed[i] =
+        DataOf(changed[i]) == DataOf(values[i]) ? in[i] : AsType(changed[i], in[i].dtype());
+  }
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    if (DataOf(changed[trained_[i]]) == DataOf(in[trained_[i]])) continue;
+    return fail(MakeError(Reason::kWrongState,
+                          absl::StrCat(module_->named_variables()[trained_[i]].name,
+                                       " was Set by the loss of a training step, and the optimizer "
+                                       "has another value for it")));
+  }
   for (size_t i = 0; i < trained_.size(); ++i) {
     const Tensor& value = in[trained_[i]];
     const std::vector<Tensor>& f64_numbers = by_rate[rate_of_[i]];
@@ -293,9 +316,7 @@ std::vector<Tensor> TrainStep::Trace(const std::vector<Tensor>& in) const {
     }
   }
   std::vector<Tensor> out = {loss};
-  for (size_t i = 0; i < variables_.size(); ++i) {
-    if (changes_[i]) out.push_back(changed[i]);
-  }
+  out.insert(out.end(), changed.begin(), changed.end());
   for (const std::vector<Tensor>& row : state) out.insert(out.end(), row.begin(), row.end());
   if (options_.scaler != nullptr) {
     const LossScaler::State then = options_.scaler->Next(scaling, finite);

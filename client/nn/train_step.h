@@ -45,15 +45,16 @@ namespace nn {
 
 class TrainStep {
  public:
-  // One number, of the inputs of a call: this rank's loss.
+  // One number, of the inputs of a call: this rank's loss. What it Sets of the module is kept, as
+  // call by call; it may not Set what the optimizer trains (kWrongState).
   using Loss = std::function<Tensor(const std::vector<Tensor>& inputs)>;
   struct Options {
     Options() = default;
     Options(const Group& group) : ranks(group) {}  // implicit
 
     // The ranks that train together; none: this one alone. The first call gives all of them the
-    // first one's variables, after which they are equal but for buffers, which stay each rank's
-    // own.
+    // first one's variables, after which they are equal but for buffers, and for
+    // parameters that the loss itself Sets, which stay each rank's own.
     absl::optional<Group> ranks;
     // Of the inputs: CompileOptions, with indices in what the loss gets.
     std::vector<CompileOptions::Varying> varying;
@@ -98,7 +99,8 @@ class TrainStep {
     counts_last_ = false;
   }
   // How often the loss has been traced: once for each list of types of the inputs, and of modes
-  // (Train, Eval) of the module's tree; of 16 of the latter graphs are kept at a time.
+  // (Train, Eval; what hooks and ShareBatches have made of it) of the module's tree; of 16 of the
+  // latter graphs are kept at a time.
   int traces() const;
 
  private:
@@ -121,10 +123,9 @@ class TrainStep {
   // Of the compiled function, in this order: inputs are the variables, the optimizer's state by
   // parameter, its numbers by rate (with a scaler: the rate, and which step it is if none that is
   // pending was left out), the number of the step, the scaler's state with the optimizer's pending
-  // skips, and the caller's; results the loss, the variables that change, and both states.
+  // skips, and the caller's; results the loss, the variables, and both states.
   const std::vector<Variable> variables_;
   std::vector<size_t> trained_;  // by parameter of the optimizer: its index in variables_
-  std::vector<bool> changes_;    // by variable: a buffer, or trained
   std::vector<size_t> rate_of_;  // by parameter of the optimizer: those with one have equal numbers
   std::vector<size_t> first_of_;  // by rate: the first parameter of it
   size_t numbers_ = 0;            // of each rate
@@ -136,8 +137,8 @@ class TrainStep {
   std::weak_ptr<internal::TensorImpl> last_value_;  // of the first parameter
   bool shared_ = false;                             // all ranks have the first one's variables
   CompileOptions compile_;
-  // By the modes of the tree: a graph has those that it was traced in.
-  std::map<std::vector<bool>, Compiled> compiled_;
+  // By the modes of the tree, and its revisions: a graph has those that it was traced in.
+  std::map<std::vector<int64_t>, Compiled> compiled_;
   int forgotten_traces_ = 0;  // of those that were in compiled_
 };
 

@@ -326,6 +326,89 @@ TEST_F(TrainStepTest, WhatIsFrozenStaysAndWhatIsUnusedHasGradientZero) {
   EXPECT_THAT(std::string(stranger({x}).status().message()), HasSubstr("none of the module's"));
 }
 
+// A parameter that follows others is the loss's to Set; one that is trained is the optimizer's.
+TEST_F(TrainStepTest, WhatTheLossSetsOfAParameterIsKeptUnlessItIsTrained) {
+  struct TeacherAndPupil : Module {
+    TeacherAndPupil() : Module("TeacherAndPupil") {}
+    Variable pupil = AddParameter("pupil", {1}, init::Constant(1));
+    Variable teacher = AddParameter("teacher", {1}, init::Constant(0));
+  };
+  const Session session = daemon_.Open();
+  const Tensor x = FromHost<double>(session, {1}, {1});
+  for (const bool half : {false, true}) {
+    SCOPED_TRACE(half);
+    TeacherAndPupil model;
+    ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+    model.teacher.RequireGrad(false);
+    TrainStep::Options options;
+    if (half) options.compute = DType::kBF16;
+    Sgd sgd({model.pupil}, {});
+    TrainStep step(
+        &model, &sgd,
+        [&](const Tensors& in) {
+          const Tensor before = model.teacher();
+          model.teacher.Set(before * 0.5 + 1);
+          return Sum((model.pupil() + before) * Cast(in[0], before.dtype()));
+        },
+        options);
+    const Tensor before = model.teacher();
+    for (const double expected : {1.0, 1.5, 1.75}) {
+      const auto loss = step({x});
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      EXPECT_EQ(model.teacher().dtype(), DType::kF64);
+      EXPECT_THAT(Values<double>(model.teacher()), ElementsAre(expected));
+    }
+    EXPECT_THAT(Values<double>(before), ElementsAre(0));
+    EXPECT_EQ(step.traces(), 1);
+
+    TrainStep wrong(
+        &model, &sgd,
+        [&](const Tensors& in) {
+          model.pupil.Set(model.pupil() * 0.5);
+          return Sum(model.pupil() * Cast(in[0], model.pupil().dtype()));
+        },
+        options);
+    const absl::Status refused = wrong({x}).status();
+    EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("pupil was Set by the loss"));
+  }
+}
+
+// What a call of the module is may change behind the first step.
+TEST_F(TrainStepTest, AStepHasTheHooksAndSharedBatchesThatTheModuleHasByThen) {
+  const Session session = daemon_.Open();
+  Sequential model({std::make_shared<Linear>(2, 2)});
+  ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+  const std::shared_ptr<Module> clone = *model.Clone(session);
+  for (Module* const module : {static_cast<Module*>(&model), clone.get()}) {
+    Sgd::Options none;
+    none.learning_rate = 0;
+    Sgd sgd(module->parameters(), none);
+    TrainStep step(module, &sgd, [&](const Tensors& in) { return Sum((*module)(in[0])); });
+    const Tensor x = FromHost<double>(session, {1, 2, 4, 3}, {2, 2});
+    const auto loss = [&] { return Values<double>(*step({x})).at(0); };
+    const double before = loss();
+    // A clone's calls are its original's.
+    model[0].AddHook([](Module&, const Tensor&, const Tensor& y) { return y * 3; });
+    EXPECT_NEAR(loss(), 3 * before, 1e-12);
+    loss();
+    EXPECT_EQ(step.traces(), 2);
+  }
+  WorldOptions alone;
+  alone.rank = 0;
+  alone.size = 1;
+  const World world = *session.Join(alone);
+  Sequential with_norm({std::make_shared<Linear>(2, 2), std::make_shared<BatchNorm>(2)});
+  ASSERT_TRUE(with_norm.Init(session, 1, DType::kF64).ok());
+  Sgd sgd(with_norm.parameters(), {});
+  TrainStep step(&with_norm, &sgd, [&](const Tensors& in) { return Sum(with_norm(in[0])); });
+  const Tensor x = FromHost<double>(session, {1, 2, 4, 3}, {2, 2});
+  ASSERT_TRUE(step({x}).ok());
+  ShareBatches(&with_norm, world);
+  ASSERT_TRUE(step({x}).ok());
+  EXPECT_EQ(step.traces(), 2);
+}
+
 TEST_F(TrainStepTest, AStepIsInTheModesThatTheModuleHasByThen) {
   const Session session = daemon_.Open();
   Sequential model({std::make_shared<Linear>(2, 2), std::make_shared<BatchNorm>(2)});

@@ -17,7 +17,7 @@ constexpr int64_t kWidth = 64, kHeads = 4, kContext = 32, kBatch = 8, kSteps = 1
 struct Block : nn::Module {
   Block() : Module("Block") {}
   Tensor Forward(const Tensor& x) override {
-    const Tensor h = x + attention(norm1(x), nn::CausalMask(x.device(), x.shape()[1]));
+    const Tensor h = x + attention(norm1(x), nn::CausalMask(x));
     return h + down(nn::Gelu(up(norm2(h))));
   }
   nn::LayerNorm& norm1 = Add<nn::LayerNorm>("norm1", kWidth);

@@ -24,10 +24,12 @@ Moe::Moe(int64_t width, int64_t hidden, const chorus::Group& group)
       experts_(Add<nn::ModuleMap>("experts")),
       expert_(experts_.Insert<Expert>(std::to_string(group.rank()), width, hidden)) {}
 
-Tensor Moe::ExpertOf(const Tensor& x) { return ArgMax(gate_(x)); }
+// As in Forward: of shares, of which two may be equal where what they come from is not.
+Tensor Moe::ExpertOf(const Tensor& x) { return ArgMax(Softmax(gate_(x))); }
 
 Tensor Moe::Forward(const Tensor& x) {
-  const int64_t n = x.shape()[0];
+  // A tensor that has failed has no shape. Others wait for both exchanges, and are told.
+  const int64_t n = x.shape().empty() ? 0 : x.shape()[0];
   const Tensor shares = Softmax(gate_(x));
   const Tensor expert = ArgMax(shares, -1, /*keep_dims=*/true);
   // Rows in the order of their experts, and how many each gets.

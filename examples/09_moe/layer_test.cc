@@ -207,6 +207,34 @@ TEST(MoeTest, BalanceIsOneWhereAllGetAlikeAndMoreElsewhere) {
     EXPECT_NEAR(balance({2, 2, 2}), 2 / (1 + std::exp(-4.0)), 1e-12);
     EXPECT_EQ(Values<int64_t>(model.ExpertOf(FromHost<double>(world, {3, -1, 2}, {3, 1}))),
               std::vector<int64_t>({0, 1, 0}));
+    // Scores of 0 and 2e-8 are one share in f32, and of equal ones the first expert gets the row.
+    ASSERT_TRUE(model.Init(world, 1, DType::kF32).ok());
+    model.parameters()[0].Set(FromHost<float>(world, {0, 2e-8F}, {2, 1}));
+    EXPECT_EQ(Values<int64_t>(model.ExpertOf(FromHost<float>(world, {1}, {1, 1}))),
+              std::vector<int64_t>({0}));
+  });
+}
+
+// What a rank's layers in front of it refused it calls both exchanges with: the others are told.
+TEST(MoeTest, ARankWhoseInputHasFailedIsNamedAndNobodyWaits) {
+  Job job(Host(), 2);
+  job.Run([&](int rank, World& world) {
+    Moe model(kWidth, kHidden, world);
+    ASSERT_TRUE(model.Init(world, 1, DType::kF64).ok());
+    const Tensor rows = FromHost<double>(world, Doubles(2 * kWidth, 1), {2, kWidth});
+    for (int step = 1; step <= 2; ++step) {
+      ASSERT_TRUE(world.Step(step).ok());
+      const bool fails = step == 1 && rank == 0;
+      const Tensor x = fails ? rows + FromHost<double>(world, {1, 2}, {2}) : rows;
+      const absl::Status status = model(x).Wait();
+      if (step == 2) {
+        EXPECT_TRUE(status.ok()) << status;
+      } else {
+        EXPECT_EQ(chorus::ErrorOf(status).reason,
+                  rank == 0 ? chorus::Reason::kBadType : chorus::Reason::kPeerRefused)
+            << status;
+      }
+    }
   });
 }
 

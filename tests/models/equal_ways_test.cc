@@ -336,5 +336,18 @@ TEST(BatchNormTest, PartsAreEqualToPartsAndNotToTheWhole) {
   EXPECT_GE(Difference(whole, devices), 1e-3);
 }
 
+// A layer behind one that refuses is called with a tensor that has no shape.
+TEST(TransformerTest, ATextThatIsTooLongIsTheErrorOfTheModel) {
+  Job job(ConformanceParam{"Host", DirectCluster("host")}, 1);
+  job.Run([](int, World& world) {
+    bench::TransformerSizes sizes;
+    sizes.context = 4;
+    const std::shared_ptr<nn::Module> model = bench::Transformer(sizes);
+    ASSERT_TRUE(model->Init(world, 1).ok());
+    const std::string text((*model)(Zeros(world, DType::kI32, {1, 5})).status().message());
+    EXPECT_NE(text.find("with n to 4, got"), std::string::npos) << text;
+  });
+}
+
 }  // namespace
 }  // namespace chorus
