@@ -30,7 +30,7 @@ bool Check(const chorus::World& world, const char* what, const Tensor& tensor,
   bool equal = got->size() == want.size();
   std::string text;
   for (size_t i = 0; i < got->size(); ++i) {
-    equal = equal && std::abs((*got)[i] - want[i]) <= 1e-12;
+    equal = equal && std::abs((*got)[i] - want[i]) <= 1e-12 * std::max(1.0, std::abs(want[i]));
     text += (i > 0 ? ", " : "") + std::to_string((*got)[i]);
   }
   std::printf("rank %d: %s (%s)%s\n", world.rank(), what, text.c_str(), equal ? "" : " WRONG");

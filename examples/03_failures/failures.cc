@@ -63,6 +63,10 @@ bool Run(const chorus::Session& session) {
     return false;
   }
   chorus::World& world = *joined;
+  if (world.size() < 3) {
+    std::fprintf(stderr, "expected three ranks or more\n");
+    return false;
+  }
   const chorus::NoGrad no_grad;
   const int rank = world.rank();
 

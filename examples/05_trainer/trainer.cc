@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <fstream>
 #include <numeric>
@@ -47,7 +48,8 @@ namespace {
 
 using chorus::Tensor;
 
-// A rank's part [begin, end) of `size` things from `begin` on.
+// A rank's part [begin, end) of `size` things from `begin` on: one at least, where there are as
+// many as ranks. Fewer, behind the last whole batch, are left out below.
 std::pair<int64_t, int64_t> PartOf(int64_t begin, int64_t size, int rank, int ranks) {
   return {begin + size * rank / ranks, begin + size * (rank + 1) / ranks};
 }
@@ -59,20 +61,22 @@ absl::StatusOr<double> Accuracy(const chorus::World& world, const Dataset& data,
   std::vector<int64_t> order(static_cast<size_t>(data.count));
   std::iota(order.begin(), order.end(), 0);
   std::vector<Tensor> counts;
-  for (int64_t begin = 0; begin < data.count; begin += images) {
+  int64_t seen = 0;
+  for (int64_t begin = 0; data.count - begin >= world.size(); begin += images) {
     const int64_t size = std::min(images, data.count - begin);
     const auto part = PartOf(begin, size, world.rank(), world.size());
     CHORUS_ASSIGN_OR_RETURN(
         Tensor right,
         trainer->CountRight(TakeBatch(data, order, part.first, part.second - part.first), state));
     counts.push_back(std::move(right));
+    seen += size;
   }
   int64_t right = 0;
   for (const Tensor& count : counts) {
     CHORUS_ASSIGN_OR_RETURN(const int64_t chunk, count.Item<int64_t>());
     right += chunk;
   }
-  return static_cast<double>(right) / static_cast<double>(data.count);
+  return static_cast<double>(right) / static_cast<double>(seen);
 }
 
 absl::Status WriteParameters(const State& state, const std::string& path) {
@@ -115,7 +119,7 @@ absl::Status Train() {
 
   const int epochs = absl::GetFlag(FLAGS_training_epochs);
   const int64_t global_batch = absl::GetFlag(FLAGS_batch) * world.size();
-  const int64_t steps = epochs * ((data.count + global_batch - 1) / global_batch);
+  const int64_t steps = epochs * ((data.count - world.size()) / global_batch + 1);
   const auto under_way = static_cast<size_t>(absl::GetFlag(FLAGS_steps_under_way));
   chorus::plot::Curve losses{"loss", {}, {}};
   chorus::plot::Curve accuracies{"accuracy", {}, {}};
@@ -139,7 +143,7 @@ absl::Status Train() {
     const absl::Time start = chorus::SteadyNow();
     for (int epoch = 0; epoch < epochs; ++epoch) {
       const std::vector<int64_t> order = chorus::data::EpochOrder(data.count, seed, epoch);
-      for (int64_t begin = 0; begin < data.count; begin += global_batch) {
+      for (int64_t begin = 0; data.count - begin >= world.size(); begin += global_batch) {
         const int64_t size = std::min(global_batch, data.count - begin);
         const auto part = PartOf(begin, size, world.rank(), world.size());
         // A rank that leaves a step by an error is in line with the others again in the next one.
@@ -193,7 +197,10 @@ int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   const absl::Status status = trainer::Train();
   if (status.ok()) return 0;
-  std::fprintf(stderr, "trainer %d: %s\n", absl::GetFlag(FLAGS_rank),
-               chorus::ErrorOf(status).message.c_str());
+  const char* given = std::getenv("RANK");
+  const std::string rank = absl::GetFlag(FLAGS_rank) < 0 && given != nullptr
+                               ? given
+                               : absl::StrCat(absl::GetFlag(FLAGS_rank));
+  std::fprintf(stderr, "trainer %s: %s\n", rank.c_str(), chorus::ErrorOf(status).message.c_str());
   return 1;
 }

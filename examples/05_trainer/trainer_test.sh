@@ -58,8 +58,9 @@ expect_end() {
   done
 }
 
-echo "== one epoch on two ranks"
-"$launch" --chorusd="$chorusd" --ranks=2 -- "$trainer" --rank={rank} --ranks=2 --batch=128 \
+# The last of the test's images is not one for each rank: it is left out.
+echo "== one epoch on three ranks"
+"$launch" --chorusd="$chorusd" --ranks=3 -- "$trainer" --rank={rank} --ranks=3 --batch=101 \
   --training_epochs=1 --parameters="$folder/parameters{rank}" --report="$folder/report" \
   >"$folder/out" 2>"$folder/err" || fail "it ended with $?"
 cat "$folder/report"
@@ -67,7 +68,9 @@ read -r accuracy _ <"$folder/report"
 awk -v a="${accuracy#accuracy=}" 'BEGIN { exit !(a >= 0.78 && a < 1) }' || fail "$accuracy"
 [[ "$(stat -c %s "$folder/parameters0")" -eq $((4 * (784 * 256 + 256 + 256 * 10 + 10))) ]] ||
   fail "parameters of another size"
-cmp "$folder/parameters0" "$folder/parameters1" || fail "the parameters differ"
+for rank in 1 2; do
+  cmp "$folder/parameters0" "$folder/parameters$rank" || fail "the parameters differ"
+done
 
 echo "== a rank is killed"
 start

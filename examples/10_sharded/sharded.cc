@@ -24,6 +24,10 @@ class ShardedLinear : public nn::Module {
  public:
   ShardedLinear(int64_t in, int64_t out, const chorus::Group& ranks)
       : Module("ShardedLinear"), shape_({out, in}), ranks_(ranks) {
+    if (in * out % ranks.size() != 0) {
+      RefuseAll(absl::StrCat("expected ranks that divide the weight's ", in * out, " numbers, got ",
+                             ranks.size()));
+    }
     const int64_t size = in * out / ranks.size();
     const int64_t begin = size * ranks.rank();
     // The numbers that the whole layer would have: a variable's seed goes by its name.
