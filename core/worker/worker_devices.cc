@@ -477,7 +477,9 @@ class FarDevices final : public WorkerDevices {
       window = window_;
     }
     // Only this thread says that the transfer has ended: until then its memory stands.
-    std::memcpy(to, window->download_slot(message.slot), static_cast<size_t>(message.bytes));
+    if (message.bytes > 0) {  // nothing may come to no place
+      std::memcpy(to, window->download_slot(message.slot), static_cast<size_t>(message.bytes));
+    }
     MutexLock lock(&mutex_);
     PostLocked(BytesOf(FreeSlot{message.slot}));
     return absl::OkStatus();
