@@ -113,7 +113,8 @@ absl::Status DistributedSampler::Restore(const State& state) {
                                 ", got ", shuffle));
   }
   // A last round that was filled up may have gone beyond the order.
-  if (epoch < 0 || received < 0 || received > int64_t{1} << 62) {
+  constexpr int64_t kMost = int64_t{1} << 62;  // what is added to either stays a number
+  if (epoch < 0 || epoch > kMost || received < 0 || received > kMost) {
     return BadType(absl::StrCat("a sampler's state: no epoch ", epoch, " with ", received,
                                 " samples received"));
   }

@@ -248,6 +248,7 @@ TEST(DistributedSamplerTest, WhatMakesNoSenseIsRefusedAndChangesNothing) {
   EXPECT_THAT(refused("sampler.size", "11"), HasSubstr("expected 10 samples, got 11"));
   EXPECT_THAT(refused("sampler.shuffle", "0"), HasSubstr("expected shuffle 1, got 0"));
   EXPECT_THAT(refused("sampler.epoch", "-1"), HasSubstr("no epoch -1"));
+  EXPECT_THAT(refused("sampler.epoch", "9223372036854775807"), HasSubstr("no epoch 9223372036"));
   EXPECT_THAT(refused("sampler.received", "-1"), HasSubstr("with -1 samples received"));
   EXPECT_THAT(refused("sampler.received", "9223372036854775807"), HasSubstr("samples received"));
 }

@@ -26,12 +26,18 @@ constexpr char kOptimizer[] = "optimizer.";
 // In the metadata.
 constexpr char kSteps[] = "optimizer.steps.";
 constexpr char kSkipped[] = "optimizer.skipped.";
+constexpr char kRate[] = "optimizer.learning_rate";
 // Hugging Face's loaders want it where there are metadata.
 constexpr char kFormat[] = "format";
 constexpr char kPyTorch[] = "pt";
 constexpr char kScale[] = "scaler.scale";
 constexpr char kStreak[] = "scaler.streak";
 constexpr char kScalerSkipped[] = "scaler.skipped";
+
+// Of an optimizer, and none of what the caller counts.
+bool IsOfOptimizer(const std::string& word) {
+  return absl::StartsWith(word, kSteps) || absl::StartsWith(word, kSkipped) || word == kRate;
+}
 
 absl::Status BadScaler(const Progress& progress, const std::string& name, const std::string& what) {
   const auto at = progress.find(name);
@@ -42,7 +48,9 @@ absl::Status BadScaler(const Progress& progress, const std::string& name, const 
 absl::StatusOr<int64_t> CountOf(const Progress& progress, const std::string& name) {
   const auto at = progress.find(name);
   int64_t count = 0;
-  if (at != progress.end() && absl::SimpleAtoi(at->second, &count) && count >= 0) return count;
+  // What is added to it stays a count.
+  const bool is_number = at != progress.end() && absl::SimpleAtoi(at->second, &count);
+  if (is_number && count >= 0 && count <= int64_t{1} << 62) return count;
   return BadScaler(progress, name, "a count");
 }
 
@@ -121,50 +129,67 @@ absl::Status CheckIsThere(const NamedVariable& named) {
 }
 
 struct Saved {
-  std::vector<NamedTensor> tensors;  // buffers first
-  size_t num_buffers = 0;
+  // Buffers, then each parameter with its slots of the optimizer, in the module's order.
+  std::vector<std::vector<NamedTensor>> parts;
   Progress metadata;
+
+  std::vector<NamedTensor> tensors() const {
+    std::vector<NamedTensor> all;
+    for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+  }
 };
 
 absl::StatusOr<Saved> ToSave(const Module& module, Optimizer* optimizer, const Progress& progress) {
   Saved saved;
+  for (const auto& word : progress) {
+    if (!IsOfOptimizer(word.first)) continue;
+    return BadType(absl::StrCat("\"", word.first, "\" is an optimizer's, and no progress"));
+  }
   saved.metadata = progress;
   saved.metadata.emplace(kFormat, kPyTorch);
-  std::vector<NamedVariable> all = module.named_variables();
-  const auto parameters = std::stable_partition(
-      all.begin(), all.end(),
-      [](const NamedVariable& named) { return !named.variable.is_parameter(); });
-  saved.num_buffers = static_cast<size_t>(parameters - all.begin());
-  for (const NamedVariable& named : all) {
-    CHORUS_RETURN_IF_ERROR(CheckIsThere(named));
-    saved.tensors.push_back({named.name, named.variable().Detach()});
-  }
-  if (optimizer == nullptr) return saved;
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(module, *optimizer));
-  CHORUS_ASSIGN_OR_RETURN(const std::vector<Optimizer::ParameterState> state, optimizer->State());
-  for (size_t i = 0; i < names.size(); ++i) {
-    for (size_t slot = 0; slot < state[i].slots.size(); ++slot) {
-      saved.tensors.push_back({SlotName(names[i], slot), state[i].slots[slot]});
+  std::map<std::string, std::vector<NamedTensor>> slots;  // by parameter
+  if (optimizer != nullptr) {
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(module, *optimizer));
+    CHORUS_ASSIGN_OR_RETURN(const std::vector<Optimizer::ParameterState> state, optimizer->State());
+    for (size_t i = 0; i < names.size(); ++i) {
+      for (size_t slot = 0; slot < state[i].slots.size(); ++slot) {
+        slots[names[i]].push_back({SlotName(names[i], slot), state[i].slots[slot]});
+      }
+      saved.metadata[absl::StrCat(kSteps, names[i])] = absl::StrCat(state[i].steps);
+      if (state[i].skipped == 0) continue;
+      saved.metadata[absl::StrCat(kSkipped, names[i])] = absl::StrCat(state[i].skipped);
     }
-    saved.metadata[absl::StrCat(kSteps, names[i])] = absl::StrCat(state[i].steps);
-    if (state[i].skipped == 0) continue;
-    saved.metadata[absl::StrCat(kSkipped, names[i])] = absl::StrCat(state[i].skipped);
+    // All digits that an f64 has.
+    saved.metadata[kRate] = absl::StrFormat("%.17g", optimizer->learning_rate());
+  }
+  saved.parts.emplace_back();
+  for (const NamedVariable& named : module.named_variables()) {
+    CHORUS_RETURN_IF_ERROR(CheckIsThere(named));
+    const NamedTensor value = {named.name, named.variable().Detach()};
+    if (!named.variable.is_parameter()) {
+      saved.parts[0].push_back(value);
+      continue;
+    }
+    saved.parts.push_back({value});
+    const std::vector<NamedTensor>& of_it = slots[named.name];
+    saved.parts.back().insert(saved.parts.back().end(), of_it.begin(), of_it.end());
   }
   return saved;
 }
 
 // The tensors that one of `shards` ranks writes. Buffers are the first one's: ranks may have others
-// (statistics of their own rows), and some of each would be no rank's state. Of the rest each goes
-// to the rank that has fewest bytes by then.
+// (statistics of their own rows), and some of each would be no rank's state. Of the rest each part
+// goes to the rank that has fewest bytes by then.
 std::vector<TensorPiece> ShareOf(const Saved& saved, int shard, int shards) {
   std::vector<int64_t> bytes(static_cast<size_t>(shards));
   std::vector<TensorPiece> share;
-  for (size_t i = 0; i < saved.tensors.size(); ++i) {
-    const NamedTensor& named = saved.tensors[i];
-    const auto writer =
-        i < saved.num_buffers ? bytes.begin() : std::min_element(bytes.begin(), bytes.end());
-    *writer += named.tensor.num_elements() * DTypeBytes(named.tensor.dtype());
-    if (writer - bytes.begin() == shard) share.push_back({named.name, named.tensor});
+  for (size_t i = 0; i < saved.parts.size(); ++i) {
+    const auto writer = i == 0 ? bytes.begin() : std::min_element(bytes.begin(), bytes.end());
+    for (const NamedTensor& named : saved.parts[i]) {
+      *writer += named.tensor.num_elements() * DTypeBytes(named.tensor.dtype());
+      if (writer - bytes.begin() == shard) share.push_back({named.name, named.tensor});
+    }
   }
   return share;
 }
@@ -186,7 +211,7 @@ absl::Status OnAll(const std::string& name, const Group& ranks, const absl::Stat
 absl::Status SaveCheckpoint(const std::string& path, const Module& module, Optimizer* optimizer,
                             const Progress& progress) {
   CHORUS_ASSIGN_OR_RETURN(const Saved saved, ToSave(module, optimizer, progress));
-  return SaveTensors(path, saved.tensors, saved.metadata);
+  return SaveTensors(path, saved.tensors(), saved.metadata);
 }
 
 absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
@@ -196,7 +221,9 @@ absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
     CHORUS_ASSIGN_OR_RETURN(const Saved saved, ToSave(module, optimizer, progress));
     // What has failed at once has no size: the others would share out otherwise, and a tensor that
     // none of them writes would be missing from the index.
-    for (const NamedTensor& named : saved.tensors) CHORUS_RETURN_IF_ERROR(named.tensor.status());
+    for (const NamedTensor& named : saved.tensors()) {
+      CHORUS_RETURN_IF_ERROR(named.tensor.status());
+    }
     return SaveShard(name, ranks.rank(), ranks.size(), ShareOf(saved, ranks.rank(), ranks.size()),
                      saved.metadata);
   };
@@ -242,6 +269,13 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
       state.back().skipped = *of_skips;
     }
   }
+  const auto rate_word = file.metadata().find(kRate);
+  double rate = optimizer == nullptr ? 0 : optimizer->learning_rate();
+  if (optimizer != nullptr && rate_word != file.metadata().end() &&
+      !absl::SimpleAtod(rate_word->second, &rate)) {
+    return BadType(
+        absl::StrCat(path, ": \"", kRate, "\": expected a number, got '", rate_word->second, "'"));
+  }
   for (const TensorFile::Entry& entry : file.entries()) {
     // A caller that wants the model alone needs no optimizer.
     const bool is_state = optimizer == nullptr && absl::StartsWith(entry.name, kOptimizer);
@@ -258,9 +292,10 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
   for (size_t i = 0; i < state.size(); ++i) {
     optimizer->SetState(i, std::move(state[i]));
   }
+  if (optimizer != nullptr) optimizer->SetLearningRate(rate);
   Progress progress;
   for (const auto& word : file.metadata()) {
-    if (absl::StartsWith(word.first, kSteps) || absl::StartsWith(word.first, kSkipped)) continue;
+    if (IsOfOptimizer(word.first)) continue;
     if (word.first == kFormat && word.second == kPyTorch) continue;
     progress.insert(word);
   }

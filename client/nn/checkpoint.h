@@ -32,7 +32,9 @@ namespace chorus {
 namespace nn {
 
 // What the caller goes on from: "step", "epoch", "seed", the sampler's state, ... A file also says
-// "format": "pt", unless there is another "format" here: Hugging Face's loaders want it.
+// "format": "pt", unless there is another "format" here: Hugging Face's loaders want it. Words that
+// begin with "optimizer.steps." or "optimizer.skipped.", and "optimizer.learning_rate", are the
+// optimizer's: kBadType.
 using Progress = std::map<std::string, std::string>;
 
 // Waits for all of it, and writes it in one piece (SaveTensors). One rank's is enough where ranks
@@ -40,11 +42,13 @@ using Progress = std::map<std::string, std::string>;
 absl::Status SaveCheckpoint(const std::string& path, const Module& module,
                             Optimizer* optimizer = nullptr, const Progress& progress = {});
 // All of `ranks` call it, with equal arguments: the first one writes all buffers, its own, for
-// ranks may have others (a BatchNorm's that shares no batch); parameters and optimizer state, which
-// all have alike, are shared out so that each writes about as many bytes, of whole tensors; and one
-// writes the index, ShardIndexPath(name). Returns on all when that is there, or on all an error:
-// ABORTED kPeerRefused names a rank that could not write, which has its own. A name is used once:
-// put the step in it. What is behind its last slash is UTF-8, for the index has it: else
+// ranks may have others (a BatchNorm's that shares no batch); parameters, each with its state of
+// the optimizer, which all have alike, are shared out so that each writes about as many bytes, of
+// whole tensors; and one writes the index, ShardIndexPath(name). Returns on all when that is there,
+// or on all an error: ABORTED kPeerRefused names a rank that could not write, which has its own. A
+// name is used once: put the step in it. Where ranks have parameters or moments of their own (what
+// the loss of a TrainStep Sets of its rows, local SGD) they would be some of each: there
+// SaveCheckpoint of one rank. What is behind its last slash is UTF-8, for the index has it: else
 // INVALID_ARGUMENT kBadType on every rank.
 absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
                                    const Module& module, Optimizer* optimizer = nullptr,
@@ -55,7 +59,8 @@ absl::Status SaveShardedCheckpoint(const std::string& name, const Group& ranks,
 // has failed is whole again; of one that failed at once, and has no dtype, the file's is taken, and
 // the device of all that have one. FAILED_PRECONDITION kWrongState: Init is to be called before;
 // also where one has failed at once and those that have not are on several devices, or there are
-// none and the session has several. Returns the progress that was saved.
+// none and the session has several. The optimizer has the learning rate that was saved
+// (SetLearningRate), where the file has one. Returns the progress that was saved.
 absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
                                         Optimizer* optimizer = nullptr);
 

@@ -210,6 +210,11 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesTheOldFile) {
   EXPECT_FALSE(SaveTensors(path_, {{"\xff", one}}).ok());
   const Tensor failed = FromError(session_, absl::InternalError("lost"));
   EXPECT_THAT(std::string(SaveTensors(path_, {{"a", failed}}).message()), HasSubstr("lost"));
+  // No reader would take it.
+  EXPECT_THAT(
+      std::string(
+          SaveTensors(path_, {{"a", one}}, {{"text", std::string(100000001, 'x')}}).message()),
+      HasSubstr("metadata of 100000000 bytes at most, got 10000"));
   EXPECT_EQ(ReadAll(), before);
   EXPECT_FALSE(SaveTensors(folder_ + "/no/such", {{"a", one}}).ok());
 }
@@ -240,9 +245,12 @@ struct Training {
 
 TEST_F(CheckpointTest, AResumedTrainingIsTheOneThatWasNeverInterrupted) {
   Training whole(session_);
-  whole.Run(session_, 0, 6);
+  whole.Run(session_, 0, 3);
+  whole.optimizer->SetLearningRate(3e-4);
+  whole.Run(session_, 3, 6);
   Training first(session_);
   first.Run(session_, 0, 3);
+  first.optimizer->SetLearningRate(3e-4);
   ASSERT_TRUE(SaveCheckpoint(path_, first.model, first.optimizer.get(), {{"step", "3"}}).ok());
   Training second(session_);
   ASSERT_TRUE(second.model.Init(session_, 99).ok());
@@ -251,6 +259,7 @@ TEST_F(CheckpointTest, AResumedTrainingIsTheOneThatWasNeverInterrupted) {
   EXPECT_EQ(progress->size(), 1u);
   EXPECT_EQ(progress->at("step"), "3");
   EXPECT_EQ(second.optimizer->steps(0), 3);
+  EXPECT_EQ(second.optimizer->learning_rate(), 3e-4);
   second.step->SetSteps(3);
   second.Run(session_, 3, 6);
   const std::vector<Variable> expected = whole.model.variables();
@@ -289,6 +298,13 @@ TEST_F(CheckpointTest, AFileNamesItsFormatAndTheProgressIsWhatWasSaved) {
     EXPECT_EQ(shard->metadata().at("format"), format);
     EXPECT_EQ(*LoadCheckpoint(ShardIndexPath(name), &training.model, training.optimizer.get()),
               progress);
+  }
+  // What a load would take for the optimizer's.
+  for (const std::string word :
+       {"optimizer.steps.critic", "optimizer.skipped.critic", "optimizer.learning_rate"}) {
+    EXPECT_THAT(
+        std::string(SaveCheckpoint(path_, training.model, nullptr, {{word, "7"}}).message()),
+        HasSubstr("\"" + word + "\" is an optimizer's, and no progress"));
   }
 }
 
@@ -340,11 +356,17 @@ TEST_F(CheckpointTest, AnOptimizersStepsThatCannotBeAreRefused) {
   for (const Progress& bad : std::vector<Progress>{
            {},
            {{"optimizer.steps.weight", "-1"}},
+           {{"optimizer.steps.weight", "9223372036854775807"}},
            {{"optimizer.steps.weight", "3"}, {"optimizer.skipped.weight", "4"}},
            {{"optimizer.steps.weight", "3"}, {"optimizer.skipped.weight", "x"}}}) {
     EXPECT_THAT(std::string(load(bad).message()), HasSubstr("the steps of \"weight\" are missing"));
   }
+  const std::string rate = "optimizer.learning_rate";
+  EXPECT_THAT(std::string(load({{"optimizer.steps.weight", "3"}, {rate, "fast"}}).message()),
+              HasSubstr("\"optimizer.learning_rate\": expected a number, got 'fast'"));
+  // As a file has none that was written before there was one.
   ASSERT_TRUE(load({{"optimizer.steps.weight", "3"}, {"optimizer.skipped.weight", "3"}}).ok());
+  EXPECT_EQ(sgd.learning_rate(), Sgd::Options().learning_rate);
   EXPECT_EQ(sgd.steps(0), 3);
   EXPECT_EQ(sgd.skipped(0), 3);
 }
@@ -356,7 +378,7 @@ TEST_F(CheckpointTest, AScalersStateThatCannotBeIsRefused) {
   ASSERT_TRUE(LoadScaler(good, session_, &scaler).ok());
   for (const auto& [name, values] : std::map<std::string, std::vector<std::string>>{
            {"scaler.scale", {"", "x", "0", "-1", "inf", "nan", "1e99"}},
-           {"scaler.streak", {"", "-1", "1.5"}},
+           {"scaler.streak", {"", "-1", "1.5", "9223372036854775807"}},
            {"scaler.skipped", {"", "-1", "99999999999999999999"}}}) {
     for (const std::string& value : values) {
       Progress bad = good;

@@ -183,13 +183,18 @@ void Optimizer::Advance(std::vector<std::vector<Tensor>> state, const Tensor& pe
     ++entries_[i].state.steps;
     entries_[i].advanced = true;
   }
-  pending_skips_ = pending_skips;
+  skips_before_ = std::exchange(pending_skips_, pending_skips);
 }
 
 void Optimizer::TakeBackAdvance() {
+  bool any = false;
   for (Entry& entry : entries_) {
-    if (std::exchange(entry.advanced, false)) --entry.state.steps;
+    if (!std::exchange(entry.advanced, false)) continue;
+    --entry.state.steps;
+    any = true;
   }
+  // Those of the step have failed with it.
+  if (any) pending_skips_ = std::exchange(skips_before_, Tensor());
 }
 
 double Optimizer::RateAt(size_t parameter, int64_t steps) const {

@@ -160,6 +160,7 @@ class Optimizer {
   std::vector<Variable> parameters_;
   std::vector<Entry> entries_;  // by parameter
   Tensor pending_skips_;        // undefined: none
+  Tensor skips_before_;         // what they were before Advance
 };
 
 // b <- momentum b + g + weight_decay p;  p <- p - rate b, with Nesterov's momentum

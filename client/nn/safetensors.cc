@@ -81,6 +81,10 @@ absl::Status SaveTensors(const std::string& path, const std::vector<NamedTensor>
   CHORUS_ASSIGN_OR_RETURN(std::string text, JsonText(path, header));
   // Elements are aligned in a mapped file.
   text.resize((text.size() + 7) / 8 * 8, ' ');
+  if (static_cast<int64_t>(text.size()) > kMaxHeaderBytes) {
+    return BadType(absl::StrCat(path, ": expected names, shapes and metadata of ", kMaxHeaderBytes,
+                                " bytes at most, got ", text.size()));
+  }
   parts[0] = LengthBytes(text.size()) + text;
   return ReplaceFile(path, {parts.begin(), parts.end()});
 }

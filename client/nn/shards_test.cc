@@ -416,6 +416,56 @@ TEST_F(ShardsTest, ACheckpointOfSeveralRanksIsReadByAnyOne) {
 }
 
 // Each rank's rows, and so the statistics of its last batch, are its own.
+// Which rank writes what goes by the module, not by the order of an optimizer's parameters; and a
+// parameter and its state are of one rank.
+TEST_F(ShardsTest, RanksWhoseOptimizersListParametersInOtherOrdersWriteOneCheckpoint) {
+  const auto make = [](Sequential* module, const DeviceRef& device,
+                       const std::vector<size_t>& order) {
+    EXPECT_TRUE(module->Init(device, 1, DType::kF64).ok());
+    std::vector<Variable> parameters;
+    for (const size_t i : order) parameters.push_back(module->parameters()[i]);
+    Sgd::Options options;
+    options.momentum = 0.9;
+    auto sgd = std::make_shared<Sgd>(parameters, options);
+    const Tensor y = (*module)(Numbers(device, {4, 3}, 1));
+    EXPECT_TRUE(Backward(Sum(y * y)).ok());
+    EXPECT_TRUE(sgd->Step().ok());
+    return sgd;
+  };
+  const auto layers = [] { return Modules{Make<Linear>(3, 5), Make<Linear>(5, 2)}; };
+  const std::vector<size_t> in_order = {0, 1, 2, 3};
+  int saving = 0;
+  for (const std::vector<size_t>& other :
+       {std::vector<size_t>{0, 1, 3, 2}, std::vector<size_t>{3, 2, 1, 0}}) {
+    const std::string name = name_ + std::to_string(++saving);
+    OnRanks(2, [&](const World& world, int rank) {
+      Sequential module(layers());
+      const auto sgd = make(&module, world, rank == 0 ? in_order : other);
+      const absl::Status saved = SaveShardedCheckpoint(name, world.group(), module, sgd.get());
+      EXPECT_TRUE(saved.ok()) << saved;
+    });
+    Sequential module(layers());
+    const auto sgd = make(&module, session_, in_order);
+    const auto expected = *sgd->State();
+    for (size_t i = 0; i < 4; ++i) sgd->SetState(i, {{}, 0});
+    const auto loaded = LoadCheckpoint(ShardIndexPath(name), &module, sgd.get());
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const auto got = *sgd->State();
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(Values<double>(got[i].slots.at(0)), Values<double>(expected[i].slots.at(0))) << i;
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      const absl::StatusOr<TensorFile> file = TensorFile::Open(ShardPath(name, rank, 2));
+      ASSERT_TRUE(file.ok()) << file.status();
+      EXPECT_FALSE(file->entries().empty());
+      for (const TensorFile::Entry& entry : file->entries()) {
+        if (entry.name.find("optimizer.") == 0) continue;
+        EXPECT_NE(file->Find("optimizer." + entry.name + ".0"), nullptr) << entry.name;
+      }
+    }
+  }
+}
+
 TEST_F(ShardsTest, ACheckpointHasTheFirstRanksBuffersAndNoOthers) {
   constexpr int kSaved = 3;
   constexpr int kSteps = 5;

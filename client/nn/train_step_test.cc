@@ -218,6 +218,36 @@ TEST_F(TrainStepTest, OnlyTheCountOfAStepThatHasFailedIsTakenBack) {
 }
 
 // The mean of the ranks' losses, of equal shards of one batch, is the loss of the batch.
+// And with it what that step would have said of those before it that were left out.
+TEST_F(TrainStepTest, StepsThatWereLeftOutAreCountedBehindOneThatHasFailed) {
+  const Session session = daemon_.Open();
+  Linear model(2, 1);
+  ASSERT_TRUE(model.Init(session, 1, DType::kF64).ok());
+  Sgd sgd(model.parameters(), {});
+  LossScaler scaler;
+  TrainStep::Options options;
+  options.scaler = &scaler;
+  TrainStep step(
+      &model, &sgd, [&](const Tensors& in) { return Sum(model(in[0])); }, options);
+  const auto call = [&](double x) {
+    const absl::StatusOr<Tensor> loss = step({FromHost<double>(session, Doubles(20, x), {10, 2})});
+    return loss.ok() ? loss->Wait() : loss.status();
+  };
+  ASSERT_TRUE(call(1).ok());
+  ASSERT_TRUE(call(std::numeric_limits<double>::infinity()).ok());
+  Tensors copy;
+  for (const Variable& variable : model.variables()) copy.push_back(variable());
+  const LossScaler::State state = scaler.StateOn(session);
+  daemon_.FailTensors(1);
+  EXPECT_FALSE(call(1).ok());
+  for (size_t i = 0; i < copy.size(); ++i) model.variables()[i].Set(copy[i]);
+  scaler.SetState(state);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(call(1).ok());
+  ASSERT_TRUE(sgd.SettleSkips().ok());
+  EXPECT_EQ(sgd.steps(0), 4);
+  EXPECT_EQ(sgd.skipped(0), 1);
+}
+
 TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
   const Doubles rows = Numbers(12, 1);
   const Doubles labels = Numbers(8, 2);
