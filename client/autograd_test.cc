@@ -738,6 +738,13 @@ TEST(CollectiveGradientTest, AConstantGradientThatIsASeedIsItself) {
     const auto of_s = Grad({Sum((*of_w)[0])}, {s}, create);
     ASSERT_TRUE(of_s.ok()) << of_s.status();
     EXPECT_THAT(Values<double>((*of_s)[0]), ElementsAre(factor));
+    if (factor != 1) continue;
+    // Marked, it is a leaf like any other.
+    Tensor marked = (*of_w)[0];
+    marked.RequireGrad();
+    ASSERT_TRUE(Backward(marked * marked).ok());
+    EXPECT_THAT(Values<double>(marked.grad()), ElementsAre(10));
+    EXPECT_FALSE(s.grad().defined());
   }
 }
 

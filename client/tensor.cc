@@ -193,6 +193,8 @@ Tensor& Tensor::RequireGrad() {
   if (!error.ok()) {
     *this = FailedTensor(impl_->data->session, std::move(error));
   } else {
+    // What was a constant is a leaf of its own from now on.
+    if (impl_->leaf != nullptr && !impl_->leaf->leaf_requires_grad) impl_->leaf = nullptr;
     impl_->leaf_requires_grad = true;
   }
   return *this;

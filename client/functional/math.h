@@ -96,12 +96,13 @@ Tensor Product(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = fals
 Tensor Norm(const Tensor& x, double p = 2, const Axes& axes = Axes(), bool keep_dims = false,
             CallSite site = CallSite::Here());
 // log(sum(exp(x))), which does not overflow. Of nothing, and of what is all -inf, -inf; the
-// gradient of the latter is NaN.
+// gradient of the latter is NaN, and so may be that of all that stands beside +inf.
 Tensor LogSumExp(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false,
                  CallSite site = CallSite::Here());
 // The mean of the squared distances from the mean; or `unbiased`, their sum by one less than their
 // number, which is no function of a batch that varies (CompileOptions). Of nothing NaN, unbiased of
-// one element too. Std is its root, whose gradient at 0 is 0.
+// one element too. Std is its root, whose gradient at 0 is 0. Squares are of x's dtype, f32 for
+// half types: of distances beyond 1e19 or below 1e-22 they are no f32.
 Tensor Var(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false, bool unbiased = true,
            CallSite site = CallSite::Here());
 Tensor Std(const Tensor& x, const Axes& axes = Axes(), bool keep_dims = false, bool unbiased = true,

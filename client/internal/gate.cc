@@ -40,6 +40,8 @@ std::vector<std::vector<Tensor>> PassGates(const std::vector<Gate>& gates,
     node->gates = set;
     node->gate = static_cast<int>(g);
     node->leads = LeadsOf(gates[g].tensors);
+    // A rule is of all ranks, as a collective is: of what others lack it makes a mean.
+    node->leads.to_collective = true;
     AddEdges(node.get(), gates[g].tensors, trace, {static_cast<int>(gates[g].tensors.size()), 0});
     for (const Tensor& tensor : gates[g].tensors) {
       node->device_slot = ImplOf(tensor)->data->device_slot;

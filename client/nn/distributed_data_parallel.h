@@ -151,7 +151,8 @@ class DistributedDataParallel : public Module {
    public:
     struct Options {
       // The mean is over all ranks, also those that have finished; else over those that have not. A
-      // hook divides as it does.
+      // hook divides as it does. Where it is, and one has finished, a Backward whose parameters
+      // have gradients of an earlier mean is kWrongState.
       bool divide_by_all_ranks = true;
       // As soon as one rank has finished, the others' next call is an error, and Finish returns:
       // FAILED_PRECONDITION kWrongState, naming those that have.
@@ -175,6 +176,8 @@ class DistributedDataParallel : public Module {
     int live() const;
     // From the mean over all ranks to the one that is wanted.
     double scale() const;
+    // Whether a mean of what is equal on those that are there would be less.
+    bool shrinks() const;
 
     DistributedDataParallel* const model_;
     const Options options_;

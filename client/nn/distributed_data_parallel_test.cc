@@ -1459,6 +1459,57 @@ TEST_F(DistributedDataParallelTest, WhoDifferentiatesConstantGradientsTakesPartI
   }
 }
 
+// One number, times what goes in; and the sum of that over ranks.
+class Shares : public Module {
+ public:
+  explicit Shares(const Group& ranks) : Module("Shares"), ranks_(ranks) {
+    w_ = AddParameter("w", {1}, init::Ones());
+  }
+  Tensor Forward(const Tensor& x) override {
+    const Tensor y = x * w_();
+    shared = AllReduce(y, ranks_);
+    return y;
+  }
+  Tensor shared;
+
+ private:
+  const Group ranks_;
+  Variable w_;
+};
+
+// A rank that gives up its part of a collective in the module gives up a part of everybody's mean.
+TEST_F(DistributedDataParallelTest, APartThatIsGivenUpIsMissedByWhoseGradientGoesIntoTheMean) {
+  for (const bool gives_up : {false, true}) {
+    SCOPED_TRACE(gives_up);
+    OnRanks(2, [&](const World& world, int rank) {
+      const auto shares = std::make_shared<Shares>(world);
+      const auto model = Make(shares, world);
+      ASSERT_NE(model, nullptr);
+      const Tensor y = (*model)(FromHost<double>(world, {1.0 + rank}, {1}));
+      Tensors roots = {Sum(rank == 0 ? shares->shared : y)};
+      BackwardOptions options;
+      options.seeds = {Tensor()};
+      if (rank == 1 && !gives_up) {
+        roots.push_back(shares->shared);
+        options.seeds.push_back(Zeros(world, DType::kF64, {1}));
+      }
+      if (rank == 1) shares->shared = Tensor();
+      const absl::Status status = Backward(roots, options);
+      if (!gives_up) {
+        ASSERT_TRUE(status.ok()) << status;
+        // 3 w on the one, 2 w on the other.
+        EXPECT_THAT(GradsOf(*model)[0], ElementsAre(2.5));
+        return;
+      }
+      const absl::Status told = status.ok() ? model->parameters()[0].grad().Wait() : status;
+      EXPECT_FALSE(told.ok());
+      if (rank == 1) return;
+      EXPECT_EQ(ErrorOf(told).reason, Reason::kGradientLost) << told;
+      EXPECT_THAT(std::string(told.message()), HasSubstr("rank 1"));
+    });
+  }
+}
+
 TEST_F(DistributedDataParallelTest, ARankThatHasNotRecordedItsGradientsIsNamedToThoseThatHave) {
   OnRanks(2, [&](const World& world, int rank) {
     const auto model = Make(std::make_shared<Chain>(2), world);
@@ -1895,6 +1946,38 @@ TEST_F(DistributedDataParallelTest, RanksWithFewerInputsTakePartUntilAllHaveNone
       EXPECT_EQ(states[r], states[0]);
     }
     ExpectNear(values[0], wanted);
+  }
+}
+
+// A rank that has finished gives zeros: of an earlier mean half would be left, without an error.
+TEST_F(DistributedDataParallelTest, BesideARankThatHasFinishedAnEarlierMeanIsRefused) {
+  for (const bool divide_by_all : {true, false}) {
+    SCOPED_TRACE(divide_by_all);
+    OnRanks(2, [&](const World& world, int rank) {
+      const auto model = Make(std::make_shared<Two>(), world);
+      ASSERT_NE(model, nullptr);
+      Ddp::Join::Options options;
+      options.divide_by_all_ranks = divide_by_all;
+      Ddp::Join join(model.get(), options);
+      const auto backward = [&](double x) {
+        return Backward(Sum((*model)(FromHost<double>(world, {x}, {1}))));
+      };
+      if (rank == 0) {
+        const double share = divide_by_all ? 0.5 : 1;
+        ASSERT_TRUE(backward(2).ok());
+        EXPECT_THAT(GradsOf(*model)[0], ElementsAre(2 * share));
+        if (divide_by_all) {
+          const absl::Status refused = backward(4);
+          EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
+          EXPECT_THAT(std::string(refused.message()), HasSubstr("count for less"));
+          EXPECT_THAT(GradsOf(*model)[0], ElementsAre(2 * share));
+          return;
+        }
+        ASSERT_TRUE(backward(4).ok());
+        EXPECT_THAT(GradsOf(*model)[0], ElementsAre(6 * share));
+      }
+      EXPECT_EQ(join.Finish().ok(), !divide_by_all || rank == 1);
+    });
   }
 }
 
