@@ -511,6 +511,12 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
     return refuse(absl::StrCat("member ", part.member.value(), " cannot be the ",
                                part.is_recv ? "receiving" : "sending", " end of ", key.ToString()));
   }
+  // The plan moves between these two. (Of a gradient in one graph that is known already.)
+  if (is_pair && key.is_gradient() &&
+      (MemberAt(key, 1 - seat) != part.peer || key.tag != part.tag)) {
+    return refuse(absl::StrCat("member ", part.peer.value(), " with tag ", part.tag,
+                               " is not the other end of ", key.ToString()));
+  }
   if (part.instance.kind != InstanceRef::Kind::kBound) return absl::OkStatus();
 
   const int32_t tape = FindTape(key.Parent());

@@ -1466,17 +1466,28 @@ TEST(SequencerPairTest, TheGradientFlowsBack) {
   ASSERT_THAT(Launched(forward), ElementsAre(1, 2));
   const InstanceKey key = forward[0].instances[0].key;
 
-  const auto gradient = [&](int64_t run, int32_t member, bool is_recv) {
+  const auto gradient = [&](int64_t run, int32_t member, bool is_recv, int32_t peer,
+                            int64_t tag = 0) {
     TestRun result(run, Epoch(1));
     Participation& part = result.GradientOf(key, 0, result.Slot(kWorld, 3, {member}, {0}), member);
     part.descriptor.kind = CollectiveKind::kSend;
     part.descriptor.reduction = Reduction::kNone;
     part.is_recv = is_recv;
+    part.peer = GroupRank(peer);
+    part.tag = tag;
     return result;
   };
-  EXPECT_EQ(Refused(&sequencer, gradient(3, 2, false)).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(Cast(&sequencer, gradient(4, 2, true)), IsEmpty());
-  EXPECT_THAT(Launched(Cast(&sequencer, gradient(5, 0, false))), ElementsAre(4, 5));
+  const auto refused = [&](const TestRun& run) {
+    const absl::Status status = Refused(&sequencer, run);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused(gradient(3, 2, false, 0)), HasSubstr("member 2 cannot be the sending end"));
+  EXPECT_THAT(refused(gradient(3, 2, true, 1)), HasSubstr("member 1 with tag 0 is not the other"));
+  EXPECT_THAT(refused(gradient(3, 2, true, 2)), HasSubstr("member 2 with tag 0 is not the other"));
+  EXPECT_THAT(refused(gradient(3, 2, true, 0, 7)), HasSubstr("member 0 with tag 7 is not the"));
+  EXPECT_THAT(Cast(&sequencer, gradient(4, 2, true, 0)), IsEmpty());
+  EXPECT_THAT(Launched(Cast(&sequencer, gradient(5, 0, false, 2))), ElementsAre(4, 5));
 }
 
 // --- Late, cancelled, refused -------------------------------------------------------------------

@@ -139,6 +139,7 @@ class Gangs {
                                        LaunchMessage::CollectiveBinding* binding);
   void LaunchRun(RunState* run);
   void Watch(int32_t index, absl::Time due);
+  bool IsBehindOthers(LaunchId launch, DeviceIndex device) const;
   absl::Time KillDevicesOf(const RunState& run, absl::Time now);
 
   const NodeOptions* const options_;
