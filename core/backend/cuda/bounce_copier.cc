@@ -46,6 +46,7 @@ void BounceCopier::Add(Copy copy) {
 
 void BounceCopier::Work() {
   gpu_->Enter();
+  Answer answer;
   MutexLock lock(&mutex_);
   while (true) {
     while (copies_.empty() && !ends_) changed_.Wait(&mutex_);
@@ -53,14 +54,13 @@ void BounceCopier::Work() {
     const Copy copy = std::move(copies_.front());
     copies_.pop_front();
     mutex_.Unlock();
-    const char* call = nullptr;
-    const cuda::Result result = Bring(copy, &call);
-    copy.done(result, call);
+    if (!answer.loses_order) answer = Bring(copy);
+    copy.done(answer);
     mutex_.Lock();
   }
 }
 
-cuda::Result BounceCopier::Bring(const Copy& copy, const char** call) {
+BounceCopier::Answer BounceCopier::Bring(const Copy& copy) {
   const cuda::Api& api = gpu_->api();
   const int64_t pieces = (copy.bytes + kBufferBytes - 1) / kBufferBytes;
   const auto buffer_of = [&](int64_t piece) -> const Buffer& { return buffers_[piece % 2]; };
@@ -70,12 +70,12 @@ cuda::Result BounceCopier::Bring(const Copy& copy, const char** call) {
   const auto bytes_of = [&](int64_t piece) {
     return static_cast<size_t>(std::min(kBufferBytes, copy.bytes - piece * kBufferBytes));
   };
+  Answer answer;
   // Whether the driver did what it was asked for.
-  cuda::Result result = cuda::Result::kSuccess;
-  const auto is_done = [&](cuda::Result answer, const char* name) {
-    result = answer;
-    *call = name;
-    return answer == cuda::Result::kSuccess;
+  const auto is_done = [&](cuda::Result result, const char* call) {
+    answer.result = result;
+    answer.call = call;
+    return result == cuda::Result::kSuccess;
   };
   // To the host a piece is taken out of its buffer when the next is on its way.
   for (int64_t piece = 0; piece <= pieces; ++piece) {
@@ -84,26 +84,29 @@ cuda::Result BounceCopier::Bring(const Copy& copy, const char** call) {
       const cuda::DevicePtr device =
           copy.device + static_cast<cuda::DevicePtr>(piece * kBufferBytes);
       // Of the last copy too, whosever it was.
-      if (!is_done(api.EventSynchronize(buffer.last_use), "cuEventSynchronize")) return result;
+      if (!is_done(api.EventSynchronize(buffer.last_use), "cuEventSynchronize")) return answer;
       if (copy.from_host) {
         std::memcpy(buffer.memory.host, host_of(piece), bytes_of(piece));
         if (!is_done(api.MemcpyHtoDAsync(device, buffer.memory.host, bytes_of(piece), copy.stream),
                      "cuMemcpyHtoDAsync")) {
-          return result;
+          return answer;
         }
       } else if (!is_done(
                      api.MemcpyDtoHAsync(buffer.memory.host, device, bytes_of(piece), copy.stream),
                      "cuMemcpyDtoHAsync")) {
-        return result;
+        return answer;
       }
-      if (!is_done(api.EventRecord(buffer.last_use, copy.stream), "cuEventRecord")) return result;
+      if (!is_done(api.EventRecord(buffer.last_use, copy.stream), "cuEventRecord")) {
+        answer.loses_order = true;
+        return answer;
+      }
     }
     if (copy.from_host || piece == 0) continue;
     const Buffer& previous = buffer_of(piece - 1);
-    if (!is_done(api.EventSynchronize(previous.last_use), "cuEventSynchronize")) return result;
+    if (!is_done(api.EventSynchronize(previous.last_use), "cuEventSynchronize")) return answer;
     std::memcpy(host_of(piece - 1), previous.memory.host, bytes_of(piece - 1));
   }
-  return result;
+  return answer;
 }
 
 }  // namespace chorus

@@ -24,6 +24,14 @@ namespace chorus {
 
 class BounceCopier {
  public:
+  // What became of a copy.
+  struct Answer {
+    cuda::Result result = cuda::Result::kSuccess;  // the driver's first refusal, if any
+    const char* call = nullptr;                    // that was refused
+    // Nobody knows when a stream will have left a buffer, so that another copy's bytes could come
+    // into it. Every later copy is refused alike: the caller has to give up what it has.
+    bool loses_order = false;
+  };
   struct Copy {
     cuda::Stream stream = nullptr;
     bool from_host = false;
@@ -31,8 +39,7 @@ class BounceCopier {
     cuda::DevicePtr device = 0;
     int64_t bytes = 0;
     // To the host: the bytes are there. From it: they have been taken, and the stream brings them.
-    // With the driver's first refusal and the call that it refused, if any.
-    std::function<void(cuda::Result result, const char* call)> done;
+    std::function<void(const Answer& answer)> done;
   };
   // The driver's error: there is no pinned memory, or no event.
   static absl::StatusOr<std::unique_ptr<BounceCopier>> Create(const CudaGpu* gpu);
@@ -53,8 +60,7 @@ class BounceCopier {
 
   explicit BounceCopier(const CudaGpu* gpu) : gpu_(gpu) {}
   void Work() ABSL_LOCKS_EXCLUDED(mutex_);
-  // kSuccess, or what was refused, and of which call.
-  cuda::Result Bring(const Copy& copy, const char** call);
+  Answer Bring(const Copy& copy);
 
   static constexpr int64_t kBufferBytes = int64_t{1} << 20;
 

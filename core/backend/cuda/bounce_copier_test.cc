@@ -1,8 +1,8 @@
 #include "core/backend/cuda/bounce_copier.h"
 
+#include <algorithm>
 #include <future>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,16 +30,20 @@ class BounceCopierTest : public ::testing::Test {
     gpu_.api().MemFree(device_);
   }
 
-  std::future<std::pair<Result, std::string>> Add(bool from_host) {
-    auto told = std::make_shared<std::promise<std::pair<Result, std::string>>>();
+  std::future<BounceCopier::Answer> Add(bool from_host) {
+    return AddTo(stream_, from_host, from_host ? &from_ : &to_, device_);
+  }
+  std::future<BounceCopier::Answer> AddTo(cuda::Stream stream, bool from_host,
+                                          std::vector<char>* host, cuda::DevicePtr device) {
+    auto told = std::make_shared<std::promise<BounceCopier::Answer>>();
     auto future = told->get_future();
     BounceCopier::Copy copy;
-    copy.stream = stream_;
+    copy.stream = stream;
     copy.from_host = from_host;
-    copy.host = from_host ? from_.data() : to_.data();
-    copy.device = device_;
-    copy.bytes = kBytes;
-    copy.done = [told](Result result, const char* call) { told->set_value({result, call}); };
+    copy.host = host->data();
+    copy.device = device;
+    copy.bytes = static_cast<int64_t>(host->size());
+    copy.done = [told](const BounceCopier::Answer& answer) { told->set_value(answer); };
     copier_->Add(std::move(copy));
     return future;
   }
@@ -55,26 +59,62 @@ class BounceCopierTest : public ::testing::Test {
 TEST_F(BounceCopierTest, BytesGoThereAndBack) {
   auto there = Add(/*from_host=*/true);
   auto back = Add(/*from_host=*/false);
-  EXPECT_EQ(there.get().first, Result::kSuccess);
-  EXPECT_EQ(back.get().first, Result::kSuccess);
+  EXPECT_EQ(there.get().result, Result::kSuccess);
+  EXPECT_EQ(back.get().result, Result::kSuccess);
   EXPECT_EQ(to_, from_);
 }
 
 TEST_F(BounceCopierTest, SaysWhichCallTheDriverRefusedAndGoesOn) {
   for (const auto& [call, from_host] : {std::pair<const char*, bool>{"cuMemcpyHtoDAsync", true},
                                         {"cuMemcpyDtoHAsync", false},
-                                        {"cuEventRecord", true},
                                         {"cuEventSynchronize", false}}) {
     SCOPED_TRACE(call);
     gpu_.driver().FailNext(call, Result::kUnknown, /*skip=*/1);
-    const std::pair<Result, std::string> told = Add(from_host).get();
-    EXPECT_EQ(told.first, Result::kUnknown);
-    EXPECT_EQ(told.second, call);
+    const BounceCopier::Answer told = Add(from_host).get();
+    EXPECT_EQ(told.result, Result::kUnknown);
+    EXPECT_STREQ(told.call, call);
+    EXPECT_FALSE(told.loses_order);
   }
   EXPECT_EQ(gpu_.driver().faults_left(), 0);
-  EXPECT_EQ(Add(/*from_host=*/true).get().first, Result::kSuccess);
-  EXPECT_EQ(Add(/*from_host=*/false).get().first, Result::kSuccess);
+  EXPECT_EQ(Add(/*from_host=*/true).get().result, Result::kSuccess);
+  EXPECT_EQ(Add(/*from_host=*/false).get().result, Result::kSuccess);
   EXPECT_EQ(to_, from_);
+}
+
+// One stream's bytes do not come into what another brings.
+TEST_F(BounceCopierTest, ABufferWhoseUseIsNotRecordedIsNotUsedAgain) {
+  constexpr size_t kPiece = 1009;
+  const std::vector<char> secret(kPiece, 'A');
+  std::vector<char> download(kPiece);
+  std::vector<char> upload(kPiece, 'b');
+  std::vector<char> found(kPiece);
+  const cuda::Api& api = gpu_.api();
+  const cuda::DevicePtr of_b = device_ + kPiece;
+  api.MemcpyHtoDAsync(device_, secret.data(), kPiece, stream_);
+  api.MemcpyHtoDAsync(of_b, found.data(), kPiece, stream_);
+  EXPECT_EQ(api.StreamSynchronize(stream_), Result::kSuccess);
+
+  std::promise<void> opens[2];
+  cuda::Stream streams[2];
+  for (int i = 0; i < 2; ++i) {
+    streams[i] = gpu_.NewStream();
+    cuda::FakeDriver::Enqueue(streams[i], "a gate", [&opens, i] { opens[i].get_future().wait(); });
+  }
+  gpu_.driver().FailNext("cuEventRecord", Result::kOutOfMemory);
+  const auto of_a = AddTo(streams[0], /*from_host=*/false, &download, device_).get();
+  const auto after = AddTo(streams[1], /*from_host=*/true, &upload, of_b).get();
+  for (int i = 0; i < 2; ++i) {
+    opens[i].set_value();
+    EXPECT_EQ(api.StreamSynchronize(streams[i]), Result::kSuccess);
+  }
+  api.MemcpyDtoHAsync(found.data(), of_b, kPiece, stream_);
+  EXPECT_EQ(api.StreamSynchronize(stream_), Result::kSuccess);
+  EXPECT_EQ(std::count(found.begin(), found.end(), 'A'), 0);
+  for (const BounceCopier::Answer& told : {of_a, after}) {
+    EXPECT_EQ(told.result, Result::kOutOfMemory);
+    EXPECT_STREQ(told.call, "cuEventRecord");
+    EXPECT_TRUE(told.loses_order);
+  }
 }
 
 }  // namespace

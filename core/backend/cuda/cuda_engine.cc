@@ -424,9 +424,11 @@ bool CudaEngine::HandOverCopy(CudaStream* stream, const CopyItem& item, absl::St
   copy.host = MutablePointerOf(from_host ? item.from : item.to);
   copy.device = from_host ? item.to : item.from;
   copy.bytes = item.bytes;
-  copy.done = [this, stream](cuda::Result result, const char* call) {
+  copy.done = [this, stream](const BounceCopier::Answer& answer) {
     MutexLock lock(&mutex_);
-    Advance(stream, Check(result, call));
+    absl::Status copied = Check(answer.result, answer.call);
+    if (answer.loses_order) copied = Require(std::move(copied));
+    Advance(stream, copied);
     Requeue(stream);
     Schedule();
   };

@@ -163,18 +163,24 @@ TEST_F(CudaEngineTest, ALostContextEndsEverythingAndLosesNoCallback) {
 // Also what a context survives, where streams would be left without their order: nothing is handed
 // over any more, so that nothing runs too early.
 TEST_F(CudaEngineTest, AnOrderThatTheDriverRefusesLosesTheContext) {
+  enum Order {
+    kEvent,      // one stream waits for an event of the other
+    kMeeting,    // they meet in a collective
+    kDownloads,  // both bring bytes to the host, by one buffer
+  };
   struct Refused {
     const char* call;
     int skip;
-    bool meet;  // the streams meet in a collective, else one waits for an event of the other
+    Order order;
   };
   for (const Refused& refused :
-       {Refused{"cuEventCreate", 0, false}, Refused{"cuEventRecord", 0, false},
-        Refused{"cuStreamWaitEvent", 0, false}, Refused{"cuStreamWriteValue32", 0, false},
+       {Refused{"cuEventCreate", 0, kEvent}, Refused{"cuEventRecord", 0, kEvent},
+        Refused{"cuStreamWaitEvent", 0, kEvent}, Refused{"cuStreamWriteValue32", 0, kEvent},
         // The first ones are of what comes before the collective.
-        Refused{"cuEventRecord", 1, true}, Refused{"cuStreamWaitEvent", 1, true}}) {
+        Refused{"cuEventRecord", 1, kMeeting}, Refused{"cuStreamWaitEvent", 1, kMeeting},
+        Refused{"cuEventRecord", 0, kDownloads}}) {
     SCOPED_TRACE(::testing::Message()
-                 << refused.call << " after " << refused.skip << ", " << refused.meet);
+                 << refused.call << " after " << refused.skip << ", " << refused.order);
     DeviceRig rig(*Open(2));
     auto members = rig.OpenAll(1);
     const Affine affine(&rig, 0, 10);
@@ -184,7 +190,10 @@ TEST_F(CudaEngineTest, AnOrderThatTheDriverRefusesLosesTheContext) {
     driver_.FailNext(refused.call, Result::kOutOfMemory, refused.skip);
     rig.stream(0)->Launch(affine.call);
     DeviceAddress from = affine.call.outputs[0];
-    if (refused.meet) {
+    float downloads[2] = {};
+    if (refused.order == kDownloads) {
+      for (int m = 0; m < 2; ++m) rig.stream(m)->CopyToHost(&downloads[m], m == 0 ? from : sum, 4);
+    } else if (refused.order == kMeeting) {
       from = sum;
       for (int m = 0; m < 2; ++m) {
         const DeviceAddress to = m == 0 ? affine.call.outputs[0] : sum;
@@ -197,7 +206,8 @@ TEST_F(CudaEngineTest, AnOrderThatTheDriverRefusesLosesTheContext) {
       rig.stream(1)->Wait(event.get());
     }
     std::atomic<int> told{0};
-    if (!refused.meet) rig.stream(0)->Callback([&](const absl::Status&) { ++told; });
+    const bool has_callback = refused.order != kMeeting;
+    if (has_callback) rig.stream(0)->Callback([&](const absl::Status&) { ++told; });
     rig.stream(1)->Copy(copy, from, 4);
     for (int m = 0; m < 2; ++m) {
       EXPECT_THAT(std::string(rig.Synchronize(m).message()), HasSubstr(refused.call));
@@ -207,7 +217,7 @@ TEST_F(CudaEngineTest, AnOrderThatTheDriverRefusesLosesTheContext) {
     const std::string later(rig.Synchronize(1).message());
     EXPECT_THAT(later, HasSubstr(" is lost: "));
     EXPECT_THAT(later, HasSubstr(refused.call));
-    EXPECT_EQ(told, refused.meet ? 0 : 1);
+    EXPECT_EQ(told, has_callback ? 1 : 0);
   }
 }
 
