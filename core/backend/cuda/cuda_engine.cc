@@ -303,6 +303,7 @@ absl::Status CudaEngine::Gather(const std::vector<CudaStream*>& streams) {
     }
     Queue* const other_queue = QueueOf(other);
     if (other_queue == queue) continue;
+    Count(other_queue);
     CHORUS_RETURN_IF_ERROR(Check(
         gpu_->api().EventRecord(other_queue->gather_event, other_queue->stream), "cuEventRecord"));
     CHORUS_RETURN_IF_ERROR(WaitFor(queue, other_queue->gather_event));
@@ -321,6 +322,7 @@ absl::Status CudaEngine::Release(const std::vector<CudaStream*>& streams) {
     has_others |= streams[i]->awaited_queue != nullptr;
   }
   if (!has_others) return absl::OkStatus();
+  Count(queue);
   return Require(
       Check(gpu_->api().EventRecord(queue->release_event, queue->stream), "cuEventRecord"));
 }
@@ -444,6 +446,7 @@ void CudaEngine::HandOverCallback(CudaStream* stream, CallbackItem* callback) {
   absl::Status status = std::move(callback->status);
   Slab* const fault = std::exchange(stream->fault, nullptr);
   if (fault != nullptr && lost_.ok()) {
+    Count(queue);
     status.Update(Check(gpu_->api().MemcpyDtoHAsync(fault->host.host, fault->device,
                                                     sizeof(kNoFault), queue->stream),
                         "cuMemcpyDtoHAsync"));

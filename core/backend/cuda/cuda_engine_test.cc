@@ -3,9 +3,12 @@
 #include "core/backend/cuda/cuda_engine.h"
 
 #include <atomic>
+#include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -15,6 +18,7 @@
 #include "core/backend/cuda/testing/test_kernels.h"
 #include "core/backend/testing/device_rig.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "core/cuda/testing/fake_driver.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -28,19 +32,26 @@ using ::testing::HasSubstr;
 constexpr char kImage[] = "of a stand-in";
 constexpr auto kCannotRun = static_cast<Result>(700);  // CUDA_ERROR_ILLEGAL_ADDRESS
 
-cuda::FakeDriverOptions FakeOptions() {
+cuda::FakeDriverOptions FakeOptions(std::function<Result(const char* call)> fault) {
   using namespace cuda;  // the lists name their types without it
   FakeDriverOptions options;
   options.seed = 3;
   options.patience = absl::Milliseconds(5);  // longer than the host takes for a piece of a copy
   options.kernels = {CHORUS_MOVE_KERNELS(CHORUS_FAKE_KERNEL)
                          CHORUS_TEST_KERNELS(CHORUS_FAKE_KERNEL)};
+  options.fault = std::move(fault);
   return options;
 }
 
 class CudaEngineTest : public ::testing::Test {
  protected:
-  CudaEngineTest() : driver_(FakeOptions()), api_(cuda::FakeDriver::api()) {}
+  CudaEngineTest()
+      : driver_(FakeOptions([this](const char* call) {
+          MutexLock lock(&mutex_);
+          ++calls_[call];
+          return Result::kSuccess;
+        })),
+        api_(cuda::FakeDriver::api()) {}
 
   absl::StatusOr<std::unique_ptr<Backend>> Open(int devices) {
     CudaBackendOptions options;
@@ -52,7 +63,14 @@ class CudaEngineTest : public ::testing::Test {
     options.chunk_bytes = int64_t{4} << 20;
     return CreateCudaBackend(options);
   }
+  // How often the driver has been asked for it.
+  int64_t CallsOf(const std::string& call) {
+    MutexLock lock(&mutex_);
+    return calls_[call];
+  }
 
+  Mutex mutex_;
+  std::map<std::string, int64_t> calls_ ABSL_GUARDED_BY(mutex_);
   cuda::FakeDriver driver_;
   const cuda::Api api_;
 };
@@ -332,6 +350,65 @@ TEST_F(CudaEngineTest, TheDriverHasSoManyCallsOfAStreamAtATime) {
   ASSERT_TRUE(rig.Synchronize(0).ok());
   EXPECT_EQ(many.ran, kKernels * ManyCalls::kCalls);
   EXPECT_EQ(called, kKernels);
+}
+
+// Of collectives, too, each of which has a part on the streams of its members.
+TEST_F(CudaEngineTest, RecordsOfCollectivesAreCalls) {
+  const Gate gate;
+  constexpr int kRounds = 1000;
+  DeviceRig rig(*Open(3));
+  auto members = rig.OpenAll(1);
+  KernelCall call;
+  call.kernel = &gate;
+  rig.stream(0)->Launch(call);
+  const int64_t before = CallsOf("cuEventRecord");
+  // Of the middle one's stream something of its own is waited for each time.
+  for (int i = 0; i < kRounds; ++i) {
+    for (const int first : {0, 1}) {
+      CollectiveCall barrier;
+      barrier.kind = CollectiveKind::kBarrier;
+      barrier.present = {first, first + 1};
+      for (const int m : barrier.present) {
+        ASSERT_TRUE(members[static_cast<size_t>(m)]->Enqueue(barrier, rig.stream(m)).ok());
+      }
+    }
+  }
+  // Two of three are on the middle one's stream, each third call there is a wait.
+  EXPECT_LE(CallsOf("cuEventRecord") - before, 512 + 5);
+  EXPECT_GE(CallsOf("cuEventRecord") - before, 256);
+  gate.opens.set_value();
+  for (int m = 0; m < 3; ++m) EXPECT_TRUE(rig.Synchronize(m).ok());
+}
+
+// What brings the word of what has failed is one more.
+TEST_F(CudaEngineTest, BringingAFaultIsACall) {
+  const Gate gate;
+  constexpr int64_t kKernels = 400;
+  DeviceRig rig(*Open(1));
+  const TensorType type(DType::kF32, {1});
+  const TensorType* inputs[] = {&type};
+  NodeView node;
+  node.op = "test_fail";
+  node.inputs = inputs;
+  const auto kernel = *rig.backend()->device(0)->MakeKernel(node, {type});
+  KernelCall call;
+  call.kernel = &gate;
+  rig.stream(0)->Launch(call);
+  call.kernel = kernel.get();
+  call.inputs = {rig.Upload(0, std::vector<float>{1})};
+  call.outputs = {call.inputs[0]};
+  std::atomic<int64_t> failed{0};
+  const int64_t before = CallsOf("cuMemcpyDtoHAsync");
+  for (int64_t i = 0; i < kKernels; ++i) {
+    rig.stream(0)->Launch(call);
+    rig.stream(0)->Callback([&](const absl::Status& status) { failed += status.ok() ? 0 : 1; });
+  }
+  // Beside it are the word's first value, the kernel and the callback.
+  EXPECT_LE((CallsOf("cuMemcpyDtoHAsync") - before) * 4, 512 + 5);
+  EXPECT_GE((CallsOf("cuMemcpyDtoHAsync") - before) * 4, 256);
+  gate.opens.set_value();
+  ASSERT_TRUE(rig.Synchronize(0).ok());
+  EXPECT_EQ(failed, kKernels);
 }
 
 // A stream that the driver takes no more of has not come to what stands in front of it: a wait
