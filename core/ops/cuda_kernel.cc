@@ -17,12 +17,6 @@ CudaKernel::Facts CudaKernel::FactsOf(const NodeView& node, absl::Span<const Ten
   return facts;
 }
 
-absl::Status LaunchedKernel::Enqueue(const KernelCall& call, const KernelFault& fault,
-                                     const CudaGpu& gpu, cuda::Stream stream) const {
-  for (const auto& launch : launches_) CHORUS_RETURN_IF_ERROR(launch(call, fault, gpu, stream));
-  return absl::OkStatus();
-}
-
 absl::Status NoCudaKernel(const NodeView& node, absl::Span<const TensorType> outputs) {
   return MakeError(Reason::kInternal,
                    absl::StrCat(node.op, ": no kernel for GPUs", outputs.empty() ? "" : " for ",

@@ -62,7 +62,10 @@ class CudaKernel : public Kernel {
   int64_t workspace_bytes() const final { return facts_.workspace_bytes; }
   const Facts& facts() const { return facts_; }
 
-  // How many calls of the driver Enqueue() makes, about: their number is what a stream holds.
+  // It comes to the driver in so many parts, none of them long: a stream holds a number of calls,
+  // and a kernel may be thousands.
+  virtual int64_t parts() const { return 1; }
+  // How many calls of the driver a part is, about.
   virtual int64_t calls() const { return 1; }
   // Whether it can tell of a failure.
   virtual bool reports() const { return false; }
@@ -70,16 +73,17 @@ class CudaKernel : public Kernel {
   virtual absl::Status Failure(uint64_t /*element*/, const ReadInput& /*read*/) const {
     return absl::OkStatus();
   }
-  // Puts it on the stream. Operands are what they should be; `fault` is of use if it reports. The
-  // driver's error.
-  virtual absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
-                               cuda::Stream stream) const = 0;
+  // Puts a part on the stream, on which those before it are, and nothing else has used the call's
+  // memory since. Operands are what they should be; `fault` is of use if it reports. The driver's
+  // error: no later part is wanted then.
+  virtual absl::Status Enqueue(int64_t part, const KernelCall& call, const KernelFault& fault,
+                               const CudaGpu& gpu, cuda::Stream stream) const = 0;
 
  private:
   const Facts facts_;
 };
 
-// A kernel of launches that differ from call to call in their addresses only.
+// A kernel of launches, each a part, that differ from call to call in their addresses only.
 class LaunchedKernel final : public CudaKernel {
  public:
   using Failing = std::function<absl::Status(uint64_t element, const ReadInput& read)>;
@@ -105,13 +109,15 @@ class LaunchedKernel final : public CudaKernel {
     return absl::OkStatus();
   }
 
-  int64_t calls() const override { return static_cast<int64_t>(launches_.size()); }
+  int64_t parts() const override { return static_cast<int64_t>(launches_.size()); }
   bool reports() const override { return failure_ != nullptr; }
   absl::Status Failure(uint64_t element, const ReadInput& read) const override {
     return failure_(element, read);
   }
-  absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
-                       cuda::Stream stream) const override;
+  absl::Status Enqueue(int64_t part, const KernelCall& call, const KernelFault& fault,
+                       const CudaGpu& gpu, cuda::Stream stream) const override {
+    return launches_[static_cast<size_t>(part)](call, fault, gpu, stream);
+  }
 
  private:
   const Failing failure_;

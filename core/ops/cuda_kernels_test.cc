@@ -157,6 +157,7 @@ class CudaKernelsTest : public ::testing::Test {
     const absl::StatusOr<Made> made = Make(op, types, attributes);
     if (!made.ok()) return {made.status(), {}};
     workspace_bytes_ = made->kernel->workspace_bytes();
+    parts_ = made->kernel->parts();
     KernelCall call;
     call.kernel = made->kernel.get();
     const auto upload = [&](const std::string& bytes, DType dtype) {
@@ -179,7 +180,10 @@ class CudaKernelsTest : public ::testing::Test {
     call.workspace = Upload(std::string(static_cast<size_t>(workspace_bytes_), '\xff'), kAlignment);
     const cuda::DevicePtr word = Upload(std::string(sizeof(uint64_t), '\xff'));
     constexpr uint64_t kFirst = 1000;
-    absl::Status status = made->kernel->Enqueue(call, {word, kFirst}, *gpu_, stream_);
+    absl::Status status;
+    for (int64_t part = 0; status.ok() && part < parts_; ++part) {
+      status = made->kernel->Enqueue(part, call, {word, kFirst}, *gpu_, stream_);
+    }
     uint64_t told = 0;
     api_.MemcpyDtoHAsync(&told, word, sizeof(told), stream_);
     for (size_t i = 0; i < results.size(); ++i) {
@@ -230,7 +234,8 @@ class CudaKernelsTest : public ::testing::Test {
   std::unique_ptr<CudaGpu> gpu_;
   cuda::Stream stream_ = nullptr;
   std::vector<cuda::DevicePtr> allocated_;
-  bool inputs_change_ = false;   // before a failure is told
+  int64_t workspace_bytes_ = 0;  // of the last kernel
+  int64_t parts_ = 0;            // so
   int64_t workspace_bytes_ = 0;  // of the last kernel
 };
 
@@ -864,6 +869,9 @@ TEST_P(CudaLibrariesTest, LargeConvolutionsWhereverEachOperandLies) {
         EXPECT_EQ(cuda::CountsOfFakeBlas().products - products,
                   HasBlas() && !by_dnn ? large.slabs[o] : 0)
             << what;
+        if (HasBlas() && !by_dnn) {
+          EXPECT_GE(parts_, large.slabs[o]) << what;
+        }
       }
       testing::ExpectNear(outcome.value, OnHost(op, inputs, c.AttributesOf(op)), what);
       for (const int displaced : {0, 1, 2}) {
@@ -1781,6 +1789,9 @@ TEST_F(CudaKernelsTest, ManyInputsTakeSeveralLaunches) {
         }
         const Attributes attributes = {{"axis", axis}};
         EXPECT_EQ(Run("concat", inputs, attributes).value, Expected("concat", inputs, attributes));
+        const auto used = std::count_if(inputs.begin(), inputs.end(),
+                                        [](const Value& input) { return !input.bytes.empty(); });
+        EXPECT_EQ(parts_, (used + 127) / 128);
       }
     }
   }

@@ -26,6 +26,34 @@ bool Survives(cuda::Result result) {
          result == cuda::Result::kNotReady;
 }
 
+// Whether a kernel's operands and workspace are there.
+absl::Status CheckOperands(const GpuMemory& memory, const KernelCall& call) {
+  const auto* const kernel = static_cast<const CudaKernel*>(call.kernel);
+  const CudaKernel::Facts& facts = kernel->facts();
+  if (call.inputs.size() != facts.input_bytes.size() ||
+      call.outputs.size() != facts.output_bytes.size()) {
+    return MakeError(Reason::kInternal,
+                     absl::StrCat("a kernel of ", facts.input_bytes.size(), " inputs and ",
+                                  facts.output_bytes.size(), " outputs was launched with ",
+                                  call.inputs.size(), " and ", call.outputs.size()));
+  }
+  const auto check = [&](DeviceAddress address, int64_t bytes) {
+    return bytes == 0 ? absl::OkStatus() : memory.Check(address, bytes);
+  };
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(check(call.inputs[i], facts.input_bytes[i]));
+  }
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    CHORUS_RETURN_IF_ERROR(check(call.outputs[i], facts.output_bytes[i]));
+  }
+  if (facts.workspace_bytes > 0 && call.workspace == 0) {
+    return MakeError(Reason::kInternal,
+                     absl::StrCat(facts.op, ": a kernel that wants ", facts.workspace_bytes,
+                                  " bytes of workspace was launched without any"));
+  }
+  return check(call.workspace, facts.workspace_bytes);
+}
+
 }  // namespace
 
 // --- The GPU's memory as collectives see it ---
@@ -150,6 +178,11 @@ void CudaEngine::ScheduleElsewhere() {
 }
 
 void CudaEngine::RunStream(CudaStream* stream) {
+  if (stream->launching.call.kernel != nullptr) {
+    absl::Status status;
+    if (!HandOverParts(stream, &status)) return;
+    Advance(stream, status);
+  }
   Item item;
   while (!IsFull(stream)) {
     if (!Begin(stream, &item)) return;
@@ -174,8 +207,8 @@ bool CudaEngine::HandOver(CudaStream* stream, Item* item, absl::Status* status) 
   }
   if (absl::holds_alternative<RecordItem>(*item)) {
     *status = HandOverRecord(stream);
-  } else if (const auto* const kernel = absl::get_if<KernelCall>(item)) {
-    *status = HandOverKernel(stream, *kernel);
+  } else if (auto* const kernel = absl::get_if<KernelCall>(item)) {
+    return HandOverKernel(stream, kernel, status);
   } else {
     return HandOverCopy(stream, absl::get<CopyItem>(*item), status);
   }
@@ -342,37 +375,31 @@ absl::StatusOr<KernelFault> CudaEngine::FaultOf(CudaStream* stream, const Kernel
   return KernelFault{stream->fault->device, (stream->reporting.size() - 1) << kElementBits};
 }
 
-absl::Status CudaEngine::HandOverKernel(CudaStream* stream, const KernelCall& call) {
-  const auto* const kernel = static_cast<const CudaKernel*>(call.kernel);
-  const CudaKernel::Facts& facts = kernel->facts();
-  if (call.inputs.size() != facts.input_bytes.size() ||
-      call.outputs.size() != facts.output_bytes.size()) {
-    return MakeError(Reason::kInternal,
-                     absl::StrCat("a kernel of ", facts.input_bytes.size(), " inputs and ",
-                                  facts.output_bytes.size(), " outputs was launched with ",
-                                  call.inputs.size(), " and ", call.outputs.size()));
-  }
-  const GpuMemory& memory = *owned_space_->memory_;
-  const auto check = [&](DeviceAddress address, int64_t bytes) {
-    return bytes == 0 ? absl::OkStatus() : memory.Check(address, bytes);
-  };
-  for (size_t i = 0; i < call.inputs.size(); ++i) {
-    CHORUS_RETURN_IF_ERROR(check(call.inputs[i], facts.input_bytes[i]));
-  }
-  for (size_t i = 0; i < call.outputs.size(); ++i) {
-    CHORUS_RETURN_IF_ERROR(check(call.outputs[i], facts.output_bytes[i]));
-  }
-  if (facts.workspace_bytes > 0 && call.workspace == 0) {
-    return MakeError(Reason::kInternal,
-                     absl::StrCat(facts.op, ": a kernel that wants ", facts.workspace_bytes,
-                                  " bytes of workspace was launched without any"));
-  }
-  CHORUS_RETURN_IF_ERROR(check(call.workspace, facts.workspace_bytes));
-  CHORUS_ASSIGN_OR_RETURN(const KernelFault fault, FaultOf(stream, call));
+bool CudaEngine::HandOverKernel(CudaStream* stream, KernelCall* call, absl::Status* status) {
+  *status = CheckOperands(*owned_space_->memory_, *call);
+  if (!status->ok()) return true;
+  const absl::StatusOr<KernelFault> fault = FaultOf(stream, *call);
+  *status = fault.status();
+  if (!fault.ok()) return true;
+  stream->launching = {std::move(*call), *fault, 0};
+  return HandOverParts(stream, status);
+}
+
+bool CudaEngine::HandOverParts(CudaStream* stream, absl::Status* status) {
+  Launching& launching = stream->launching;
+  const auto& kernel = *static_cast<const CudaKernel*>(launching.call.kernel);
   Queue* const queue = QueueOf(stream);
-  absl::Status status = CheckLaunch(kernel->Enqueue(call, fault, *gpu_, queue->stream), queue);
-  Count(queue, kernel->calls());
-  return status;
+  *status = lost_;
+  while (status->ok() && launching.next_part < kernel.parts()) {
+    if (IsFull(stream)) return false;
+    *status = CheckLaunch(kernel.Enqueue(launching.next_part++, launching.call, launching.fault,
+                                         *gpu_, queue->stream),
+                          queue);
+    Count(queue, kernel.calls());
+    status->Update(lost_);
+  }
+  launching.call.kernel = nullptr;
+  return true;
 }
 
 absl::Status CudaEngine::CheckLaunch(const absl::Status& status, Queue* queue) {

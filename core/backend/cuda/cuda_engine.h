@@ -11,8 +11,9 @@
 // thread of their own (bounce_copier.h).
 //
 // A stream of the GPU may serve several of ours, which then are in one order more than they need
-// be: clients cannot make the GPU have more of them. So many items at most are handed over and not
-// known to have ended, for the driver would keep a caller beyond that.
+// be: clients cannot make the GPU have more of them. So many calls at most are handed over and not
+// known to have ended, for the driver would keep a caller beyond that: a kernel of many comes to
+// it part by part.
 //
 // Threads: any, as StreamEngine; the watch and the copier have one each.
 // Ownership: the GPU and its memory must outlive it.
@@ -95,6 +96,12 @@ class CudaEngine : public StreamEngine {
     int64_t since_mark = 0;               // those since the last that `in_flight` will be told of
     std::vector<StreamState*> throttled;  // wait until less is in flight
   };
+  // A kernel of which the driver has the parts before `next_part`.
+  struct Launching {
+    KernelCall call;  // without a kernel: there is none
+    KernelFault fault;
+    int64_t next_part = 0;
+  };
   // Of an event's record.
   struct Mark {
     uint64_t position = 0;
@@ -103,6 +110,7 @@ class CudaEngine : public StreamEngine {
   };
   struct CudaStream : StreamState {
     Queue* queue = nullptr;  // null: it has had no work
+    Launching launching;     // its rest comes before all items
     std::deque<Mark> marks;  // by position
     // What comes next must wait for the collectives that ran there; nothing has come since. Of
     // collectives in a row no stream but the one that they run on is given anything.
@@ -136,7 +144,11 @@ class CudaEngine : public StreamEngine {
   absl::Status HandOverRecord(CudaStream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<KernelFault> FaultOf(CudaStream* stream, const KernelCall& call)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status HandOverKernel(CudaStream* stream, const KernelCall& call)
+  // Takes the call. False: as HandOverParts.
+  bool HandOverKernel(CudaStream* stream, KernelCall* call, absl::Status* status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What is left of `launching`. False: the driver takes no more now, and the stream waits.
+  bool HandOverParts(CudaStream* stream, absl::Status* status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False: its bytes go by way of the copier.
   bool HandOverCopy(CudaStream* stream, const CopyItem& item, absl::Status* status)
@@ -197,9 +209,9 @@ class CudaEngine : public StreamEngine {
 
   // Which the device's streams share.
   static constexpr int kQueuesPerDevice = 4;
-  // With so many calls in flight in a queue no item is begun there; the one before may have brought
-  // it beyond that. From about a thousand on the driver makes a thread that launches wait, and that
-  // thread holds the mutex.
+  // With so many calls in flight in a queue no item or part of a kernel is begun there; the one
+  // before may have brought it beyond that. From about a thousand on the driver makes a thread that
+  // launches wait, and that thread holds the mutex.
   static constexpr int64_t kMostInFlight = 512;
   static constexpr int64_t kMarkEvery = 64;
   static constexpr size_t kKeptMarks = 16;

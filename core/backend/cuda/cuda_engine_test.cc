@@ -300,14 +300,18 @@ TEST_F(CudaEngineTest, QueuesMayBeLongerThanTheDriversAndEventsOld) {
   EXPECT_TRUE(rig.Synchronize(1).ok());
 }
 
-// Of which each is so many calls of the driver, behind one that the test lets go on.
+// Of which each part is so many calls of the driver, behind one that the test lets go on.
 class ManyCalls final : public CudaKernel {
  public:
   static constexpr int64_t kCalls = 4;
-  ManyCalls() : CudaKernel(Facts()) {}
+  // Of which one fails; -1: none does.
+  explicit ManyCalls(int64_t parts = 1, int64_t failing_part = -1)
+      : CudaKernel(Facts()), parts_(parts), failing_part_(failing_part) {}
+  int64_t parts() const override { return parts_; }
   int64_t calls() const override { return kCalls; }
-  absl::Status Enqueue(const KernelCall&, const KernelFault&, const CudaGpu&,
+  absl::Status Enqueue(int64_t part, const KernelCall&, const KernelFault&, const CudaGpu&,
                        cuda::Stream stream) const override {
+    if (part == failing_part_) return absl::AbortedError("a part fails");
     for (int64_t i = 0; i < kCalls; ++i) {
       cuda::FakeDriver::Enqueue(stream, "a call", [this] { ++ran; });
       ++made;
@@ -316,11 +320,15 @@ class ManyCalls final : public CudaKernel {
   }
   mutable std::atomic<int64_t> made{0};
   mutable std::atomic<int64_t> ran{0};
+
+ private:
+  const int64_t parts_;
+  const int64_t failing_part_;
 };
 class Gate final : public CudaKernel {
  public:
   Gate() : CudaKernel(Facts()) {}
-  absl::Status Enqueue(const KernelCall&, const KernelFault&, const CudaGpu&,
+  absl::Status Enqueue(int64_t /*part*/, const KernelCall&, const KernelFault&, const CudaGpu&,
                        cuda::Stream stream) const override {
     cuda::FakeDriver::Enqueue(stream, "a gate", [this] { opens.get_future().wait(); });
     return absl::OkStatus();
@@ -350,6 +358,60 @@ TEST_F(CudaEngineTest, TheDriverHasSoManyCallsOfAStreamAtATime) {
   ASSERT_TRUE(rig.Synchronize(0).ok());
   EXPECT_EQ(many.ran, kKernels * ManyCalls::kCalls);
   EXPECT_EQ(called, kKernels);
+}
+
+// A kernel of more of them than the driver takes comes to it in parts. What is behind it finds all
+// of it done; work of other streams goes on meanwhile.
+TEST_F(CudaEngineTest, AKernelOfThousandsOfCallsComesToTheDriverInParts) {
+  constexpr int64_t kParts = 1000;
+  for (const int64_t failing_part : {int64_t{-1}, kParts / 2}) {
+    const Gate gate;
+    const ManyCalls many(kParts, failing_part);
+    DeviceRig rig(*Open(2));
+    const Affine affine(&rig, 1, 10);
+    const auto event = rig.backend()->device(0)->CreateEvent();
+    KernelCall call;
+    call.kernel = &gate;
+    rig.stream(0)->Launch(call);
+    call.kernel = &many;
+    rig.stream(0)->Launch(call);
+    rig.stream(0)->Record(event.get());
+    int64_t found = 0;
+    rig.stream(0)->Callback([&](const absl::Status&) { found = many.ran; });
+    EXPECT_LE(many.made, 512 + ManyCalls::kCalls);
+    EXPECT_GE(many.made, 256);
+    rig.stream(1)->Launch(affine.call);
+    EXPECT_TRUE(rig.Synchronize(1).ok());
+    rig.stream(1)->Wait(event.get());
+    gate.opens.set_value();
+    EXPECT_TRUE(rig.Synchronize(1).ok());
+    const int64_t parts = failing_part < 0 ? kParts : failing_part;
+    EXPECT_EQ(many.ran, parts * ManyCalls::kCalls);
+    const absl::Status status = rig.Synchronize(0);
+    EXPECT_TRUE(status.ok()) << "a callback had the failure before: " << status;
+    EXPECT_EQ(found, parts * ManyCalls::kCalls);
+  }
+}
+
+// Whatever the driver had of it.
+TEST_F(CudaEngineTest, ALossEndsAKernelThatIsOnItsWay) {
+  const Gate gate;
+  const ManyCalls many(/*parts=*/1000);
+  DeviceRig rig(*Open(2));
+  const Affine affine(&rig, 1, 10);
+  KernelCall call;
+  call.kernel = &gate;
+  rig.stream(0)->Launch(call);
+  call.kernel = &many;
+  rig.stream(0)->Launch(call);
+  const auto event = rig.backend()->device(1)->CreateEvent();
+  driver_.FailNext("cuEventRecord", kCannotRun);
+  rig.stream(1)->Record(event.get());
+  for (const int m : {1, 0}) {
+    EXPECT_THAT(std::string(rig.Synchronize(m).message()), HasSubstr("is lost: ")) << m;
+  }
+  EXPECT_LE(many.made, 512 + ManyCalls::kCalls);
+  gate.opens.set_value();
 }
 
 // Of collectives, too, each of which has a part on the streams of its members.

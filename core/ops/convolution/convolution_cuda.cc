@@ -187,8 +187,8 @@ class ByDnn final : public CudaKernel {
                                       const ConvolutionSizes& s, Gives gives);
 
   int64_t calls() const override { return DnnConvolution::kCalls; }
-  absl::Status Enqueue(const KernelCall& call, const KernelFault& /*fault*/, const CudaGpu& gpu,
-                       cuda::Stream stream) const override {
+  absl::Status Enqueue(int64_t /*part*/, const KernelCall& call, const KernelFault& /*fault*/,
+                       const CudaGpu& gpu, cuda::Stream stream) const override {
     const Operands at = OperandsOf(gives_, call);
     return convolution_->Enqueue(gpu.api(), at.x, at.w, at.y,
                                  static_cast<cuda::DevicePtr>(call.workspace), stream);
@@ -242,8 +242,8 @@ bool IsUnfolded(const ConvolutionSizes& s) {
   });
 }
 
-// Samples by slabs. Each slab is unfolded into the workspace, and its samples multiplied by
-// cuBLASLt:
+// Samples by slabs, each a part of the kernel. A slab is unfolded into the workspace, and its
+// samples multiplied by cuBLASLt:
 //   y = w unfolded;   x = folded w^T y;   w = the sum of y unfolded^T over the samples of a slab,
 // added to those of the slabs before; then those of the samples are added up.
 template <typename T>
@@ -254,12 +254,10 @@ class ByProducts final : public CudaKernel {
       const CudaGpu& gpu, const NodeView& node, absl::Span<const TensorType> outputs,
       const ConvolutionSizes& s, Gives gives);
 
-  int64_t calls() const override {
-    const int64_t slabs = (plan_.batch + plan_.samples - 1) / plan_.samples;
-    return slabs * (BlasProduct::kCalls + 1) + 1;
-  }
-  absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
-                       cuda::Stream stream) const override;
+  int64_t parts() const override { return slabs() + (plan_.gives == Gives::kW ? 1 : 0); }
+  int64_t calls() const override { return BlasProduct::kCalls + 1; }
+  absl::Status Enqueue(int64_t part, const KernelCall& call, const KernelFault& fault,
+                       const CudaGpu& gpu, cuda::Stream stream) const override;
 
  private:
   // What it is made of.
@@ -288,6 +286,7 @@ class ByProducts final : public CudaKernel {
 
   ByProducts(Facts facts, Plan plan) : CudaKernel(std::move(facts)), plan_(std::move(plan)) {}
 
+  int64_t slabs() const { return cuda::Quotient(plan_.batch, plan_.samples); }
   static cuda::UnfoldedAxis Axis(const Window& window, int64_t x, int64_t y, int64_t elements);
   template <typename Args>
   static Args ArgsOf(const Plan& plan, int64_t count) {
@@ -397,8 +396,9 @@ absl::StatusOr<std::unique_ptr<CudaKernel>> ByProducts<T>::MakeOrNull(
 }
 
 template <typename T>
-absl::Status ByProducts<T>::Enqueue(const KernelCall& call, const KernelFault& /*fault*/,
-                                    const CudaGpu& gpu, cuda::Stream stream) const {
+absl::Status ByProducts<T>::Enqueue(int64_t part, const KernelCall& call,
+                                    const KernelFault& /*fault*/, const CudaGpu& gpu,
+                                    cuda::Stream stream) const {
   const auto at = [](cuda::DevicePtr base, int64_t elements) {
     return base + static_cast<cuda::DevicePtr>(elements) * sizeof(T);
   };
@@ -408,44 +408,40 @@ absl::Status ByProducts<T>::Enqueue(const KernelCall& call, const KernelFault& /
   const cuda::DevicePtr scratch = workspace + static_cast<cuda::DevicePtr>(plan_.product_at);
   const Gives gives = plan_.gives;
   const auto [x, w, y] = OperandsOf(gives, call);
-  for (int64_t first = 0; first < plan_.batch; first += plan_.samples) {
-    const int64_t samples = std::min(plan_.samples, plan_.batch - first);
-    const BlasProduct& product = samples == plan_.samples ? *plan_.product : *plan_.last;
-    const cuda::DevicePtr x_here = at(x, first * plan_.x);
-    const cuda::DevicePtr y_here = at(y, first * plan_.y);
-    const cuda::DevicePtr rows = plan_.unfolds ? workspace : x_here;
-    if (plan_.unfolds && gives != Gives::kX) {
-      auto args = ArgsOf<cuda::UnfoldArgs<T>>(plan_, samples * plan_.unfolded);
-      args.x = reinterpret_cast<const T*>(x_here);
-      args.rows = reinterpret_cast<T*>(rows);
-      CHORUS_RETURN_IF_ERROR(gpu.Launch(plan_.unfold, args, cuda::ThreadsFor(args.count), stream));
-    }
-    switch (gives) {
-      case Gives::kY:
-        CHORUS_RETURN_IF_ERROR(product.Enqueue(gpu.api(), w, rows, y_here, scratch, stream));
-        break;
-      case Gives::kX:
-        CHORUS_RETURN_IF_ERROR(product.Enqueue(gpu.api(), w, y_here, rows, scratch, stream));
-        break;
-      case Gives::kW:
-        CHORUS_RETURN_IF_ERROR(
-            product.Enqueue(gpu.api(), y_here, rows, sums, scratch, stream, /*adds=*/first > 0));
-        break;
-    }
-    if (plan_.unfolds && gives == Gives::kX) {
-      auto args = ArgsOf<cuda::FoldArgs<T>>(plan_, samples * plan_.x);
-      args.rows = reinterpret_cast<const T*>(rows);
-      args.x = reinterpret_cast<T*>(x_here);
-      CHORUS_RETURN_IF_ERROR(gpu.Launch(plan_.fold, args, cuda::ThreadsFor(args.count), stream));
-    }
+  if (part == slabs()) {
+    cuda::WeightGradSumArgs<T> args;
+    args.sums = reinterpret_cast<const T*>(sums);
+    args.out = reinterpret_cast<T*>(w);
+    args.parts = plan_.samples;
+    args.count = plan_.weights;
+    return gpu.Launch(plan_.add_up, args, args.count, stream);
   }
-  if (gives != Gives::kW) return absl::OkStatus();
-  cuda::WeightGradSumArgs<T> args;
-  args.sums = reinterpret_cast<const T*>(sums);
-  args.out = reinterpret_cast<T*>(w);
-  args.parts = plan_.samples;
-  args.count = plan_.weights;
-  return gpu.Launch(plan_.add_up, args, args.count, stream);
+  const int64_t first = part * plan_.samples;
+  const int64_t samples = std::min(plan_.samples, plan_.batch - first);
+  const BlasProduct& product = samples == plan_.samples ? *plan_.product : *plan_.last;
+  const cuda::DevicePtr x_here = at(x, first * plan_.x);
+  const cuda::DevicePtr y_here = at(y, first * plan_.y);
+  const cuda::DevicePtr rows = plan_.unfolds ? workspace : x_here;
+  if (plan_.unfolds && gives != Gives::kX) {
+    auto args = ArgsOf<cuda::UnfoldArgs<T>>(plan_, samples * plan_.unfolded);
+    args.x = reinterpret_cast<const T*>(x_here);
+    args.rows = reinterpret_cast<T*>(rows);
+    CHORUS_RETURN_IF_ERROR(gpu.Launch(plan_.unfold, args, cuda::ThreadsFor(args.count), stream));
+  }
+  switch (gives) {
+    case Gives::kY:
+      return product.Enqueue(gpu.api(), w, rows, y_here, scratch, stream);
+    case Gives::kX:
+      CHORUS_RETURN_IF_ERROR(product.Enqueue(gpu.api(), w, y_here, rows, scratch, stream));
+      break;
+    case Gives::kW:
+      return product.Enqueue(gpu.api(), y_here, rows, sums, scratch, stream, /*adds=*/first > 0);
+  }
+  if (!plan_.unfolds) return absl::OkStatus();
+  auto args = ArgsOf<cuda::FoldArgs<T>>(plan_, samples * plan_.x);
+  args.rows = reinterpret_cast<const T*>(rows);
+  args.x = reinterpret_cast<T*>(x_here);
+  return gpu.Launch(plan_.fold, args, cuda::ThreadsFor(args.count), stream);
 }
 
 // --- The table ----------------------------------------------------------------------------------

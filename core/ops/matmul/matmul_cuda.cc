@@ -17,8 +17,8 @@ class BlasKernel final : public CudaKernel {
       : CudaKernel(std::move(facts)), product_(std::move(product)) {}
 
   int64_t calls() const override { return BlasProduct::kCalls; }
-  absl::Status Enqueue(const KernelCall& call, const KernelFault& /*fault*/, const CudaGpu& gpu,
-                       cuda::Stream stream) const override {
+  absl::Status Enqueue(int64_t /*part*/, const KernelCall& call, const KernelFault& /*fault*/,
+                       const CudaGpu& gpu, cuda::Stream stream) const override {
     return product_->Enqueue(gpu.api(), call.inputs[0], call.inputs[1], call.outputs[0],
                              call.workspace, stream);
   }

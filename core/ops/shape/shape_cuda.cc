@@ -15,8 +15,8 @@ namespace {
 class Copy final : public CudaKernel {
  public:
   using CudaKernel::CudaKernel;
-  absl::Status Enqueue(const KernelCall& call, const KernelFault&, const CudaGpu& gpu,
-                       cuda::Stream stream) const override {
+  absl::Status Enqueue(int64_t /*part*/, const KernelCall& call, const KernelFault&,
+                       const CudaGpu& gpu, cuda::Stream stream) const override {
     const int64_t bytes = facts().output_bytes[0];
     if (bytes == 0 || call.inputs[0] == call.outputs[0]) return absl::OkStatus();
     return gpu.Check(gpu.api().MemcpyDtoDAsync(call.outputs[0], call.inputs[0],

@@ -28,8 +28,8 @@ class TestKernel : public CudaKernel {
   absl::Status Failure(uint64_t /*element*/, const ReadInput& /*read*/) const override {
     return absl::AbortedError("test_fail fails");
   }
-  absl::Status Enqueue(const KernelCall& call, const KernelFault& fault, const CudaGpu& gpu,
-                       cuda::Stream stream) const override {
+  absl::Status Enqueue(int64_t /*part*/, const KernelCall& call, const KernelFault& fault,
+                       const CudaGpu& gpu, cuda::Stream stream) const override {
     const auto in = [&](size_t i) { return reinterpret_cast<const float*>(call.inputs[i]); };
     auto* const out = reinterpret_cast<float*>(call.outputs[0]);
     if (reports()) {
