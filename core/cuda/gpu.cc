@@ -67,14 +67,17 @@ CudaGpu::~CudaGpu() {
 }
 
 absl::StatusOr<cuda::Function> CudaGpu::Find(const std::string& kernel) const {
-  MutexLock lock(&mutex_);
-  const auto it = functions_.find(kernel);
-  if (it != functions_.end()) return it->second;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = functions_.find(kernel);
+    if (it != functions_.end()) return it->second;
+  }
   Enter();
   for (const cuda::Module module : modules_) {
     cuda::Function function = nullptr;
     const cuda::Result result = api_->ModuleGetFunction(&function, module, kernel.c_str());
     if (result != cuda::Result::kSuccess) continue;
+    MutexLock lock(&mutex_);
     functions_[kernel] = function;
     return function;
   }
@@ -122,19 +125,22 @@ void CudaGpu::FreePinned(const PinnedMemory& memory) const {
 
 absl::Status CudaGpu::Pin(const void* memory, int64_t bytes) {
   Enter();
-  MutexLock lock(&mutex_);
   const auto* const begin = static_cast<const char*>(memory);
   CHORUS_CUDA(*api_, MemHostRegister, const_cast<char*>(begin), static_cast<size_t>(bytes),
               cuda::kHostRegisterPortable);
+  MutexLock lock(&mutex_);
   pinned_[begin] = bytes;
   return absl::OkStatus();
 }
 
 void CudaGpu::Unpin(const void* memory) {
-  Enter();
-  MutexLock lock(&mutex_);
   const auto* const begin = static_cast<const char*>(memory);
-  if (pinned_.erase(begin) > 0) api_->MemHostUnregister(const_cast<char*>(begin));
+  {
+    MutexLock lock(&mutex_);
+    if (pinned_.erase(begin) == 0) return;
+  }
+  Enter();
+  api_->MemHostUnregister(const_cast<char*>(begin));
 }
 
 bool CudaGpu::IsPinned(const void* memory, int64_t bytes) const {

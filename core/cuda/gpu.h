@@ -69,8 +69,9 @@ class CudaGpu {
     return cuda::ToStatus(*api_, result, call);
   }
 
-  // INTERNAL kInternal: none of the images has such a kernel.
-  absl::StatusOr<cuda::Function> Find(const std::string& kernel) const;
+  // INTERNAL kInternal: none of the images has such a kernel. The first time it may take as long as
+  // what the GPU has to do, for the driver may have to load the kernel.
+  absl::StatusOr<cuda::Function> Find(const std::string& kernel) const ABSL_LOCKS_EXCLUDED(mutex_);
   // The kernel with its one parameter, by at least one thread and no more than are of use: kernels
   // go on from where their grid ends.
   template <typename Args>
@@ -91,6 +92,7 @@ class CudaGpu {
   // until it is unpinned; nothing may be on its way then. The driver's error.
   absl::Status Pin(const void* memory, int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Unpin(const void* memory) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for nothing that the driver does.
   bool IsPinned(const void* memory, int64_t bytes) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -108,8 +110,9 @@ class CudaGpu {
   std::vector<cuda::Module> modules_;
   std::unique_ptr<CudaBlas> blas_;
   std::unique_ptr<CudaDnn> dnn_;
+  // Not held where the driver is called.
   mutable Mutex mutex_;
-  // Those that were asked for: the driver is asked for each once.
+  // Those that were asked for.
   mutable absl::flat_hash_map<std::string, cuda::Function> functions_ ABSL_GUARDED_BY(mutex_);
   std::map<const char*, int64_t> pinned_ ABSL_GUARDED_BY(mutex_);  // bytes, by where they begin
   std::string name_;
