@@ -590,15 +590,20 @@ absl::Status CudaEngine::FetchNumbers(Meeting* meeting, const Numbers& numbers,
     bytes += size;
   }
   CHORUS_ASSIGN_OR_RETURN(Slab* const slab, pool_.TakeSlab(bytes));
-  CHORUS_RETURN_IF_ERROR(Gather(streams));
   Queue* const queue = QueueOf(streams[0]);
+  absl::Status asked = Gather(streams);
   char* to = static_cast<char*>(slab->host.host);
   for (const auto& [address, size] : numbers) {
+    if (!asked.ok()) break;
     Count(queue);
-    CHORUS_RETURN_IF_ERROR(
+    asked =
         Check(gpu_->api().MemcpyDtoHAsync(to, address, static_cast<size_t>(size), queue->stream),
-              "cuMemcpyDtoHAsync"));
+              "cuMemcpyDtoHAsync");
     to += size;
+  }
+  if (!asked.ok()) {
+    GiveBack(slab, queue);
+    return asked;
   }
   Tell(
       queue,
@@ -672,20 +677,24 @@ absl::Status CudaEngine::LaunchList(const CollectiveWork::List& list, CudaStream
   Queue* const queue = QueueOf(stream);
   const absl::Span<const char> bytes = program_.Bytes();
   Slab* slab = nullptr;
+  absl::Status status;
   if (bytes.size() > static_cast<size_t>(cuda::MoveArgs::kInlineBytes)) {
     CHORUS_ASSIGN_OR_RETURN(slab, pool_.TakeSlab(static_cast<int64_t>(bytes.size())));
     std::memcpy(slab->host.host, bytes.data(), bytes.size());
     Count(queue);
-    CHORUS_RETURN_IF_ERROR(Check(
+    status = Check(
         gpu_->api().MemcpyHtoDAsync(slab->device, slab->host.host, bytes.size(), queue->stream),
-        "cuMemcpyHtoDAsync"));
+        "cuMemcpyHtoDAsync");
   }
-  Count(queue);
-  const absl::Status status =
-      gpu_->Launch(kernel, program_.Arguments(slab == nullptr ? 0 : slab->device), program_.units(),
-                   queue->stream);
+  if (status.ok()) {
+    Count(queue);
+    status =
+        CheckLaunch(gpu_->Launch(kernel, program_.Arguments(slab == nullptr ? 0 : slab->device),
+                                 program_.units(), queue->stream),
+                    queue);
+  }
   if (slab != nullptr) GiveBack(slab, queue);
-  return CheckLaunch(status, queue);
+  return status;
 }
 
 absl::Status CudaEngine::WriteResults(CudaStream* stream) {
