@@ -71,9 +71,6 @@ int main(int argc, char** argv) {
   // Read when the driver starts. By default 16 streams take 1.7 times as long as one (docs/gpu.md,
   // P4). What the environment says counts.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  // By default a kernel is loaded when it is first wanted: the call that launches it, which others
-  // wait for, may then have to wait for what the GPU has to do.
-  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   chorus::ThreadPool pool(chorus::UsableCpus());
   return chorus::worker::WorkerMain([&pool] { return chorus::server::Open(&pool); });
 }
