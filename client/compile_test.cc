@@ -1230,6 +1230,13 @@ TEST(CompileTest, AnInputThatIsCapturedAsWellHasNoGradientOfHalf) {
     return out.ok() ? *out : Tensors{FromError(DeviceRef(), out.status())};
   });
   EXPECT_EQ(ErrorOf(outer.Run({w}).status()).reason, Reason::kWrongState);
+  // Or that has made it.
+  const Compiled maker = Compile([&](const Tensors& in) {
+    const Tensor made = in[0] * 2.0;
+    const auto out = slope(made).Run({made});
+    return out.ok() ? *out : Tensors{FromError(DeviceRef(), out.status())};
+  });
+  EXPECT_EQ(ErrorOf(maker.Run({w}).status()).reason, Reason::kWrongState);
   // A constant of its value is another thing, and so is another leaf.
   for (const Tensor& other : {w.Detach(), Vector(session, {3}).RequireGrad()}) {
     const auto out = slope(other).Run({w});

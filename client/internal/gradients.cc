@@ -82,14 +82,12 @@ absl::Status CheckNothingIsCutOff(absl::Span<const Tensor> roots, absl::Span<con
   return absl::OkStatus();
 }
 
-// Of a tensor that the function gets and captures as well, both are leaves to it: the gradient of
+// Of a tensor that the function gets and captures as well the two are apart to it: the gradient of
 // the one would lack what it has read of the other.
 absl::Status CheckInputsAreNotCaptured(absl::Span<const Tensor> wanted, const TapePart& tape) {
-  absl::flat_hash_set<const TensorImpl*> leaves;
-  for (const std::shared_ptr<TensorImpl>& leaf : tape.Leaves()) leaves.insert(leaf.get());
   for (const Tensor& tensor : wanted) {
-    for (const TensorImpl* outside : CallInputs::StoodForBy(ImplOf(tensor).get())) {
-      if (!leaves.contains(outside)) continue;
+    for (const Tensor& outside : CallInputs::StoodForBy(tensor)) {
+      if (tape.FindAll(outside).empty()) continue;
       return Precondition(absl::StrCat(
           "backward: a compiled function has a tensor, ",
           ImplOf(tensor)->data->info->type.ToString(),

@@ -84,16 +84,15 @@ CallInputs::CallInputs(absl::Span<const Tensor> inputs, absl::Span<const Tensor>
     : inputs_(inputs), placeholders_(placeholders), outer_(std::exchange(innermost_call, this)) {}
 CallInputs::~CallInputs() { innermost_call = outer_; }
 
-std::vector<const TensorImpl*> CallInputs::StoodForBy(const TensorImpl* placeholder) {
-  std::vector<const TensorImpl*> outside;
+std::vector<Tensor> CallInputs::StoodForBy(const Tensor& placeholder) {
+  std::vector<Tensor> outside = {placeholder};
   for (const CallInputs* call = innermost_call; call != nullptr; call = call->outer_) {
-    const auto is_it = [placeholder](const Tensor& t) { return ImplOf(t).get() == placeholder; };
+    const auto is_it = [&](const Tensor& t) { return ImplOf(t) == ImplOf(outside.back()); };
     const auto at = std::find_if(call->placeholders_.begin(), call->placeholders_.end(), is_it);
     if (at == call->placeholders_.end()) continue;
-    placeholder =
-        ImplOf(call->inputs_[static_cast<size_t>(at - call->placeholders_.begin())]).get();
-    outside.push_back(placeholder->leaf != nullptr ? placeholder->leaf.get() : placeholder);
+    outside.push_back(call->inputs_[static_cast<size_t>(at - call->placeholders_.begin())]);
   }
+  outside.erase(outside.begin());
   return outside;
 }
 

@@ -164,9 +164,9 @@ class CallInputs {
   CallInputs(const CallInputs&) = delete;
   CallInputs& operator=(const CallInputs&) = delete;
 
-  // What `placeholder` stands for in the calls that are under way, outside of each: leaves, and
-  // what has been computed.
-  static std::vector<const TensorImpl*> StoodForBy(const TensorImpl* placeholder);
+  // What `placeholder` stands for: what the calls that are under way were given for it, from the
+  // innermost on.
+  static std::vector<Tensor> StoodForBy(const Tensor& placeholder);
 
  private:
   const absl::Span<const Tensor> inputs_;

@@ -272,7 +272,7 @@ absl::StatusOr<Progress> LoadCheckpoint(const std::string& path, Module* module,
   const auto rate_word = file.metadata().find(kRate);
   double rate = optimizer == nullptr ? 0 : optimizer->learning_rate();
   if (optimizer != nullptr && rate_word != file.metadata().end() &&
-      !absl::SimpleAtod(rate_word->second, &rate)) {
+      !(absl::SimpleAtod(rate_word->second, &rate) && std::isfinite(rate))) {
     return BadType(
         absl::StrCat(path, ": \"", kRate, "\": expected a number, got '", rate_word->second, "'"));
   }

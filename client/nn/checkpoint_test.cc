@@ -362,8 +362,10 @@ TEST_F(CheckpointTest, AnOptimizersStepsThatCannotBeAreRefused) {
     EXPECT_THAT(std::string(load(bad).message()), HasSubstr("the steps of \"weight\" are missing"));
   }
   const std::string rate = "optimizer.learning_rate";
-  EXPECT_THAT(std::string(load({{"optimizer.steps.weight", "3"}, {rate, "fast"}}).message()),
-              HasSubstr("\"optimizer.learning_rate\": expected a number, got 'fast'"));
+  for (const std::string bad : {"fast", "nan", "inf"}) {
+    EXPECT_THAT(std::string(load({{"optimizer.steps.weight", "3"}, {rate, bad}}).message()),
+                HasSubstr("\"optimizer.learning_rate\": expected a number, got '" + bad + "'"));
+  }
   // As a file has none that was written before there was one.
   ASSERT_TRUE(load({{"optimizer.steps.weight", "3"}, {"optimizer.skipped.weight", "3"}}).ok());
   EXPECT_EQ(sgd.learning_rate(), Sgd::Options().learning_rate);

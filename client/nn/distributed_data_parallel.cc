@@ -109,7 +109,6 @@ class DistributedDataParallel::Pass {
         buckets_(internal::Tracing() ? model->traced_buckets_ : model->buckets_),
         leaves_(std::move(leaves)),
         scale_(model->join_ == nullptr ? 1 : model->join_->scale()),
-        shrinks_(model->join_ != nullptr && model->join_->shrinks()),
         site_(site) {}
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -129,15 +128,6 @@ class DistributedDataParallel::Pass {
         continue;
       }
       if (HasGrad(request, leaf)) {
-        // Ranks that have finished give zeros for it, and not what it was.
-        if (shrinks_ && !model_->adds_up_) {
-          return MakeError(
-              Reason::kWrongState,
-              "DistributedDataParallel: a rank has finished (Join), and there is a gradient from "
-              "an "
-              "earlier mean, which would count for less in this one: ClearGrads before a second "
-              "Backward, or add up under NoSync");
-        }
         gradient = gradient.defined() ? leaf.grad() + gradient : leaf.grad();
         request.leaves->replaced.insert(ImplOf(leaf).get());
       }
@@ -192,7 +182,6 @@ class DistributedDataParallel::Pass {
   const std::vector<Bucket> buckets_;
   const std::vector<Tensor> leaves_;  // by trained_: what the gates are for
   const double scale_;
-  const bool shrinks_;
   const CallSite site_;
   std::vector<bool> used_anywhere_;  // by trained_; of the request that is under way
 };
@@ -530,10 +519,6 @@ DistributedDataParallel::Join::~Join() { model_->join_ = nullptr; }
 
 int DistributedDataParallel::Join::live() const {
   return std::accumulate(here_.begin(), here_.end(), 0);
-}
-
-bool DistributedDataParallel::Join::shrinks() const {
-  return options_.divide_by_all_ranks && live() < model_->group_.size();
 }
 
 double DistributedDataParallel::Join::scale() const {

@@ -144,15 +144,15 @@ class DistributedDataParallel : public Module {
   // While one lives, ranks may have different numbers of inputs. Each call then waits to hear which
   // ranks are still there. A rank that has no more calls Finish, in which it takes part with zeros
   // in what the others call here, until all have come to it: of what is in its grad() nothing goes
-  // into their means. (Not in other collectives of the module, as those of SyncBatchNorm.) Each
-  // call outside of NoSync is followed by one Backward; where steps are counted (World::Step), one
-  // begins before each.
+  // into their means, so what an earlier mean has left counts there for less (ClearGrads between
+  // two means, or add up under NoSync; a step clears). (Not in other collectives of the module, as
+  // those of SyncBatchNorm.) Each call outside of NoSync is followed by one Backward; where steps
+  // are counted (World::Step), one begins before each.
   class Join {
    public:
     struct Options {
       // The mean is over all ranks, also those that have finished; else over those that have not. A
-      // hook divides as it does. Where it is, and one has finished, a Backward whose parameters
-      // have gradients of an earlier mean is kWrongState.
+      // hook divides as it does.
       bool divide_by_all_ranks = true;
       // As soon as one rank has finished, the others' next call is an error, and Finish returns:
       // FAILED_PRECONDITION kWrongState, naming those that have.
@@ -176,8 +176,6 @@ class DistributedDataParallel : public Module {
     int live() const;
     // From the mean over all ranks to the one that is wanted.
     double scale() const;
-    // Whether a mean of what is equal on those that are there would be less.
-    bool shrinks() const;
 
     DistributedDataParallel* const model_;
     const Options options_;

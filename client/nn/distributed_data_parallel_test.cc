@@ -1949,38 +1949,6 @@ TEST_F(DistributedDataParallelTest, RanksWithFewerInputsTakePartUntilAllHaveNone
   }
 }
 
-// A rank that has finished gives zeros: of an earlier mean half would be left, without an error.
-TEST_F(DistributedDataParallelTest, BesideARankThatHasFinishedAnEarlierMeanIsRefused) {
-  for (const bool divide_by_all : {true, false}) {
-    SCOPED_TRACE(divide_by_all);
-    OnRanks(2, [&](const World& world, int rank) {
-      const auto model = Make(std::make_shared<Two>(), world);
-      ASSERT_NE(model, nullptr);
-      Ddp::Join::Options options;
-      options.divide_by_all_ranks = divide_by_all;
-      Ddp::Join join(model.get(), options);
-      const auto backward = [&](double x) {
-        return Backward(Sum((*model)(FromHost<double>(world, {x}, {1}))));
-      };
-      if (rank == 0) {
-        const double share = divide_by_all ? 0.5 : 1;
-        ASSERT_TRUE(backward(2).ok());
-        EXPECT_THAT(GradsOf(*model)[0], ElementsAre(2 * share));
-        if (divide_by_all) {
-          const absl::Status refused = backward(4);
-          EXPECT_EQ(ErrorOf(refused).reason, Reason::kWrongState) << refused;
-          EXPECT_THAT(std::string(refused.message()), HasSubstr("count for less"));
-          EXPECT_THAT(GradsOf(*model)[0], ElementsAre(2 * share));
-          return;
-        }
-        ASSERT_TRUE(backward(4).ok());
-        EXPECT_THAT(GradsOf(*model)[0], ElementsAre(6 * share));
-      }
-      EXPECT_EQ(join.Finish().ok(), !divide_by_all || rank == 1);
-    });
-  }
-}
-
 // Of a module with a buffer and a parameter that nobody uses.
 TEST_F(DistributedDataParallelTest, BuffersAndAStaticGraphAreThoseOfTheRanksThatAreStillThere) {
   OnRanks(3, [&](const World& world, int rank) {

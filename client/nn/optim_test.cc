@@ -272,7 +272,6 @@ TEST_F(OptimTest, AStepTakesGradientsAndLeavesNone) {
   EXPECT_THAT(Values<double>(module_.a_()), Near({0.8, -1.6}));
 }
 
-// Its moments would have had the failed one's type.
 // Its graph would go on from the state of its trace at every call.
 TEST_F(OptimTest, AStepInACompiledFunctionIsRefused) {
   Linear layer(1, 1, /*bias=*/false);
@@ -299,6 +298,7 @@ TEST_F(OptimTest, AStepInACompiledFunctionIsRefused) {
   EXPECT_TRUE(ema.averages().empty());
 }
 
+// Its moments would have had the failed one's type.
 TEST_F(OptimTest, AParameterThatHadFailedBeginsAnew) {
   Adam adam(module_.parameters(), Adam::Options());
   const Tensor before = module_.a_();

@@ -415,7 +415,6 @@ TEST_F(ShardsTest, ACheckpointOfSeveralRanksIsReadByAnyOne) {
   EXPECT_TRUE(LoadCheckpoint(ShardIndexPath(name_), &loaded.model).ok());
 }
 
-// Each rank's rows, and so the statistics of its last batch, are its own.
 // Which rank writes what goes by the module, not by the order of an optimizer's parameters; and a
 // parameter and its state are of one rank.
 TEST_F(ShardsTest, RanksWhoseOptimizersListParametersInOtherOrdersWriteOneCheckpoint) {
@@ -466,6 +465,7 @@ TEST_F(ShardsTest, RanksWhoseOptimizersListParametersInOtherOrdersWriteOneCheckp
   }
 }
 
+// Each rank's rows, and so the statistics of its last batch, are its own.
 TEST_F(ShardsTest, ACheckpointHasTheFirstRanksBuffersAndNoOthers) {
   constexpr int kSaved = 3;
   constexpr int kSteps = 5;

@@ -46,7 +46,9 @@ namespace nn {
 class TrainStep {
  public:
   // One number, of the inputs of a call: this rank's loss. What it Sets of the module is kept, as
-  // call by call; it may not Set what the optimizer trains (kWrongState).
+  // call by call, in the dtype that it has it in (Options::compute: an average of parameters
+  // belongs in a buffer, which is not cast); it may not Set what the optimizer trains
+  // (kWrongState).
   using Loss = std::function<Tensor(const std::vector<Tensor>& inputs)>;
   struct Options {
     Options() = default;

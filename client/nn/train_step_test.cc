@@ -217,7 +217,6 @@ TEST_F(TrainStepTest, OnlyTheCountOfAStepThatHasFailedIsTakenBack) {
   expect(8, 10);
 }
 
-// The mean of the ranks' losses, of equal shards of one batch, is the loss of the batch.
 // And with it what that step would have said of those before it that were left out.
 TEST_F(TrainStepTest, StepsThatWereLeftOutAreCountedBehindOneThatHasFailed) {
   const Session session = daemon_.Open();
@@ -248,6 +247,7 @@ TEST_F(TrainStepTest, StepsThatWereLeftOutAreCountedBehindOneThatHasFailed) {
   EXPECT_EQ(sgd.skipped(0), 1);
 }
 
+// The mean of the ranks' losses, of equal shards of one batch, is the loss of the batch.
 TEST_F(TrainStepTest, RanksTrainAsOneWouldWithAllRows) {
   const Doubles rows = Numbers(12, 1);
   const Doubles labels = Numbers(8, 2);

@@ -575,7 +575,7 @@ absl::Time Gangs::KillDevicesOf(const RunState& run, absl::Time now) {
   const absl::Duration patience = options_->sequencer.exec_timeout + options_->kill_timeout;
   absl::Time next = absl::InfiniteFuture();
   for (const LaunchMessage& message : run.launches) {
-    const Launched& launched = launches_.find(message.launch)->second;
+    Launched& launched = launches_.find(message.launch)->second;
     if (launched.complete) continue;
     const auto device = static_cast<size_t>(launched.device.value());
     const Ended last = device < ended_.size() ? ended_[device] : Ended();
@@ -583,8 +583,11 @@ absl::Time Gangs::KillDevicesOf(const RunState& run, absl::Time now) {
       next = std::min(next, last.at + patience);
       continue;
     }
-    if (IsBehindOthers(message.launch, launched.device)) {
-      next = std::min(next, now + patience);
+    // (What ended last may stand behind it, on another stream.)
+    if (IsBehindOthers(message.launch, launched.device)) launched.behind = now;
+    if (launched.behind + patience > now) {
+      next =
+          std::min(next, launched.behind < now ? launched.behind + patience : now + patience / 32);
       continue;
     }
     launcher_->executor(launched.device)

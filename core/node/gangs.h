@@ -159,6 +159,7 @@ class Gangs {
     RunHandle run;
     DeviceIndex device;
     bool complete = false;
+    absl::Time behind = absl::InfinitePast();  // when others were seen in front of it last
   };
   absl::flat_hash_map<LaunchId, Launched> launches_;
   // By device: the launch that it has ended last.

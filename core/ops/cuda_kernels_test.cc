@@ -234,9 +234,9 @@ class CudaKernelsTest : public ::testing::Test {
   std::unique_ptr<CudaGpu> gpu_;
   cuda::Stream stream_ = nullptr;
   std::vector<cuda::DevicePtr> allocated_;
+  bool inputs_change_ = false;   // before a failure is told
   int64_t workspace_bytes_ = 0;  // of the last kernel
-  int64_t parts_ = 0;            // so
-  int64_t workspace_bytes_ = 0;  // of the last kernel
+  int64_t parts_ = 0;            // its
 };
 
 TEST_F(CudaKernelsTest, EqualTheNaiveEvaluatorWhereverOperandsLie) {
