@@ -558,36 +558,18 @@ void Gangs::Watch(int32_t index, absl::Time due) {
   });
 }
 
-// Whether work that is wanted, and may take its time, stands in front of it on its device.
-bool Gangs::IsBehindOthers(LaunchId launch, DeviceIndex device) const {
-  CountWork(static_cast<int64_t>(launches_.size()));
-  return std::any_of(launches_.begin(), launches_.end(), [&](const auto& row) {
-    const Launched& other = row.second;
-    if (row.first >= launch || other.device != device || other.complete) return false;
-    const RunState* const run = runs_->Find(other.run);
-    return run != nullptr && !run->abandoned;
-  });
-}
-
 // Of those that have had their time. Returns when the next of the others will have had it. Launches
 // begin one behind the other: where the device has just ended one in front of this, it works.
 absl::Time Gangs::KillDevicesOf(const RunState& run, absl::Time now) {
   const absl::Duration patience = options_->sequencer.exec_timeout + options_->kill_timeout;
   absl::Time next = absl::InfiniteFuture();
   for (const LaunchMessage& message : run.launches) {
-    Launched& launched = launches_.find(message.launch)->second;
+    const Launched& launched = launches_.find(message.launch)->second;
     if (launched.complete) continue;
     const auto device = static_cast<size_t>(launched.device.value());
     const Ended last = device < ended_.size() ? ended_[device] : Ended();
     if (last.launch < message.launch && last.at + patience > now) {
       next = std::min(next, last.at + patience);
-      continue;
-    }
-    // (What ended last may stand behind it, on another stream.)
-    if (IsBehindOthers(message.launch, launched.device)) launched.behind = now;
-    if (launched.behind + patience > now) {
-      next =
-          std::min(next, launched.behind < now ? launched.behind + patience : now + patience / 32);
       continue;
     }
     launcher_->executor(launched.device)

@@ -139,7 +139,6 @@ class Gangs {
                                        LaunchMessage::CollectiveBinding* binding);
   void LaunchRun(RunState* run);
   void Watch(int32_t index, absl::Time due);
-  bool IsBehindOthers(LaunchId launch, DeviceIndex device) const;
   absl::Time KillDevicesOf(const RunState& run, absl::Time now);
 
   const NodeOptions* const options_;
@@ -159,7 +158,6 @@ class Gangs {
     RunHandle run;
     DeviceIndex device;
     bool complete = false;
-    absl::Time behind = absl::InfinitePast();  // when others were seen in front of it last
   };
   absl::flat_hash_map<LaunchId, Launched> launches_;
   // By device: the launch that it has ended last.

@@ -690,45 +690,6 @@ TEST_F(GangsTest, ADeviceThatGetsOnWithOthersWorkIsNotKilled) {
   EXPECT_THAT(told_.killed, ElementsAre(0));
 }
 
-// Which nobody has ended, and which has as much time as its own world, or nobody, gives it. What is
-// abandoned in front of it has had its own: it may be what hangs.
-TEST_F(GangsTest, ADeviceThatIsNotDoneWithOthersWorkIsNotKilled) {
-  Client* const other = Open("uid:2", absl::Seconds(5000));
-  Client* const client = Open("uid:1", kMoment);
-  Run(other);
-  Run(client);
-  At(kMoment);
-  EXPECT_EQ(client->told.back(), Reason::kExecTimeout);
-  At(absl::Seconds(310));
-  At(absl::Seconds(2000));
-  EXPECT_THAT(told_.killed, IsEmpty()) << "its turn has not come";
-  End(0);
-  EXPECT_EQ(other->told.back(), Reason::kUnspecified);
-  At(absl::Seconds(2310) - kMoment);
-  EXPECT_THAT(told_.killed, IsEmpty());
-  At(absl::Seconds(2310));
-  EXPECT_THAT(told_.killed, ElementsAre(0));
-}
-
-// Also where what stands behind it, on another stream, ends after what stood in front.
-TEST_F(GangsTest, ATurnBeginsWithTheEndOfWhatStoodInFront) {
-  Client* const front = Open("uid:2", absl::Seconds(5000));
-  Client* const client = Open("uid:1", kMoment);
-  Client* const behind = Open("uid:3", absl::Seconds(5000));
-  Run(front);
-  Run(client);
-  Run(behind);
-  At(kMoment);
-  for (int seconds = 310; seconds < 500; ++seconds) At(absl::Seconds(seconds));
-  At(absl::Seconds(500));
-  End(0);
-  End(2);
-  At(absl::Seconds(790));
-  EXPECT_THAT(told_.killed, IsEmpty());
-  At(absl::Seconds(820));
-  EXPECT_THAT(told_.killed, ElementsAre(0));
-}
-
 // What comes behind does not tell that the device works on this: a stream may hang by itself.
 TEST_F(GangsTest, WorkBehindItGivesItNoMoreTime) {
   Client* const client = Open("uid:1", kMoment);
