@@ -39,6 +39,18 @@ int64_t Elements(const Shape& shape) {
   return elements;
 }
 
+// Why a part cannot be called so; empty: it can.
+std::string WrongName(const std::string& name, const std::vector<Module::Child>& children,
+                      const std::vector<NamedVariable>& variables) {
+  const auto has_name = [&name](const auto& part) { return part.name == name; };
+  if (std::any_of(children.begin(), children.end(), has_name) ||
+      std::any_of(variables.begin(), variables.end(), has_name)) {
+    return absl::StrCat("\"", name, "\" is the name of two of its parts");
+  }
+  if (!name.empty() && name.find('.') == std::string::npos) return "";
+  return absl::StrCat("\"", name, "\": expected a name without dots");
+}
+
 // The lines of layers are those of the calls of them.
 class SiteScope {
  public:
@@ -256,20 +268,19 @@ Module::~Module() {
 Tensor Module::Forward(const Tensor& x) { return Refuse(x, "is not a function of one tensor"); }
 
 Tensor Module::operator()(const Tensor& x, CallSite site) {
+  const auto forward = [this, site](const Tensor& input) {
+    const SiteScope sites(site);
+    return ThroughHooks(input, Forward(input));
+  };
   const absl::Status status = Check(x);
-  if (status.ok()) return ForwardWithHooks(x, site);
+  if (status.ok()) return forward(x);
   const Tensor failed = Failed(x, status, site);
   // Sizes that make no sense do so on every rank, and Forward would compute with them.
   if (!refused_.ok()) return failed;
   const StateScope scope(*this, StateOfRefused(*this, failed));
-  const Tensor result = ForwardWithHooks(failed, site);
+  const Tensor result = forward(failed);
   // The result's error says whether others have been told of it.
   return result.defined() && !result.status().ok() ? result : failed;
-}
-
-Tensor Module::ForwardWithHooks(const Tensor& x, CallSite site) {
-  const SiteScope sites(site);
-  return ThroughHooks(x, Forward(x));
 }
 
 Tensor Module::ThroughHooks(const Tensor& x, Tensor result) {
@@ -448,18 +459,9 @@ std::string Module::label() const {
   return own_path.empty() ? kind_ : absl::StrCat(own_path, " (", kind_, ")");
 }
 
-void Module::CheckName(const std::string& name) {
-  bool taken = false;
-  for (const Child& child : children_) taken |= child.name == name;
-  for (const NamedVariable& named : variables_) taken |= named.name == name;
-  if (taken) RefuseAll(absl::StrCat("\"", name, "\" is the name of two of its parts"));
-  if (name.empty() || name.find('.') != std::string::npos) {
-    RefuseAll(absl::StrCat("\"", name, "\": expected a name without dots"));
-  }
-}
-
 void Module::AddModule(const std::string& name, std::shared_ptr<Module> module) {
-  CheckName(name);
+  const std::string wrong = WrongName(name, children_, variables_);
+  if (!wrong.empty()) RefuseAll(wrong);
   if (module == nullptr) return RefuseAll(absl::StrCat("\"", name, "\" is no module"));
   bool is_above = false;
   module->ForEach([&](Module* below) { is_above |= below == this; });
@@ -472,7 +474,8 @@ void Module::AddModule(const std::string& name, std::shared_ptr<Module> module) 
 }
 
 void Module::AddVariable(const std::string& name, Variable variable) {
-  CheckName(name);
+  const std::string wrong = WrongName(name, children_, variables_);
+  if (!wrong.empty()) RefuseAll(wrong);
   for (const int64_t size : variable.shape()) {
     if (size < 0) {
       RefuseAll(

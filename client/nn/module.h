@@ -174,9 +174,6 @@ class Module : public std::enable_shared_from_this<Module> {
     hooks_.push_back(std::move(hook));
     NoteChange();
   }
-  // Goes up where a call of this module becomes another one, but for modes: a graph that was traced
-  // before is not it.
-  int64_t revision() const { return revision_; }
 
   // --- State ----------------------------------------------------------------------------------
   // Makes every variable of the tree anew on `device`; each parameter has its own numbers, by
@@ -247,6 +244,7 @@ class Module : public std::enable_shared_from_this<Module> {
   // Call with x alone, where it gives one tensor: the Forward of modules around another one.
   Tensor ForwardByCall(const Tensor& x);
 
+  // A call of this module becomes another one: a graph that was traced before is not it.
   void NoteChange() { ++revision_; }
   // What is left of a result behind the hooks. For calls of several tensors; operator() asks.
   Tensor ThroughHooks(const Tensor& x, Tensor result);
@@ -266,8 +264,7 @@ class Module : public std::enable_shared_from_this<Module> {
  private:
   class Mirror;
   friend class StateScope;
-
-  Tensor ForwardWithHooks(const Tensor& x, CallSite site);
+  friend class TrainStep;  // revision_
 
   void Walk(
       const std::string& prefix,
@@ -275,7 +272,6 @@ class Module : public std::enable_shared_from_this<Module> {
   // Of the tree, this one first.
   void ForEach(const std::function<void(Module* module)>& visit);
   void AddVariable(const std::string& name, Variable variable);
-  void CheckName(const std::string& name);
 
   const std::string kind_;
   std::string name_;          // in its parent

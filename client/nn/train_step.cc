@@ -31,15 +31,6 @@ const internal::TensorDataPtr& DataOf(const Tensor& tensor) {
   return internal::ImplOf(tensor)->data;
 }
 
-// Of the tree: what a trace of it depends on.
-void AppendModes(Module* module, std::vector<int64_t>* modes) {
-  modes->push_back(module->training());
-  modes->push_back(module->revision());
-  // Of a clone what its original has become.
-  if (module->code() != module) modes->push_back(module->code()->revision());
-  for (const Module::Child& child : module->children()) AppendModes(child.module.get(), modes);
-}
-
 }  // namespace
 
 TrainStep::TrainStep(Module* module, Optimizer* optimizer, Loss loss, const Options& options)
@@ -84,6 +75,14 @@ int TrainStep::traces() const {
   int traces = forgotten_traces_;
   for (const auto& of_modes : compiled_) traces += of_modes.second.traces();
   return traces;
+}
+
+void TrainStep::AppendModes(Module* module, std::vector<int64_t>* modes) {
+  modes->push_back(module->training());
+  modes->push_back(module->revision_);
+  // Of a clone what its original has become.
+  if (module->code() != module) modes->push_back(module->code()->revision_);
+  for (const Module::Child& child : module->children()) AppendModes(child.module.get(), modes);
 }
 
 const Compiled& TrainStep::CompiledInModes() {

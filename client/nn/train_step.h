@@ -113,6 +113,8 @@ class TrainStep {
   // What goes into the compiled function, but for the caller's inputs.
   absl::StatusOr<std::vector<Tensor>> Inputs();
   std::vector<Tensor> Trace(const std::vector<Tensor>& in) const;
+  // Of the tree: what a trace of it depends on.
+  static void AppendModes(Module* module, std::vector<int64_t>* modes);
   // The function in the modes that the module's tree has now.
   const Compiled& CompiledInModes();
   // The first rank's variables, for all; unless `check` is an error, of which the ranks are told.
