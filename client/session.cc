@@ -20,6 +20,7 @@
 namespace chorus {
 namespace {
 
+using internal::CheckNotInTrace;
 using internal::DeviceFrom;
 using internal::ForkedError;
 using internal::GroupCore;
@@ -234,7 +235,7 @@ absl::StatusOr<Group> World::NewGroup(const std::vector<int>& world_ranks) const
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  CHORUS_RETURN_IF_ERROR(internal::CheckNotInTrace("NewGroup", "call it outside"));
+  CHORUS_RETURN_IF_ERROR(CheckNotInTrace("NewGroup", "call it outside"));
   InstanceKey::Request request;
   {
     SessionLock lock(session);
@@ -263,7 +264,7 @@ absl::Status World::Leave() const {
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  CHORUS_RETURN_IF_ERROR(internal::CheckNotInTrace("Leave", "call it outside"));
+  CHORUS_RETURN_IF_ERROR(CheckNotInTrace("Leave", "call it outside"));
   CHORUS_RETURN_IF_ERROR(session->link().Leave(member_->world, Rank(rank())));
   member_->left.store(true, std::memory_order_relaxed);
   // Nothing of it can be called any more.
@@ -276,7 +277,7 @@ absl::Status World::Leave() const {
 absl::Status World::Abort(const std::string& why) const {
   if (member_ == nullptr) return NoWorld();
   if (member_->session->Forked()) return ForkedError();
-  CHORUS_RETURN_IF_ERROR(internal::CheckNotInTrace("Abort", "call it outside"));
+  CHORUS_RETURN_IF_ERROR(CheckNotInTrace("Abort", "call it outside"));
   SessionCore* const session = member_->session.get();
   Error error = InShort(Error(Reason::kAborted, why));
   absl::StatusOr<Sequence> sent = Sequence();
@@ -300,7 +301,7 @@ absl::StatusOr<World::Reformed> World::Reform(Timeout timeout) {
   if (member_ == nullptr) return NoWorld();
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
-  CHORUS_RETURN_IF_ERROR(internal::CheckNotInTrace("Reform", "call it outside"));
+  CHORUS_RETURN_IF_ERROR(CheckNotInTrace("Reform", "call it outside"));
   auto reformed = [&] {
     const WaitReports::During reports(&session->reports());
     return session->link().Reform(member_->world, Rank(rank()), timeout);

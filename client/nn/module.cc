@@ -39,16 +39,16 @@ int64_t Elements(const Shape& shape) {
   return elements;
 }
 
-// Why a part cannot be called so; empty: it can.
-std::string WrongName(const std::string& name, const std::vector<Module::Child>& children,
-                      const std::vector<NamedVariable>& variables) {
+// Whether another part may be called so.
+absl::Status CheckName(const std::string& name, const std::vector<Module::Child>& children,
+                       const std::vector<NamedVariable>& variables) {
   const auto has_name = [&name](const auto& part) { return part.name == name; };
   if (std::any_of(children.begin(), children.end(), has_name) ||
       std::any_of(variables.begin(), variables.end(), has_name)) {
-    return absl::StrCat("\"", name, "\" is the name of two of its parts");
+    return BadType(absl::StrCat("\"", name, "\" is the name of two of its parts"));
   }
-  if (!name.empty() && name.find('.') == std::string::npos) return "";
-  return absl::StrCat("\"", name, "\": expected a name without dots");
+  if (!name.empty() && name.find('.') == std::string::npos) return absl::OkStatus();
+  return BadType(absl::StrCat("\"", name, "\": expected a name without dots"));
 }
 
 // The lines of layers are those of the calls of them.
@@ -323,9 +323,7 @@ Tensor Module::Refuse(const Tensor& x, const std::string& why) const {
   return Failed(x, BadType(absl::StrCat(label(), ": ", why)), site());
 }
 
-void Module::RefuseAll(const std::string& why) {
-  if (refused_.ok()) refused_ = BadType(why);
-}
+void Module::RefuseAll(const std::string& why) { refused_.Update(BadType(why)); }
 
 absl::Status Module::Check(const Tensor& x) const {
   if (!refused_.ok()) {
@@ -460,8 +458,7 @@ std::string Module::label() const {
 }
 
 void Module::AddModule(const std::string& name, std::shared_ptr<Module> module) {
-  const std::string wrong = WrongName(name, children_, variables_);
-  if (!wrong.empty()) RefuseAll(wrong);
+  refused_.Update(CheckName(name, children_, variables_));
   if (module == nullptr) return RefuseAll(absl::StrCat("\"", name, "\" is no module"));
   bool is_above = false;
   module->ForEach([&](Module* below) { is_above |= below == this; });
@@ -474,8 +471,7 @@ void Module::AddModule(const std::string& name, std::shared_ptr<Module> module) 
 }
 
 void Module::AddVariable(const std::string& name, Variable variable) {
-  const std::string wrong = WrongName(name, children_, variables_);
-  if (!wrong.empty()) RefuseAll(wrong);
+  refused_.Update(CheckName(name, children_, variables_));
   for (const int64_t size : variable.shape()) {
     if (size < 0) {
       RefuseAll(
