@@ -399,7 +399,8 @@ class CompiledImpl {
 }  // namespace internal
 
 Compiled Compile(Function function, const CompileOptions& options) {
-  return Compiled(std::make_shared<internal::CompiledImpl>(std::move(function), options));
+  return internal::Access::Make<Compiled>(
+      std::make_shared<internal::CompiledImpl>(std::move(function), options));
 }
 
 absl::StatusOr<std::vector<Tensor>> Compiled::Run(const std::vector<Tensor>& inputs,

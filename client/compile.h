@@ -108,9 +108,10 @@ class Compiled {
   // than, makes none.
   int traces() const;
 
+ private:
+  friend class internal::Access;
   explicit Compiled(std::shared_ptr<internal::CompiledImpl> impl) : impl_(std::move(impl)) {}
 
- private:
   std::shared_ptr<internal::CompiledImpl> impl_;
 };
 Compiled Compile(Function function, const CompileOptions& options = {});

@@ -48,7 +48,7 @@ class Closer {
     MutexLock lock(&mutex_);
     waiting_.push_back(std::move(socket));
     ++unclosed;
-    more_.Signal();
+    not_empty_.Signal();
   }
 
   // It may not wait at this moment: then the next call does it.
@@ -74,7 +74,7 @@ class Closer {
       UniqueFd socket;
       {
         MutexLock lock(&mutex_);
-        while (waiting_.empty()) more_.Wait(&mutex_);
+        while (waiting_.empty()) not_empty_.Wait(&mutex_);
         socket = std::move(waiting_.front());
         waiting_.pop_front();
       }
@@ -87,7 +87,7 @@ class Closer {
 
   pthread_t thread_ = {};
   Mutex mutex_;
-  CondVar more_;
+  CondVar not_empty_;
   std::deque<UniqueFd> waiting_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -105,8 +105,8 @@ class DataLoader::Workers {
   std::vector<std::thread> threads_;  // of the caller's thread alone
 
   Mutex mutex_;
-  CondVar made_;    // a batch has come to ready_
-  CondVar wanted_;  // there is room for a batch, or the end
+  CondVar batch_ready_;  // a batch has come to ready_
+  CondVar wanted_;       // there is room for a batch, or the end
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t next_ ABSL_GUARDED_BY(mutex_) = 0;   // the first batch that nobody makes yet
   int64_t limit_ ABSL_GUARDED_BY(mutex_) = 0;  // and the first for which there is no room
@@ -127,7 +127,7 @@ bool DataLoader::Workers::Await(int64_t number, int64_t limit, absl::Time deadli
   while (ready_.count(number) == 0) {
     const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) return false;
-    made_.WaitFor(&mutex_, left);
+    batch_ready_.WaitFor(&mutex_, left);
   }
   return true;
 }
@@ -152,7 +152,7 @@ void DataLoader::Workers::Work() {
     absl::StatusOr<Batch> batch = make_(number);
     MutexLock lock(&mutex_);
     ready_.emplace(number, std::move(batch));
-    made_.Signal();
+    batch_ready_.Signal();
   }
 }
 

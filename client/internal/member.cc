@@ -46,14 +46,14 @@ void MemberCore::ResetCounts() {
 }
 
 absl::Status MemberCore::BeginStep(int64_t n) {
-  const int64_t own = own_steps.load(std::memory_order_relaxed);
-  const int64_t last = step.load(std::memory_order_relaxed) - own;
-  if (n <= last || n >= kMaxCallNumber - own) {
+  const int64_t own_count = own_steps.load(std::memory_order_relaxed);
+  const int64_t last = step.load(std::memory_order_relaxed) - own_count;
+  if (n <= last || n >= kMaxCallNumber - own_count) {
     return Malformed(absl::StrCat("Step: expected a number above that of the last step, ", last,
-                                  ", and below ", kMaxCallNumber - own, ", got ", n,
+                                  ", and below ", kMaxCallNumber - own_count, ", got ", n,
                                   "; a step that is done again has a new number"));
   }
-  step.store(n + own, std::memory_order_relaxed);
+  step.store(n + own_count, std::memory_order_relaxed);
   ResetCounts();
   return absl::OkStatus();
 }

@@ -16,6 +16,7 @@
 #include "core/transport/attach/protocol.h"
 
 namespace chorus {
+namespace internal {
 namespace {
 
 absl::Status CheckAddress(absl::string_view address) {
@@ -123,4 +124,5 @@ absl::Status NoAnswer(absl::string_view address, const absl::Status& status,
   return ToStatus(error);
 }
 
+}  // namespace internal
 }  // namespace chorus

@@ -23,6 +23,7 @@
 #include "core/base/error.h"
 
 namespace chorus {
+namespace internal {
 
 // How long to wait before the next look whether a daemon has started.
 inline constexpr absl::Duration kFirstLook = absl::Milliseconds(10);
@@ -72,6 +73,7 @@ auto WhenItServes(absl::Time deadline, const Open& open) -> decltype(open()) {
   }
 }
 
+}  // namespace internal
 }  // namespace chorus
 
 #endif  // CHORUS_CLIENT_LINK_FIND_DAEMON_H_

@@ -21,6 +21,7 @@
 #include "server/testing/test_daemon.h"
 
 namespace chorus {
+namespace internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -96,4 +97,5 @@ TEST(FindDaemonTest, WhatIsWrongAtTheSystemsPathDoesNotEndTheWaitForTheOwn) {
 }
 
 }  // namespace
+}  // namespace internal
 }  // namespace chorus

@@ -38,30 +38,6 @@ google::protobuf::Duration ProtoDuration(absl::Duration duration) {
   return message;
 }
 
-Error ErrorFrom(const v1::Error& message) {
-  Error error;
-  error.id = ErrorId(message.error_id());
-  error.code = static_cast<absl::StatusCode>(message.code());
-  error.reason = ReasonFromName(message.reason());
-  error.message = message.message();
-  if (message.culprit().has_rank()) error.culprit.rank = message.culprit().rank();
-  if (message.culprit().has_pid()) error.culprit.pid = message.culprit().pid();
-  error.culprit.node = message.culprit().node();
-  error.instance = message.instance();
-  error.op = message.op();
-  error.source = message.source();
-  error.expected = message.expected();
-  error.got = message.got();
-  error.alone = message.alone();
-  for (const v1::Error::EndedEpoch& ended : message.ended()) {
-    error.ended.push_back({WorldId(ended.world()), Epoch(ended.open_epoch())});
-  }
-  for (const v1::Error::Version& version : message.ranks()) {
-    error.ranks.push_back({version.rank(), version.what(), version.source()});
-  }
-  return error;
-}
-
 // A request of a rank.
 template <typename Request>
 Request RequestOf(WorldId world, Rank rank) {
@@ -253,7 +229,7 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
           ErrorOf(AtAddress(opened_.address, got)).message);
       return ToStatus(error);
     }
-    error = ErrorFrom(response.error());
+    error = FromProto(response.error());
   }
   const absl::Status status = Named(ToStatus(error));
   MutexLock lock(&mutex_);

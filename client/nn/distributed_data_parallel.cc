@@ -341,11 +341,11 @@ absl::Status DistributedDataParallel::ShareBuffers(int root, CallSite site) {
   std::vector<Tensor> values;
   for (const NamedVariable& named : variables_) {
     if (named.variable.is_parameter()) continue;
-    const Tensor own = named.variable().Detach();
+    const Tensor own_value = named.variable().Detach();
     const Tensor& sound = sound_buffers_[buffers.size()];
-    const bool is_like_own = !own.status().ok() || own.shape() == sound.shape();
+    const bool is_like_own = !own_value.status().ok() || own_value.shape() == sound.shape();
     buffers.push_back(named.variable);
-    values.push_back(is_root || internal::Tracing() || !is_like_own ? own : sound);
+    values.push_back(is_root || internal::Tracing() || !is_like_own ? own_value : sound);
   }
   const std::vector<Tensor> shared = BroadcastCoalesced(values, root, group_, site);
   CHORUS_RETURN_IF_ERROR(FirstError(shared));

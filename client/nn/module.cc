@@ -122,9 +122,9 @@ StateScope::StateScope() : outer_(std::exchange(innermost_scope, this)) {}
 StateScope::StateScope(const Module& module, const std::vector<Tensor>& tensors) : StateScope() {
   const std::vector<Variable> variables = module.variables();
   for (size_t i = 0; i < variables.size(); ++i) {
-    own_.push_back(std::make_unique<Variable::Slot>());
-    if (i < tensors.size()) own_.back()->tensor = tensors[i];
-    slots_[variables[i].slot_.get()] = own_.back().get();
+    own_slots_.push_back(std::make_unique<Variable::Slot>());
+    if (i < tensors.size()) own_slots_.back()->tensor = tensors[i];
+    slots_[variables[i].slot_.get()] = own_slots_.back().get();
   }
 }
 
@@ -132,7 +132,7 @@ StateScope::~StateScope() { innermost_scope = outer_; }
 
 std::vector<Tensor> StateScope::tensors() const {
   std::vector<Tensor> tensors;
-  for (const auto& slot : own_) tensors.push_back(slot->tensor);
+  for (const auto& slot : own_slots_) tensors.push_back(slot->tensor);
   return tensors;
 }
 

@@ -137,7 +137,7 @@ class StateScope {
 
   std::unordered_map<const Variable::Slot*, Variable::Slot*> slots_;
   std::unordered_map<const bool*, const bool*> modes_;
-  std::vector<std::unique_ptr<Variable::Slot>> own_;  // by order of variables()
+  std::vector<std::unique_ptr<Variable::Slot>> own_slots_;  // by order of variables()
   StateScope* const outer_;
 };
 

@@ -261,7 +261,8 @@ void ShardedOptimizer::ClearGrads() const {
   }
 }
 
-absl::Status ShardedOptimizer::FindIn(const Optimizer& whole, std::vector<size_t>* places) const {
+absl::Status ShardedOptimizer::FindIn(const Optimizer& whole,
+                                      std::vector<size_t>* index_in_whole) const {
   const std::vector<Variable>& all = whole.parameters();
   size_t parameters = 0;
   for (const Flat& flat : flats_) parameters += flat.parameters.size();
@@ -270,7 +271,7 @@ absl::Status ShardedOptimizer::FindIn(const Optimizer& whole, std::vector<size_t
                                 " parameters with ", optimizer_->slots(),
                                 " tensors each, got one of ", all.size(), " with ", whole.slots()));
   }
-  places->resize(parameters);
+  index_in_whole->resize(parameters);
   for (const Flat& flat : flats_) {
     for (size_t i = 0; i < flat.parameters.size(); ++i) {
       const auto at = std::find(all.begin(), all.end(), flat.parameters[i]);
@@ -278,7 +279,7 @@ absl::Status ShardedOptimizer::FindIn(const Optimizer& whole, std::vector<size_t
         return BadType(absl::StrCat("ShardedOptimizer: parameter ", flat.indices[i],
                                     " is none of the other optimizer's"));
       }
-      (*places)[flat.indices[i]] = static_cast<size_t>(at - all.begin());
+      (*index_in_whole)[flat.indices[i]] = static_cast<size_t>(at - all.begin());
     }
   }
   return absl::OkStatus();
@@ -287,8 +288,8 @@ absl::Status ShardedOptimizer::FindIn(const Optimizer& whole, std::vector<size_t
 absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
   CHORUS_RETURN_IF_ERROR(CheckRanks());
   absl::Status status = Start(site);
-  std::vector<size_t> places;
-  if (status.ok()) status = FindIn(*whole, &places);
+  std::vector<size_t> index_in_whole;
+  if (status.ok()) status = FindIn(*whole, &index_in_whole);
   if (!compared_) CHORUS_RETURN_IF_ERROR(Compare(status, site));
   const CallSiteScope lines(site);
   const NoGrad no_grad;
@@ -320,7 +321,7 @@ absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
   CHORUS_RETURN_IF_ERROR(status);
   next = 0;
   for (const Flat& flat : flats_) {
-    for (const size_t i : flat.indices) whole->SetState(places[i], std::move(all[next++]));
+    for (const size_t i : flat.indices) whole->SetState(index_in_whole[i], std::move(all[next++]));
   }
   return absl::OkStatus();
 }
@@ -328,14 +329,14 @@ absl::Status ShardedOptimizer::Gather(Optimizer* whole, CallSite site) {
 absl::Status ShardedOptimizer::Scatter(Optimizer* whole, CallSite site) {
   CHORUS_RETURN_IF_ERROR(CheckRanks());
   CHORUS_RETURN_IF_ERROR(Start(site));
-  std::vector<size_t> places;
-  CHORUS_RETURN_IF_ERROR(FindIn(*whole, &places));
+  std::vector<size_t> index_in_whole;
+  CHORUS_RETURN_IF_ERROR(FindIn(*whole, &index_in_whole));
   const CallSiteScope lines(site);
   const NoGrad no_grad;
   CHORUS_ASSIGN_OR_RETURN(const std::vector<Optimizer::ParameterState> state, whole->State());
   for (const Flat& flat : flats_) {
     for (const size_t i : flat.indices) {
-      if (whole->HaveEqualSteps(places[i], places[flat.indices[0]])) continue;
+      if (whole->HaveEqualSteps(index_in_whole[i], index_in_whole[flat.indices[0]])) continue;
       return MakeError(Reason::kWrongState,
                        absl::StrCat("ShardedOptimizer: parameters ", flat.indices[0], " and ", i,
                                     ", of one group and dtype, have had different numbers of "
@@ -344,11 +345,11 @@ absl::Status ShardedOptimizer::Scatter(Optimizer* whole, CallSite site) {
   }
   std::vector<Optimizer::ParameterState> scattered;  // by flat
   for (const Flat& flat : flats_) {
-    const Optimizer::ParameterState& first = state[places[flat.indices[0]]];
+    const Optimizer::ParameterState& first = state[index_in_whole[flat.indices[0]]];
     std::vector<Tensor> pieces;
     for (size_t s = 0; s < first.slots.size(); ++s) {
       std::vector<Tensor> parts;
-      for (const size_t i : flat.indices) parts.push_back(state[places[i]].slots[s]);
+      for (const size_t i : flat.indices) parts.push_back(state[index_in_whole[i]].slots[s]);
       pieces.push_back(OwnPiece(flat, Join(flat, parts)));
       CHORUS_RETURN_IF_ERROR(pieces.back().status());
     }

@@ -90,7 +90,7 @@ class ShardedOptimizer {
   // Whether all ranks have these parameters; unless `status` is an error, of which they are told.
   absl::Status Compare(const absl::Status& status, CallSite site);
   // Where each parameter, by its index, is among those of `whole`, which is to be of the same kind.
-  absl::Status FindIn(const Optimizer& whole, std::vector<size_t>* places) const;
+  absl::Status FindIn(const Optimizer& whole, std::vector<size_t>* index_in_whole) const;
   // Of the pieces; or the error that `status` is.
   absl::StatusOr<std::vector<Optimizer::ParameterState>> StateAfter(
       const absl::Status& status) const;

@@ -174,14 +174,14 @@ absl::StatusOr<Tensor> TrainStep::operator()(const std::vector<Tensor>& inputs, 
     shared_ = true;
   }
   TakeBackCounts();
-  absl::StatusOr<std::vector<Tensor>> known =
+  absl::StatusOr<std::vector<Tensor>> own_inputs =
       check.ok() ? Inputs() : absl::StatusOr<std::vector<Tensor>>(check);
   // A run of an input that has failed is refused, which counts, and tells the other ranks.
-  if (!known.ok()) {
+  if (!own_inputs.ok()) {
     const DeviceRef device = options_.ranks.has_value() ? DeviceOf(*options_.ranks) : DeviceRef();
-    known = std::vector<Tensor>{FromError(device, known.status())};
+    own_inputs = std::vector<Tensor>{FromError(device, own_inputs.status())};
   }
-  std::vector<Tensor> in = *std::move(known);
+  std::vector<Tensor> in = *std::move(own_inputs);
   in.insert(in.end(), inputs.begin(), inputs.end());
   CHORUS_ASSIGN_OR_RETURN(const std::vector<Tensor> out, CompiledInModes().Run(in, site));
   ++steps_;

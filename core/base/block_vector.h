@@ -24,20 +24,20 @@ class BlockVector {
       first_.emplace_back();
     } else {
       if (size_ % kBlock == 0) {
-        more_.emplace_back();
-        more_.back().reserve(kBlock);
+        blocks_.emplace_back();
+        blocks_.back().reserve(kBlock);
       }
-      more_.back().emplace_back();
+      blocks_.back().emplace_back();
     }
     ++size_;
   }
-  T& operator[](size_t i) { return i < kBlock ? first_[i] : more_[i / kBlock - 1][i % kBlock]; }
+  T& operator[](size_t i) { return i < kBlock ? first_[i] : blocks_[i / kBlock - 1][i % kBlock]; }
   const T& operator[](size_t i) const { return const_cast<BlockVector&>(*this)[i]; }
   size_t size() const { return size_; }
 
  private:
   std::vector<T> first_;
-  std::vector<std::vector<T>> more_;  // none is empty; all but the last are full
+  std::vector<std::vector<T>> blocks_;  // none is empty; all but the last are full
   size_t size_ = 0;
 };
 

@@ -12,6 +12,7 @@
 #include "core/base/work.h"
 #include "core/collective/decisions.h"
 #include "core/graph/encoding.h"
+#include "core/ops/validate.h"
 #include "core/runtime/plan/plan_options.h"
 
 namespace chorus::node {
@@ -42,9 +43,9 @@ struct NodeOptions {
   int32_t max_staging_arenas = 256;
   int64_t max_staging_bytes = int64_t{8} << 30;
   int32_t max_pending_runs = 1024;
-  int32_t max_graph_nodes = 1 << 20;
-  int32_t max_graph_collectives = 1 << 11;
-  int32_t max_graph_outputs = 1 << 12;
+  int32_t max_graph_nodes = static_cast<int32_t>(GraphLimits().max_nodes);
+  int32_t max_graph_collectives = static_cast<int32_t>(GraphLimits().max_collectives);
+  int32_t max_graph_outputs = static_cast<int32_t>(GraphLimits().max_outputs);
   int64_t max_graph_bytes = kMaxClientGraphBytes;  // in memory, and on its way
   PlanLimits plan;
   // A graph that comes in more bytes is decoded, checked and planned beside the node thread.

@@ -78,10 +78,10 @@ Rank RankOn(const World& world, const Session& session, absl::Span<const DeviceI
   for (const Session::Membership& membership : session.memberships) {
     if (membership.world.get() != &world) continue;
     const auto index = static_cast<size_t>(membership.rank.value());
-    const auto own = std::find(devices.begin(), device, world.members[index].device);
-    if (rank.value() >= 0 && own == device) continue;
+    const auto own_device = std::find(devices.begin(), device, world.members[index].device);
+    if (rank.value() >= 0 && own_device == device) continue;
     rank = membership.rank;
-    device = own;
+    device = own_device;
   }
   return rank;
 }

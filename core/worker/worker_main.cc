@@ -29,8 +29,8 @@ namespace {
 void WaitForNoReaderOfLines() {
   struct stat what = {};
   if (fstat(STDERR_FILENO, &what) != 0 || S_ISREG(what.st_mode)) return;
-  const UniqueFd own(open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  if (own.valid()) dup2(own.get(), STDERR_FILENO);
+  const UniqueFd own_stderr(open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (own_stderr.valid()) dup2(own_stderr.get(), STDERR_FILENO);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ namespace {
 constexpr int kMaxNodesOfFrame = static_cast<int>(kMaxFrameBytes / 9);
 // And a bound instance in 7.
 constexpr int kMaxInstancesOfFrame = static_cast<int>(kMaxFrameBytes / 7);
+constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
 
 // Puts `field` before the text of a failure. Called on failure only: the path costs nothing else.
 absl::Status Within(absl::string_view field, const absl::Status& status) {
@@ -102,7 +103,8 @@ absl::StatusOr<CollectiveKind> KindFrom(int value) {
 }
 
 absl::StatusOr<Reduction> ReductionFrom(int value) {
-  return EnumFrom<Reduction>(value, v1::REDUCTION_UNSPECIFIED, v1::REDUCTION_BXOR, 0, "Reduction");
+  return EnumFrom<Reduction>(value, v1::REDUCTION_UNSPECIFIED, static_cast<int>(kLastReduction), 0,
+                             "Reduction");
 }
 
 absl::StatusOr<InputRole> RoleFrom(int value) {
@@ -563,7 +565,6 @@ absl::StatusOr<RefusedMember> RefusedMemberFrom(const v1::Refuse::Member& messag
 
 absl::StatusOr<Error> WhyFrom(const v1::Refuse::Why& message) {
   Error why;
-  constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
   if (message.code() < 1 || message.code() > kLastCode) {
     return Malformed(absl::StrCat("code: expected a status code from 1 to ", kLastCode, ", got ",
                                   message.code()));
@@ -1114,6 +1115,32 @@ absl::StatusOr<Command> FromProto(const v1::Command& message) {
 absl::Status ToProto(const Command& command, v1::Command* message) {
   message->set_sequence(command.sequence.value());
   return absl::visit(BodyTo{message}, command.body);
+}
+
+Error FromProto(const v1::Error& message) {
+  Error error;
+  error.id = ErrorId(message.error_id());
+  error.code = message.code() < 0 || message.code() > kLastCode
+                   ? absl::StatusCode::kUnknown
+                   : static_cast<absl::StatusCode>(message.code());
+  error.reason = ReasonFromName(message.reason());
+  error.message = message.message();
+  if (message.culprit().has_rank()) error.culprit.rank = message.culprit().rank();
+  if (message.culprit().has_pid()) error.culprit.pid = message.culprit().pid();
+  error.culprit.node = message.culprit().node();
+  error.instance = message.instance();
+  error.op = message.op();
+  error.source = message.source();
+  error.expected = message.expected();
+  error.got = message.got();
+  error.alone = message.alone();
+  for (const v1::Error::EndedEpoch& ended : message.ended()) {
+    error.ended.push_back({WorldId(ended.world()), Epoch(ended.open_epoch())});
+  }
+  for (const v1::Error::Version& version : message.ranks()) {
+    error.ranks.push_back({version.rank(), version.what(), version.source()});
+  }
+  return error;
 }
 
 void ToProto(const Error& error, v1::Error* message) {

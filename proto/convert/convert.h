@@ -62,6 +62,8 @@ absl::StatusOr<Command> FromProto(const v1::Command& message);
 // INTERNAL when a RegisterGraph's bytes are no graph.
 absl::Status ToProto(const Command& command, v1::Command* message);
 
+// A code or a reason that this build does not know is kUnknown, kUnspecified.
+Error FromProto(const v1::Error& message);
 void ToProto(const Error& error, v1::Error* message);
 
 // A proto's int64 as a non-negative number; the text names `field`.

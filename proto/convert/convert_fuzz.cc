@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   chorus::v1::RpcStatus status;
   if (status.ParseFromArray(data, length)) {
     const chorus::v1::RpcStatus packed = chorus::ToRpcStatus(chorus::FromRpcStatus(status));
-    if (packed.ByteSizeLong() > static_cast<size_t>(chorus::kMaxErrorBytes)) std::abort();
+    if (packed.ByteSizeLong() > chorus::kMaxErrorBytes) std::abort();
   }
   return 0;
 }

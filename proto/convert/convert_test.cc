@@ -408,6 +408,50 @@ TEST(ConvertTest, HostileRefusalsAreRefusedByField) {
       });
 }
 
+TEST(ConvertTest, AnErrorComesBackAsItWas) {
+  Error error(Reason::kQuota, "no room");
+  error.id = ErrorId(7);
+  error.culprit.rank = 3;
+  error.culprit.pid = 0;
+  error.culprit.node = "node";
+  error.instance = "group 1 #2";
+  error.op = "all_reduce";
+  error.source = "train.cc:42";
+  error.expected = "f32[4]";
+  error.got = "f32[5]";
+  error.alone = true;
+  error.ended.push_back({WorldId(2), Epoch(5)});
+  error.ranks.push_back({1, "all_reduce SUM f32[4]", "train.cc:42"});
+  v1::Error message;
+  ToProto(error, &message);
+  const Error back = FromProto(message);
+  EXPECT_EQ(back.id, error.id);
+  EXPECT_EQ(back.code, absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(back.reason, Reason::kQuota);
+  EXPECT_EQ(back.message, "no room");
+  EXPECT_EQ(back.culprit.rank, 3);
+  EXPECT_EQ(back.culprit.pid, 0);
+  EXPECT_EQ(back.culprit.node, "node");
+  EXPECT_EQ(back.instance, error.instance);
+  EXPECT_EQ(back.op, error.op);
+  EXPECT_EQ(back.source, error.source);
+  EXPECT_EQ(back.expected, error.expected);
+  EXPECT_EQ(back.got, error.got);
+  EXPECT_TRUE(back.alone);
+  ASSERT_EQ(back.ended.size(), 1u);
+  EXPECT_EQ(back.ended[0].world, WorldId(2));
+  EXPECT_EQ(back.ended[0].open, Epoch(5));
+  EXPECT_EQ(back.ranks, error.ranks);
+
+  EXPECT_EQ(FromProto(v1::Error()).culprit.rank, Error().culprit.rank);
+  for (const int code : {-1, 17, 1 << 20}) {
+    message.set_code(code);
+    EXPECT_EQ(FromProto(message).code, absl::StatusCode::kUnknown) << code;
+  }
+  message.set_reason("FROM_LATER");
+  EXPECT_EQ(FromProto(message).reason, Reason::kUnspecified);
+}
+
 TEST(ConvertTest, TextsOfAnErrorAreUtf8) {
   Error error;
   for (std::string* text : {&error.message, &error.culprit.node, &error.instance, &error.op,

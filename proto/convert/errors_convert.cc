@@ -178,8 +178,7 @@ v1::RpcStatus ToRpcStatus(const absl::Status& status) {
   for (;;) {
     v1::RpcStatus packed = Pack(error, limit, ranks);
     // 8 texts of 32 bytes with their keys fit; the ranks may be the rest.
-    if (packed.ByteSizeLong() <= static_cast<size_t>(kMaxErrorBytes) ||
-        (limit <= 32 && ranks == 0)) {
+    if (packed.ByteSizeLong() <= kMaxErrorBytes || (limit <= 32 && ranks == 0)) {
       return packed;
     }
     if (limit > 32) {

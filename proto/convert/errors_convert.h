@@ -13,7 +13,7 @@
 namespace chorus {
 
 // gRPC drops details that are larger than its 8 KiB of metadata; proxies are content with half.
-inline constexpr int kMaxErrorBytes = 4096;
+inline constexpr size_t kMaxErrorBytes = Error::kMaxBytes;
 // The message travels a second time beside the details, with escapes; both are in those 8 KiB.
 inline constexpr size_t kMaxTrailerBytes = 3072;
 

@@ -36,7 +36,7 @@ void Fill(const ServiceContext& service, const std::vector<node::DeviceInfo>& de
   for (int i = v1::DType_MIN + 1; i <= v1::DType_MAX; ++i) {
     if (IsSupported(static_cast<DType>(i))) to->add_dtypes(static_cast<v1::DType>(i));
   }
-  for (int i = v1::Reduction_MIN + 1; i <= v1::Reduction_MAX; ++i) {
+  for (int i = 1; i <= static_cast<int>(kLastReduction); ++i) {
     to->add_reductions(static_cast<v1::Reduction>(i));
   }
   to->add_transports(v1::TRANSPORT_UNARY);

@@ -1,9 +1,3 @@
-// First: the SDK's names hide the daemon's where both are seen, so the daemon's headers must come
-// before them.
-// clang-format off
-#include "server/daemon.h"
-// clang-format on
-
 #include "tests/conformance/daemon_cluster.h"
 
 #include <stdlib.h>
@@ -15,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/runtime/devices.h"
+#include "server/daemon.h"
 #include "tests/conformance/backends.h"
 
 namespace chorus {

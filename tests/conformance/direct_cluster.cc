@@ -1,10 +1,3 @@
-// First: the SDK's names hide the daemon's where both are seen, so the daemon's headers must come
-// before them.
-// clang-format off
-#include "client/internal/access.h"
-#include "core/node/node_loop.h"
-// clang-format on
-
 #include "tests/conformance/direct_cluster.h"
 
 #include <iostream>
@@ -13,9 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "client/internal/access.h"
 #include "client/internal/session_core.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
+#include "core/node/node_loop.h"
 #include "core/runtime/devices.h"
 #include "core/worker/worker_devices.h"
 #include "tests/conformance/backends.h"

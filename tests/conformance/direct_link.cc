@@ -1,9 +1,3 @@
-// First: the SDK's names hide the daemon's where both are seen, so the daemon's headers must come
-// before them.
-// clang-format off
-#include "core/node/node_loop.h"
-// clang-format on
-
 #include "tests/conformance/direct_link.h"
 
 #include <sys/mman.h>
@@ -19,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/base/shared_file.h"
+#include "core/node/node_loop.h"
 
 namespace chorus {
 namespace conformance {
