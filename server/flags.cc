@@ -216,6 +216,8 @@ ABSL_FLAG(int64_t, max_gang_size, chorus::server::Defaults().node.sequencer.max_
           "Collectives and results, of all ranks, of runs that can only be launched together.");
 ABSL_FLAG(int32_t, max_graph_collectives, chorus::server::Defaults().node.max_graph_collectives,
           "Collectives of one graph.");
+ABSL_FLAG(int32_t, max_graph_inputs, chorus::server::Defaults().node.max_graph_inputs,
+          "Inputs of one graph, and so of one run.");
 ABSL_FLAG(int32_t, max_graph_outputs, chorus::server::Defaults().node.max_graph_outputs,
           "Outputs of one graph, and so results of one run.");
 ABSL_FLAG(chorus::server::BytesFlag, max_graph_bytes,
@@ -320,6 +322,7 @@ DaemonOptions DaemonOptionsFromFlags() {
   CHORUS_NODE_FLAG(max_graphs, max_graphs);
   CHORUS_NODE_FLAG(max_graph_nodes, max_graph_nodes);
   CHORUS_NODE_FLAG(max_graph_collectives, max_graph_collectives);
+  CHORUS_NODE_FLAG(max_graph_inputs, max_graph_inputs);
   CHORUS_NODE_FLAG(max_graph_outputs, max_graph_outputs);
   CHORUS_NODE_FLAG(max_gang_size, sequencer.max_gang_size);
   CHORUS_NODE_FLAG(max_node_graphs, max_node_graphs);

@@ -72,6 +72,7 @@ std::map<std::string, std::string> Texts(const Flags& flags) {
   CHORUS_TEXT(node, max_node_graphs);
   CHORUS_TEXT(node, max_graph_nodes);
   CHORUS_TEXT(node, max_graph_collectives);
+  CHORUS_TEXT(node, max_graph_inputs);
   CHORUS_TEXT(node, max_graph_outputs);
   CHORUS_TEXT(node, max_graph_bytes);
   CHORUS_TEXT(node, max_pending_runs);

@@ -194,6 +194,19 @@ TEST_F(FailingTest, ManyFailInTurnsOfBoundedWork) {
   EXPECT_EQ(node_->Stats("").runs_failed, kRuns);
 }
 
+TEST_F(FailingTest, ACancelCountsTheRunsThatItLooksAt) {
+  constexpr int kSmall = 800;
+  Register(AllReduces(/*rank=*/0, /*results=*/1));
+  for (int number = 0; number < kSmall; ++number) {
+    Submit(rank(0), RunOf(number, {number, 1}, /*results=*/1));
+  }
+  while (Poll()) {
+  }
+  ForgetLargestSlice();
+  Take(rank(0), Cancel{Sequence(1)});  // nothing: it is over
+  EXPECT_GE(LargestSliceWork(), kSmall / 8);
+}
+
 // However small each of them is.
 TEST_F(FailingTest, AnEpochOfManyRunsEndsInTurnsOfBoundedWork) {
   constexpr int kSmall = 1020;  // of a rank

@@ -46,6 +46,10 @@ absl::StatusOr<Charge> NothingOf(const GraphStore::Client& client) {
 }
 
 // To take a graph or a plan apart, beside its bytes, which are small pieces.
+// Of a node: what a microsecond or two have, each for its making at a time (runtime_bench has
+// them).
+constexpr int64_t kWorkPerCheckedNode = 6;
+constexpr int64_t kWorkPerPlannedNode = 20;
 constexpr int64_t kWorkPerEnd = 16;
 constexpr int64_t kWorkPerUnload = 16;
 
@@ -98,6 +102,7 @@ void GraphsByBytes::Forget(const std::string& encoded) {
 absl::StatusOr<std::unique_ptr<LoadedPlan>> GraphStore::MakePlan(const Graph& graph,
                                                                  const PlanVariant& variant,
                                                                  int64_t bytes_to_plan) const {
+  CountWork(kWorkPerPlannedNode * static_cast<int64_t>(graph.nodes.size()));
   PlanOptions options = options_.plan;
   options.limits.max_bytes = bytes_to_plan;
   options.order = variant.order;
@@ -147,6 +152,7 @@ absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeRecord(Graph graph,
 
 absl::StatusOr<std::unique_ptr<GraphRecord>> GraphStore::MakeAt(
     const GraphRecord& record, const std::vector<int64_t>& sizes) const {
+  CountWork(kWorkPerCheckedNode * static_cast<int64_t>(record.graph.nodes.size()));
   CHORUS_ASSIGN_OR_RETURN(Graph at_sizes, Specialize(record.graph, sizes));
   CHORUS_RETURN_IF_ERROR(ValidateGraph(at_sizes, options_.limits));
   return MakeRecord(std::move(at_sizes), /*maxima=*/{}, record.bytes_to_plan);
@@ -172,7 +178,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(absl::string
   // The copy comes first: nothing is decoded while the client can still write it.
   std::string encoded(bytes);
   CHORUS_ASSIGN_OR_RETURN(Graph graph, DecodeGraph(encoded, limits));
-  CountWork(static_cast<int64_t>(graph.nodes.size()));
+  CountWork(kWorkPerCheckedNode * static_cast<int64_t>(graph.nodes.size()));
   CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, options_.limits));
   CHORUS_ASSIGN_OR_RETURN(std::vector<int64_t> maxima, CheckSymbols(graph));
   CHORUS_ASSIGN_OR_RETURN(const int64_t bytes_to_plan,

@@ -579,6 +579,40 @@ TEST(GraphStoreTest, WhatIsChargedForMakingGoesWhenTheNodeEnds) {
 }
 
 // Few bytes that take long are worked on where large graphs are.
+// Others have their turns between the sizes, or orders, that runs ask for.
+TEST(GraphStoreTest, WhatIsMadeOfASmallGraphCountsEachNode) {
+  constexpr int kNodes = 180;
+  const BudgetRef budget = Budget::OfNode(kMuch);
+  GraphStore store({}, nullptr, NothingIsLoaded);
+  const std::string encoded = OfAnySize(kNodes);
+  EXPECT_LE(encoded.size(), 4096u);
+  const auto wait = []() -> absl::StatusOr<GraphStore::OnMade> {
+    return absl::InternalError("a small graph is not waited for");
+  };
+  std::shared_ptr<GraphRecord> record;
+  const auto work_of = [](auto make) {
+    const WorkSlice slice;
+    make();
+    return SliceWork();
+  };
+  const int64_t to_register =
+      work_of([&] { record = *store.Register(encoded, ClientOf(budget), nullptr); });
+  EXPECT_GE(to_register, 20 * kNodes);
+  EXPECT_LE(to_register, kMaxSliceWork - kTurnWork);
+  const auto at_size = [&] {
+    ASSERT_TRUE(store.AtSizes(record, {7}, ClientOf(budget), {absl::OkStatus(), wait}).ok());
+  };
+  EXPECT_GE(work_of(at_size), 20 * kNodes);
+  EXPECT_LT(work_of(at_size), 20) << "it is there";
+  const auto at = *store.AtSizes(record, {7}, ClientOf(budget), {absl::OkStatus(), wait});
+  const auto in_other_order = [&] {
+    ASSERT_TRUE(
+        store.PlanOf(at, {{}, {}, OneDomain{{}, false}}, ClientOf(budget), {absl::OkStatus(), wait})
+            .ok());
+  };
+  EXPECT_GE(work_of(in_other_order), 20 * kNodes);
+}
+
 TEST(GraphStoreTest, APlanOfManyPiecesIsMadeInTheBackground) {
   Posts posts;
   const BudgetRef budget = Budget::OfNode(int64_t{1} << 30);

@@ -10,6 +10,12 @@
 #include "core/base/work.h"
 
 namespace chorus::node {
+namespace {
+
+// A kernel is made of some forty of them, which takes a microsecond or two.
+constexpr int64_t kPlanBytesOfWork = 3;
+
+}  // namespace
 
 Launcher::Launcher(Devices* devices, Background* background, std::function<void()> wake)
     : background_(background),
@@ -111,6 +117,7 @@ absl::StatusOr<bool> Launcher::LoadPlan(const std::shared_ptr<GraphRecord>& reco
     auto load = [this, bytes = &plan->plan.device_plans, missing, key = loading->key,
                  id = parts.front().first]() mutable {
       for (const size_t slot : missing) {
+        CountWork(static_cast<int64_t>((*bytes)[slot].size()) / kPlanBytesOfWork);
         executor(key[slot])->LoadPlan(id, (*bytes)[slot]);
         ++id;
       }

@@ -206,6 +206,17 @@ TEST_F(LauncherTest, OfWhatHasComeATurnsWorkIsTakenAtATimeInOrder) {
   EXPECT_FALSE(launcher_->Drain([](const CompletionMessage&) {}));
 }
 
+TEST_F(LauncherTest, ToLoadAPlanCountsItsKernels) {
+  for (const auto& record : Chains()) {
+    const WorkSlice slice;
+    ASSERT_TRUE(Load(record, 0, budget_).ok());
+    EXPECT_GE(SliceWork(), 5 * kNodes);
+    const int64_t loaded = SliceWork();
+    ASSERT_TRUE(Load(record, 0, budget_).ok());
+    EXPECT_EQ(SliceWork(), loaded) << "it is there";
+  }
+}
+
 TEST_F(LauncherTest, EachDeviceMoreThatHasAPlanIsCharged) {
   const auto record = Register(
       [](RankBuilder* b) { return b->Op("neg", {b->Input(TensorType(DType::kF32, {3}))}); });

@@ -103,6 +103,7 @@ GraphStore::Options GraphsOf(const NodeOptions& options, const Domains& domains,
   GraphStore::Options graphs;
   graphs.limits.max_nodes = options.max_graph_nodes;
   graphs.limits.max_collectives = options.max_graph_collectives;
+  graphs.limits.max_inputs = options.max_graph_inputs;
   graphs.limits.max_outputs = options.max_graph_outputs;
   graphs.limits.max_value_bytes = options.memory_limit_bytes;
   graphs.max_graph_bytes = options.max_graph_bytes;

@@ -151,6 +151,79 @@ TEST_F(NodeTest, ManyCopiesAreNotOneSlice) {
   }
 }
 
+// However small: what there is no time for comes in other turns, and all of it is there at the end.
+TEST_F(NodeTest, ManySmallCopiesAreNotOneSlice) {
+  constexpr int kCopies = 1000;
+  constexpr int64_t kRows = 3;  // of two
+  for (const bool host : {true, false}) {
+    for (const bool strided : {false, true}) {
+      SCOPED_TRACE(testing::Message() << (host ? "host" : "sim") << (strided ? ", strided" : ""));
+      ranks_.clear();
+      loop_.reset();
+      host ? Start(1) : StartOnSim(1);
+      ClientMemory memory(ranks_[0].get(), 4 * kRows * kCopies);
+      const std::vector<int64_t> strides =
+          strided ? std::vector<int64_t>{1, kRows} : std::vector<int64_t>{};
+      GraphBuilder builder(1, {});
+      std::vector<Binding> inputs;
+      std::vector<float> expected;
+      for (int i = 0; i < kCopies; ++i) {
+        const ValueIndex x = AddInput(&builder, TensorType(DType::kF32, {kRows, 2}));
+        AddOutput(&builder, AddOp(&builder, "neg", {x}));
+        inputs.push_back(memory.From(2 * kRows * i, strides).into);
+        for (int64_t j = 0; j < 2 * kRows; ++j) {
+          const auto value = static_cast<float>(10 * i + j);
+          memory.data()[2 * kRows * i + j] = value;
+          expected.push_back(-value);
+        }
+      }
+      ranks_[0]->Register(0, builder.Build());
+      auto run = DirectRank::LocalRun(0, inputs, std::vector<TensorId>(kCopies));
+      for (int i = 0; i < kCopies; ++i) {
+        run.outputs[static_cast<size_t>(i)] = memory.From(2 * kRows * (kCopies + i), strides);
+      }
+      ranks_[0]->Submit(std::move(run));
+      ASSERT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
+      EXPECT_EQ(memory.Read(2 * kRows * kCopies, 4 * kRows * kCopies), expected);
+      EXPECT_LE(ranks_[0]->Stats().largest_slice_work, kMaxSliceWork);
+      EXPECT_EQ(ranks_[0]->Stats().live_runs, 0);
+    }
+  }
+}
+
+// Each is found, bound and written by itself.
+TEST_F(NodeTest, ARunHasSoManyInputsThatComeAsBytes) {
+  for (const bool host : {true, false}) {
+    SCOPED_TRACE(host ? "host" : "sim");
+    ranks_.clear();
+    loop_.reset();
+    host ? Start(1) : StartOnSim(1);
+    for (const int inputs : {4095, 4096}) {  // and an output into client memory
+      ClientMemory memory(ranks_[0].get(), 1);
+      GraphBuilder builder(1, {});
+      for (int i = 0; i < inputs; ++i) AddInput(&builder, TensorType(DType::kF32, {}));
+      AddOutput(&builder, AddOp(&builder, "neg", {ValueIndex(inputs - 1)}));
+      ranks_[0]->Register(inputs - 4095, builder.Build());
+      std::vector<Binding> bytes;
+      for (int i = 0; i < inputs; ++i) {
+        bytes.push_back(DirectRank::Inline({static_cast<float>(i)}));
+      }
+      auto run = DirectRank::LocalRun(inputs - 4095, bytes, {{0, 1}});
+      run.outputs[0] = memory.From(0);
+      ranks_[0]->Submit(std::move(run));
+      const absl::Status outcome = ranks_[0]->LastOutcome();
+      if (inputs == 4095) {
+        EXPECT_TRUE(outcome.ok()) << outcome;
+        EXPECT_EQ(memory.Read(0, 1), std::vector<float>{-4094});
+      } else {
+        EXPECT_EQ(ErrorOf(outcome).reason, Reason::kMalformed) << outcome;
+        EXPECT_THAT(std::string(outcome.message()), testing::HasSubstr("this one has 4097"));
+      }
+    }
+    EXPECT_LE(ranks_[0]->Stats().largest_slice_work, kMaxSliceWork);
+  }
+}
+
 TEST_F(NodeTest, WhereAnOutputCannotGoTheRunIsRefusedOnAllRanks) {
   Start(2);
   ClientMemory memory(ranks_[0].get(), 1024);

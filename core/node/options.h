@@ -45,6 +45,7 @@ struct NodeOptions {
   int32_t max_pending_runs = 1024;
   int32_t max_graph_nodes = static_cast<int32_t>(GraphLimits().max_nodes);
   int32_t max_graph_collectives = static_cast<int32_t>(GraphLimits().max_collectives);
+  int32_t max_graph_inputs = static_cast<int32_t>(GraphLimits().max_inputs);
   int32_t max_graph_outputs = static_cast<int32_t>(GraphLimits().max_outputs);
   int64_t max_graph_bytes = kMaxClientGraphBytes;  // in memory, and on its way
   PlanLimits plan;

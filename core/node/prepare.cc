@@ -34,6 +34,18 @@ PlanVariant VariantOf(const RunState& run, const std::vector<int32_t>& order) {
   return {order, {run.instance_of.begin(), run.instance_of.end()}, run.one_domain};
 }
 
+// What is bound and written for each by itself.
+constexpr size_t kMaxTransfers = 4096;
+size_t TransfersOf(const Run& command) {
+  const auto inputs =
+      std::count_if(command.inputs.begin(), command.inputs.end(),
+                    [](const Binding& input) { return !absl::holds_alternative<TensorId>(input); });
+  const auto outputs = std::count_if(
+      command.outputs.begin(), command.outputs.end(),
+      [](const OutBinding& output) { return output.kind == OutBinding::Kind::kInto; });
+  return static_cast<size_t>(inputs + outputs);
+}
+
 // Few bytes of a frame may say much of this: 7 are an instance's key.
 int64_t BytesOfFrame(const Vote& vote) {
   size_t bytes = vote.bound.size() * sizeof(vote.bound[0]) +
@@ -168,6 +180,13 @@ absl::StatusOr<bool> Preparer::FindGraph(const Run& command, const GraphStore::W
     if (count.expected == count.got) continue;
     return Malformed(absl::StrCat("the graph has ", count.expected, " ", count.what,
                                   ", the run binds ", count.got));
+  }
+  const size_t transfers = TransfersOf(command);
+  if (transfers > kMaxTransfers) {
+    return Malformed(absl::StrCat(
+        "a run may have ", kMaxTransfers,
+        " inputs that come as bytes and outputs that go into client memory, this one has ",
+        transfers, "; make tensors of the others"));
   }
   if (!run->graph->maxima.empty()) {
     CHORUS_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, SizesOf(command, *run));
@@ -389,10 +408,12 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
       run->inputs[i] = std::move(cell);
     }
   }
+  CountWork(static_cast<int64_t>(command.inputs.size()) / kInputsOfWork);
   return absl::OkStatus();
 }
 
 absl::Status Preparer::BindBytes(const Run& command, RunState* run) {
+  std::shared_ptr<Storage::Moves> moves;
   for (size_t i = 0; i < command.inputs.size(); ++i) {
     if (absl::holds_alternative<TensorId>(command.inputs[i])) continue;
     const GraphInput& input = run->graph->graph.inputs[i];
@@ -408,11 +429,13 @@ absl::Status Preparer::BindBytes(const Run& command, RunState* run) {
     const RunHandle handle = run->handle;
     CHORUS_ASSIGN_OR_RETURN(
         Storage::Bound bound,
-        storage_->Bind(*run->session, command.inputs[i], input.type, device,
-                       /*stable=*/!run->plan->plan.input_may_be_staging[i],
-                       [this, handle](Storage::Arrival arrival, const absl::Status& status) {
-                         arrived_(handle, arrival, status);
-                       }));
+        storage_->Bind(
+            *run->session, command.inputs[i], input.type, device,
+            /*stable=*/!run->plan->plan.input_may_be_staging[i],
+            [this, handle](Storage::Arrival arrival, const absl::Status& status) {
+              arrived_(handle, arrival, status);
+            },
+            &moves));
     run->addresses[i] = bound.address;
     run->refs[i] = std::move(bound.buffer);
     if (bound.arrival == Storage::Arrival::kLater) ++run->blockers;
@@ -420,6 +443,7 @@ absl::Status Preparer::BindBytes(const Run& command, RunState* run) {
       run->uploads.emplace_back(static_cast<int32_t>(i), bound.upload);
     }
   }
+  storage_->MakeMoves(std::move(moves));
   return absl::OkStatus();
 }
 

@@ -198,11 +198,13 @@ struct RunState {
 };
 
 // Of the node thread, in pieces (core/base/work.h): of a run that is launched or fails, beside its
-// steps, and of each of its results.
+// steps, of each of its results, and of so many of its inputs.
 inline constexpr int64_t kWorkPerRun = 8;
 inline constexpr int64_t kWorkPerResult = 3;
+inline constexpr int64_t kInputsOfWork = 3;
 inline int64_t WorkOf(const RunState& run) {
-  return kWorkPerRun + kWorkPerResult * static_cast<int64_t>(run.outputs.size());
+  return kWorkPerRun + kWorkPerResult * static_cast<int64_t>(run.outputs.size()) +
+         static_cast<int64_t>(run.inputs.size()) / kInputsOfWork;
 }
 
 // The devices of these runs, ascending; none where one of them has two of the runs: what the runs

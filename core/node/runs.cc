@@ -19,6 +19,9 @@ constexpr int64_t kWorkPerRefusal = 128;
 // To write down that ranks differ, in the log as well.
 constexpr int64_t kWorkPerWarning = 64;
 
+// So many runs of a session are looked at.
+constexpr int64_t kRunsOfWork = 8;
+
 // So many buffers that runs had in common are let go of in one turn.
 constexpr size_t kLetGoAtOnce = 512;
 
@@ -664,26 +667,31 @@ void Runs::WriteOut(RunState* run) {
   run->phase = RunState::Phase::kWriting;
   run->gang = -1;
   run->outputs.clear();  // whatever comes of the copies, these are there
-  const Plan& plan = run->plan->plan;
   // The last one ends the run, perhaps at once: not before all have begun.
   run->writes_left = static_cast<int32_t>(run->intos.size()) + 1;
-  for (const RunState::Into& into : run->intos) {
-    const auto i = static_cast<size_t>(into.output);
-    const Plan::Output& output = plan.outputs[i];
-    if (output.bytes == 0) {
-      --run->writes_left;
-      continue;
+  storage_->InTurns([this, handle, next = size_t{0}]() mutable {
+    const RunState* const later = table_->Find(handle);
+    if (later != nullptr && next < later->intos.size()) {
+      WriteOut(*later, later->intos[next++]);
+      return true;
     }
-    const DeviceAddress address = run->addresses[static_cast<size_t>(output.buffer)] +
-                                  static_cast<DeviceAddress>(output.offset);
-    storage_->WriteOut(
-        *run->session->tenant, run->devices[static_cast<size_t>(output.device_slot)], address,
-        *run->graph->output_types[i], into.target,
-        // Another copy may fail and end the run: what this one reads stays until then.
-        [this, handle, kept = run->refs[static_cast<size_t>(output.buffer)]](
-            const absl::Status& status) { Written(handle, status); });
-  }
-  Written(handle, absl::OkStatus());
+    Written(handle, absl::OkStatus());
+    return false;
+  });
+}
+
+void Runs::WriteOut(const RunState& run, const RunState::Into& into) {
+  const RunHandle handle = run.handle;
+  const auto i = static_cast<size_t>(into.output);
+  const Plan::Output& output = run.plan->plan.outputs[i];
+  if (output.bytes == 0) return Written(handle, absl::OkStatus());
+  const DeviceAddress address =
+      run.addresses[static_cast<size_t>(output.buffer)] + static_cast<DeviceAddress>(output.offset);
+  storage_->WriteOut(*run.session->tenant, run.devices[static_cast<size_t>(output.device_slot)],
+                     address, *run.graph->output_types[i], into.target,
+                     // Another copy may fail and end the run: what this one reads stays until then.
+                     [this, handle, kept = run.refs[static_cast<size_t>(output.buffer)]](
+                         const absl::Status& status) { Written(handle, status); });
 }
 
 void Runs::Written(RunHandle handle, const absl::Status& status) {
@@ -819,6 +827,7 @@ void Runs::End(RunState* run) {
 
 void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
   RunState* target = nullptr;
+  CountWork(static_cast<int64_t>(session.runs.size()) / kRunsOfWork);
   for (RunHandle handle : session.runs) {
     RunState* const run = table_->Find(handle);
     if (run->sequence == sequence) target = run;

@@ -18,11 +18,15 @@ constexpr int64_t kBackgroundCopyWork = 6144;
 // What is put in order before others' work in the background has its turn.
 constexpr int64_t kGatheredWork = 64 * kBackgroundCopyWork;
 
+constexpr int64_t kSmallCopyWork = 64;  // to have it made by the background costs no less
+// Of the node thread, beside the bytes.
+constexpr int64_t kWorkPerBinding = 2;
+constexpr int64_t kWorkPerTransfer = 8;
+
 // Whether a copy from or to staging memory is not made by the node's thread: a large one, or one of
 // so many that this slice has done enough.
-bool IsForLater(int64_t work) {
-  constexpr int64_t kSmallWork = 64;  // to put it off costs no less
-  return work >= kBackgroundCopyWork || (work > kSmallWork && !SliceHasTime());
+bool IsForBackground(int64_t work) {
+  return work >= kBackgroundCopyWork || (work > kSmallCopyWork && !SliceHasTime());
 }
 
 absl::Status CheckInline(const InlineData& data, const TensorType& type) {
@@ -32,6 +36,42 @@ absl::Status CheckInline(const InlineData& data, const TensorType& type) {
 }
 
 }  // namespace
+
+struct Storage::Moves {
+  struct Move {
+    TensorType type;
+    std::vector<int64_t> strides;
+    std::shared_ptr<Arena> arena;
+    const char* from = nullptr;
+    int64_t work = 0;
+    BufferRef copy;  // in host memory; null: a device takes the bytes from where they stand
+    DeviceIndex device;
+    BufferRef target;  // there; null: the host's
+    OnArrived arrived;
+  };
+  // RESOURCE_EXHAUSTED: the session cannot be charged for one more.
+  static absl::Status Add(const Session& session, Move move, std::shared_ptr<Moves>* moves) {
+    if (*moves == nullptr) *moves = std::make_shared<Moves>();
+    Moves& to = **moves;
+    if (to.all.size() == to.all.capacity()) {
+      const size_t room = std::max<size_t>(16, 2 * to.all.size());
+      // Twice: what has been moved to the new room stands in the old one until then.
+      CHORUS_ASSIGN_OR_RETURN(
+          to.charge,
+          session.budget->Charge(Domain::kHost, Resource::kRunBytes,
+                                 2 * static_cast<int64_t>(room * (sizeof(Move) + kBytesPerMove))));
+      to.all.reserve(room);
+    }
+    to.all.push_back(std::move(move));
+    return absl::OkStatus();
+  }
+
+  // Dims and strides beyond those that stand in a Move itself.
+  static constexpr size_t kBytesPerMove = 128;
+  Charge charge;
+  std::vector<Move> all;
+  size_t next = 0;
+};
 
 Storage::Storage(const NodeOptions* options, BudgetRef budget, Devices* devices, Launcher* launcher,
                  Background* background, const Clock* clock, TimerQueue* timers,
@@ -264,6 +304,7 @@ void Storage::AwaitMemory(std::function<bool()> is_there, absl::Time until,
 
 absl::StatusOr<BufferRef> Storage::BindInline(const Session& session, const InlineData& data,
                                               const TensorType& type, DeviceIndex device) {
+  CountWork(kWorkPerBinding);
   CHORUS_RETURN_IF_ERROR(CheckInline(data, type));
   CHORUS_ASSIGN_OR_RETURN(BufferRef buffer,
                           Allocate(session.tenant.get(), device, type.num_bytes()));
@@ -273,8 +314,11 @@ absl::StatusOr<BufferRef> Storage::BindInline(const Session& session, const Inli
 
 absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Binding& binding,
                                              const TensorType& type, DeviceIndex device,
-                                             bool stable, OnArrived arrived) {
+                                             bool stable, OnArrived arrived,
+                                             std::shared_ptr<Moves>* moves) {
+  CountWork(kWorkPerBinding);
   const int64_t bytes = type.num_bytes();
+  const bool moves_later = moves != nullptr && !SliceHasTime();
   Bound bound;
   BufferRef copy;                  // in host memory
   std::shared_ptr<Arena> gathers;  // what is to be copied from there in the background
@@ -306,6 +350,21 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
       CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
       bound.buffer->set_state(Buffer::State::kFrozen);
       bound.address = bound.buffer->address();
+      if (moves_later) {
+        bound.arrival = Arrival::kLater;
+        CHORUS_RETURN_IF_ERROR(Moves::Add(session,
+                                          {type,
+                                           {},
+                                           std::move(arena),
+                                           source,
+                                           kWorkPerTransfer,
+                                           BufferRef(),
+                                           device,
+                                           bound.buffer,
+                                           std::move(arrived)},
+                                          moves));
+        return bound;
+      }
       bound.arrival = Arrival::kInOrder;
       bound.upload =
           Upload(device, bound.buffer, source, std::move(arena), bound.arrival, std::move(arrived));
@@ -313,7 +372,25 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
     work = extent.work;
-    if (IsForLater(work)) {
+    if (moves_later && work <= kSmallCopyWork) {
+      copy->set_state(Buffer::State::kFrozen);
+      bound.buffer = copy;
+      BufferRef target;
+      if (!host_) {
+        CHORUS_ASSIGN_OR_RETURN(target, Allocate(session.tenant.get(), device, bytes));
+        target->set_state(Buffer::State::kFrozen);
+        bound.buffer = target;
+      }
+      bound.address = bound.buffer->address();
+      bound.arrival = Arrival::kLater;
+      CHORUS_RETURN_IF_ERROR(
+          Moves::Add(session,
+                     {type, range.strides, std::move(arena), source, work + kWorkPerTransfer,
+                      std::move(copy), device, std::move(target), std::move(arrived)},
+                     moves));
+      return bound;
+    }
+    if (IsForBackground(work)) {
       CHORUS_ASSIGN_OR_RETURN(
           gathering, session.budget->Charge(Domain::kHost, Resource::kRunBytes, kBytesToCopyLater));
       gathers = std::move(arena);
@@ -343,6 +420,37 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
         Upload(device, bound.buffer, copy->host(), copy, bound.arrival, std::move(arrived));
   }
   return bound;
+}
+
+void Storage::MakeMoves(std::shared_ptr<Moves> moves) {
+  if (moves == nullptr) return;
+  // Not at once: whoever has bound them is not done.
+  launcher_->Post([this, moves = std::move(moves)] {
+    InTurns([this, moves] {
+      if (moves->next == moves->all.size()) return false;
+      Moves::Move move = std::move(moves->all[moves->next++]);
+      CountWork(move.work);
+      const char* from = move.from;
+      if (move.copy) {
+        CopyStrided(move.type, move.strides, 0, move.type.num_elements(), from, move.copy->host());
+        from = move.copy->host();
+      }
+      if (move.target) {
+        Upload(move.device, move.target, from, std::make_pair(move.arena, move.copy),
+               Arrival::kLater, std::move(move.arrived));
+      } else {
+        move.arrived(Arrival::kLater, absl::OkStatus());
+      }
+      return true;
+    });
+  });
+}
+
+void Storage::InTurns(std::function<bool()> step) {
+  while (SliceHasTime()) {
+    if (!step()) return;
+  }
+  launcher_->Post([this, step = std::move(step)]() mutable { InTurns(std::move(step)); });
 }
 
 template <typename Copy>
@@ -376,6 +484,7 @@ void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
 
 absl::StatusOr<ClientTarget> Storage::FindTarget(const Session& session, const ExternalRange& range,
                                                  const TensorType& type) const {
+  CountWork(kWorkPerBinding);
   ClientTarget target;
   CHORUS_ASSIGN_OR_RETURN(target.arena, FindStable(session, range.arena));
   CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
@@ -402,6 +511,7 @@ void Storage::WriteOut(const Tenant& tenant, DeviceIndex device, DeviceAddress a
   }
   char* const to =
       target.landing ? target.landing->host() : target.arena->writable() + target.offset;
+  CountWork(kWorkPerTransfer);
   launcher_->Download(device, to, address, bytes,
                       [this, tenant = tenant.name, type, target,
                        done = std::move(done)](const absl::Status& status) {
@@ -417,7 +527,7 @@ void Storage::Spread(const std::string& tenant, const char* from, const TensorTy
   const auto spread = [type, strides = target.strides, from, to](int64_t begin, int64_t end) {
     SpreadStrided(type, strides, begin, end, from, to);
   };
-  if (!IsForLater(target.work)) {
+  if (!IsForBackground(target.work)) {
     CountWork(target.work);
     spread(0, type.num_elements());
     return done();
@@ -430,6 +540,7 @@ void Storage::Spread(const std::string& tenant, const char* from, const TensorTy
 template <typename Keep>
 TransferId Storage::Upload(DeviceIndex device, const BufferRef& target, const char* source,
                            Keep keep, Arrival arrival, OnArrived arrived) {
+  CountWork(kWorkPerTransfer);
   return launcher_->Upload(device, target->address(), source, target->bytes(),
                            [keep = std::move(keep), target, arrival, arrived = std::move(arrived)](
                                const absl::Status& status) { arrived(arrival, status); });
@@ -481,12 +592,13 @@ void Storage::MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& t
 }
 
 void Storage::TellReaders(std::shared_ptr<std::deque<Reader>> readers, const absl::Status& status) {
-  for (; !readers->empty() && SliceHasTime(); readers->pop_front()) {
+  InTurns([readers = std::move(readers), status] {
+    if (readers->empty()) return false;
     CountWork(kWorkPerWaiter);
     readers->front().done(readers->front().cell, status);
-  }
-  if (readers->empty()) return;
-  launcher_->Post([this, readers = std::move(readers), status] { TellReaders(readers, status); });
+    readers->pop_front();
+    return true;
+  });
 }
 
 TimerQueue::Id Storage::ReadTensor(const Session& session, TensorId id, absl::Time deadline,

@@ -113,8 +113,17 @@ class Storage {
   };
   // Not called where they are there.
   using OnArrived = std::function<void(Arrival, const absl::Status&)>;
+  // Of many bindings: those moves of bytes that this slice has no time for, all kLater. Null where
+  // one is bound alone.
+  struct Moves;
   absl::StatusOr<Bound> Bind(const Session& session, const Binding& binding, const TensorType& type,
-                             DeviceIndex device, bool stable, OnArrived arrived);
+                             DeviceIndex device, bool stable, OnArrived arrived,
+                             std::shared_ptr<Moves>* moves = nullptr);
+  // Makes them in turns that come, when all is bound. Null: there are none.
+  void MakeMoves(std::shared_ptr<Moves> moves);
+  // Calls `step` until it is false: as often as this slice has time for, and then in turns that
+  // come.
+  void InTurns(std::function<bool()> step);
 
   // Where an output is to be written in client memory. INVALID_ARGUMENT: not inside the arena, or
   // elements share memory. RESOURCE_EXHAUSTED kOutOfMemory: what is on its way needs host memory.
@@ -201,7 +210,7 @@ class Storage {
     CellRef cell;  // of this range
     OnReadable done;
   };
-  // Tells them in the order in which they came, each slice as many as it has time for.
+  // Tells them in the order in which they came.
   void TellReaders(std::shared_ptr<std::deque<Reader>> readers, const absl::Status& status);
   absl::flat_hash_map<DownloadKey, std::deque<Reader>> downloads_;
   bool stopped_ = false;

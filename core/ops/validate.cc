@@ -290,6 +290,8 @@ absl::Status ValidateGraph(const Graph& graph, const GraphLimits& limits) {
   CHORUS_RETURN_IF_ERROR(
       CheckCount("number of collectives", num_collectives, 0, limits.max_collectives));
   CHORUS_RETURN_IF_ERROR(CheckCount("number of values", num_values, 0, limits.max_values));
+  CHORUS_RETURN_IF_ERROR(CheckCount("number of inputs", static_cast<int64_t>(graph.inputs.size()),
+                                    0, limits.max_inputs));
   CHORUS_RETURN_IF_ERROR(CheckCount("number of outputs", static_cast<int64_t>(graph.outputs.size()),
                                     0, limits.max_outputs));
   CHORUS_RETURN_IF_ERROR(

@@ -342,6 +342,10 @@ TEST(ValidateTest, LimitsAreTheCallers) {
   EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
             "number of collectives: expected from 0 to 3, got 4");
   limits = GraphLimits();
+  limits.max_inputs = 1;
+  EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
+            "number of inputs: expected from 0 to 1, got 3");
+  limits = GraphLimits();
   limits.max_outputs = 1;
   EXPECT_EQ(ErrorOf(ValidateGraph(Valid(), limits)).message,
             "number of outputs: expected from 0 to 1, got 2");
