@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "chorus/v1/errors.pb.h"
+#include "core/base/error.h"
 #include "grpcpp/support/status.h"
 
 namespace chorus {
