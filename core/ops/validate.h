@@ -18,7 +18,7 @@ struct GraphLimits {
   // A run votes on all of them at once.
   int64_t max_collectives = 1 << 11;
   // A run's inputs are found, counted and given to its devices, all of them at once.
-  int64_t max_inputs = 1 << 13;
+  int64_t max_inputs = 1 << 14;
   // A run's results are named, placed, published or failed, each of these for all of them at once.
   int64_t max_outputs = 1 << 12;
   int64_t max_values = 1 << 22;  // inputs and outputs of nodes together
