@@ -1203,6 +1203,26 @@ TEST(WaitsTest, SubmitsThatHaveEndedWaitNoMore) {
       Eventually([&] { return absl::IsDeadlineExceeded(client.Wait(2, absl::Milliseconds(20))); }));
 }
 
+// The same of streams: each waits for one command, and is cancelled when the log has come to that.
+TEST(WaitsTest, CommandsOfStreamsThatHaveEndedWaitNoMore) {
+  TestDaemon daemon([](DaemonOptions* options) { options->node.max_waits = 16; });
+  Pair pair(daemon);
+  const v1::Command over = pair.a.RegisterCommand(1, 1, 2);
+  for (const int64_t sequence : {2, 4}) {  // the second waits for the one before it
+    const v1::Command run = pair.a.RunCommand(sequence, 1, 1, sequence / 2 - 1, {1, 2});
+    for (int i = 0; i < 40; ++i) {
+      OpenStream open(pair.a);
+      ASSERT_TRUE(open.Send(pair.a.session, run)) << sequence << ": " << i;
+      ASSERT_TRUE(open.Send(0, over)) << sequence << ": " << i;
+      v1::CommandsResponse outcome;
+      ASSERT_TRUE(open.stream->Read(&outcome)) << sequence << ": " << i;
+      open.context.TryCancel();
+      EXPECT_FALSE(open.stream->Finish().ok());
+    }
+  }
+  EXPECT_TRUE(Eventually([&] { return pair.a.Wait(1).ok(); }));
+}
+
 // Clients that go while they wait, by deadlines far away.
 TEST(WaitsTest, WhoGoesWaitsNoMore) {
   TestDaemon daemon([](DaemonOptions* options) {

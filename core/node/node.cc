@@ -27,6 +27,7 @@
 #include "core/node/storage.h"
 #include "core/node/timers.h"
 #include "core/node/views.h"
+#include "core/node/waiters.h"
 #include "core/node/worlds.h"
 
 namespace chorus::node {
@@ -521,6 +522,7 @@ void LocalNode::WaitOutcome(SessionId id, Sequence sequence, absl::Time deadline
   if (wait != nullptr) wait->deadline = timer;
 }
 void LocalNode::Withdraw(const WaitRef& wait, absl::Time now) {
+  CountWork(kWorkPerWaiter);
   parts_->timers.Expire(wait->deadline, now);
   if (wait->forget != nullptr) wait->forget(now);
 }

@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,8 @@
 #include "chorus/v1/log.pb.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/node/node.h"
+#include "core/node/node_loop.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 #include "server/service/call.h"
@@ -154,14 +157,21 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
       MutexLock lock(&mutex_);
       posted_bytes_ += bytes;
     }
+    const auto wait = std::make_shared<node::Wait>();
+    {
+      MutexLock lock(&told_mutex_);
+      waits_.insert(wait);
+    }
     ForSessionOf(
         *service_, caller_, session_,
         [stream = self_](SessionId session, absl::Duration lease) { stream->Hold(session, lease); },
-        [stream = self_, sequence, frame = *std::move(frame)](node::LocalNode& node, absl::Time now,
-                                                              SessionId session) {
-          node.Submit(session, frame, now, [stream, sequence](node::Outcome outcome) {
+        [stream = self_, sequence, wait, frame = *std::move(frame)](
+            node::LocalNode& node, absl::Time now, SessionId session) {
+          const auto tell = [stream, sequence, wait](node::Outcome outcome) {
+            stream->WaitIsOver(wait);
             stream->PostOutcome(sequence, outcome.status);
-          });
+          };
+          node.Submit(session, frame, now, tell, wait);
         },
         [stream = self_](absl::Status status) {
           stream->service_->worker->Post(stream->caller_.tenant,
@@ -187,6 +197,11 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
       MutexLock again(&stream->mutex_);
       if (stream->read_paused_) stream->ReadMore();
     });
+  }
+
+  void WaitIsOver(const node::WaitRef& wait) {
+    MutexLock lock(&told_mutex_);
+    waits_.erase(wait);
   }
 
   // It counts from now on: the worker may be far behind. Mostly the node thread's, of which nobody
@@ -306,10 +321,27 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
       unread_.Stop();
       if (held_.value() != 0) service_->worker->Drop(held_);
     }
-    // The node may hold the stream for as long as a command of it takes.
+    WithdrawWaits();
+    // The node may have commands of it that it has not come to.
     slot_ = PeerTable::Slot();
     room_ = SharedRoom::Part();
     self_.reset();
+  }
+
+  // Nobody hears of these outcomes any more: else the node would hold the stream, which is counted
+  // no more, for as long as its commands take.
+  void WithdrawWaits() {
+    std::set<node::WaitRef> waits;
+    {
+      MutexLock lock(&told_mutex_);
+      waits.swap(waits_);
+    }
+    if (waits.empty()) return;
+    // Behind what has made them wait.
+    service_->loop->Post(caller_.tenant,
+                         [waits = std::move(waits)](node::LocalNode& node, absl::Time now) {
+                           for (const node::WaitRef& wait : waits) node.Withdraw(wait, now);
+                         });
   }
 
   const ServiceContext* const service_;
@@ -326,6 +358,8 @@ class CommandStream : public ByteStream, public std::enable_shared_from_this<Com
   std::deque<ToldOutcome> told_ ABSL_GUARDED_BY(told_mutex_);  // the worker comes to each
   int64_t unwritten_bytes_ ABSL_GUARDED_BY(told_mutex_) = 0;   // and what is to be written
   bool takes_no_more_ ABSL_GUARDED_BY(told_mutex_) = false;    // there is no room, or it has ended
+  // For each command whose outcome has not been told.
+  std::set<node::WaitRef> waits_ ABSL_GUARDED_BY(told_mutex_);
 
   // The others: gRPC is called under it.
   Mutex mutex_ ABSL_ACQUIRED_BEFORE(told_mutex_);
