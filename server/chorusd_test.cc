@@ -346,6 +346,11 @@ TEST_F(ChorusdTest, AFullLogDoesNotKeepAliveWhatCannotStart) {
   ChorusdProcess third(folder_, {Listen(), "--backend=sim", "--worker_processes", "--worker=/none"},
                        absl::nullopt, writer.get());
   EXPECT_EQ(third.Wait(), 2);
+  for (const char* flag :
+       {"--backend=abacus", "--host_devices=-3", "--max_sessions=-3", "--fault_script=x"}) {
+    ChorusdProcess refused(folder_, {Listen(), flag}, absl::nullopt, writer.get());
+    EXPECT_EQ(refused.Wait(), 2) << flag;
+  }
 }
 
 TEST_F(ChorusdTest, ALabelCannotForgeALineOfTheLog) {
@@ -445,8 +450,13 @@ TEST_F(ChorusdTest, RefusesWhatItCannotServeWithAClearText) {
               HasSubstr("at most"));
   EXPECT_THAT(Refusal({"--listen=nonsense"}), HasSubstr("HOST:PORT"));
   EXPECT_THAT(Refusal({"--listen=localhost:99999"}), HasSubstr("65535"));
-  EXPECT_THAT(Refusal({Listen(), "--host_devices=0"}), HasSubstr("host_devices"));
-  EXPECT_THAT(Refusal({Listen(), "--backend=abacus"}), HasSubstr("host, sim or cuda"));
+  EXPECT_THAT(Refusal({Listen(), "--host_devices=0"}),
+              HasSubstr("chorusd: --backend=host --host_devices=0: "));
+  EXPECT_THAT(Refusal({Listen(), "--backend=abacus"}),
+              HasSubstr("chorusd: --backend: expected host, sim or cuda, got \"abacus\"\n"));
+  EXPECT_THAT(Refusal({Listen(), "--max_sessions=-3"}),
+              HasSubstr("chorusd: --max_sessions: expected a positive number, got -3\n"));
+  EXPECT_THAT(Refusal({Listen(), "--fault_script=x"}), HasSubstr("chorusd: --fault_script: "));
   // Without a driver as well as without so many GPUs.
   EXPECT_THAT(Refusal({Listen(), "--backend=cuda", "--gpu=1000"}), HasSubstr("--backend=cuda: "));
   EXPECT_THAT(Refusal({Listen(), "--backend=host", "--worker_processes"}),

@@ -3,15 +3,13 @@
 #include <sys/types.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <iostream>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/marshalling.h"
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -19,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/optional.h"
+#include "core/base/error.h"
 #include "core/node/options.h"
 #include "core/transport/attach/protocol.h"
 #include "server/listen_address.h"
@@ -281,18 +280,21 @@ ABSL_FLAG(chorus::server::DurationFlag, idle_timeout, {chorus::server::Defaults(
 namespace chorus::server {
 namespace {
 
+// `value`; where that is not positive `refusal` says so, of the first.
 template <typename Int>
-Int Positive(const char* flag, Int value) {
-  if (value > 0) return value;
-  std::cerr << "chorusd: --" << flag << ": expected a positive number, got " << value << "\n";
-  exit(2);
+Int Positive(const char* flag, Int value, absl::Status* refusal) {
+  if (value <= 0 && refusal->ok()) {
+    *refusal = Malformed(absl::StrCat("--", flag, ": expected a positive number, got ", value));
+  }
+  return value;
 }
 // Those that are parsed here are.
-absl::Duration Positive(const char*, DurationFlag flag) { return flag.value; }
-int64_t Positive(const char*, BytesFlag flag) { return flag.value; }
+absl::Duration Positive(const char*, DurationFlag flag, absl::Status*) { return flag.value; }
+int64_t Positive(const char*, BytesFlag flag, absl::Status*) { return flag.value; }
 
-DaemonOptions DaemonOptionsFromFlags() {
+absl::StatusOr<DaemonOptions> DaemonOptionsFromFlags() {
   DaemonOptions options;
+  absl::Status refusal;
   for (const std::string& text : absl::GetFlag(FLAGS_listen).addresses) {
     options.listen.push_back(*ParseListenAddress(text));  // checked when the flag was parsed
   }
@@ -306,12 +308,14 @@ DaemonOptions DaemonOptionsFromFlags() {
   options.access.group = absl::GetFlag(FLAGS_socket_group);
   options.read_timeout = absl::GetFlag(FLAGS_read_timeout).value;
   options.download_timeout = absl::GetFlag(FLAGS_download_timeout).value;
-  options.max_connections = Positive("max_connections", absl::GetFlag(FLAGS_max_connections));
-  options.max_calls = Positive("max_calls", absl::GetFlag(FLAGS_max_calls));
-  options.max_streams = Positive("max_streams", absl::GetFlag(FLAGS_max_streams));
+  options.max_connections =
+      Positive("max_connections", absl::GetFlag(FLAGS_max_connections), &refusal);
+  options.max_calls = Positive("max_calls", absl::GetFlag(FLAGS_max_calls), &refusal);
+  options.max_streams = Positive("max_streams", absl::GetFlag(FLAGS_max_streams), &refusal);
   options.idle_timeout = absl::GetFlag(FLAGS_idle_timeout).value;
   node::NodeOptions& node = options.node;
-#define CHORUS_NODE_FLAG(flag, field) node.field = Positive(#flag, absl::GetFlag(FLAGS_##flag))
+#define CHORUS_NODE_FLAG(flag, field) \
+  node.field = Positive(#flag, absl::GetFlag(FLAGS_##flag), &refusal)
   CHORUS_NODE_FLAG(max_sessions, max_sessions);
   CHORUS_NODE_FLAG(max_worlds, max_worlds);
   CHORUS_NODE_FLAG(max_waits, max_waits);
@@ -334,7 +338,7 @@ DaemonOptions DaemonOptionsFromFlags() {
   CHORUS_NODE_FLAG(max_staging_arenas, max_staging_arenas);
   CHORUS_NODE_FLAG(max_staging_bytes, max_staging_bytes);
   CHORUS_NODE_FLAG(lease, lease);
-  node.max_lease = std::max(Positive("max_lease", absl::GetFlag(FLAGS_max_lease)), node.lease);
+  node.max_lease = std::max(absl::GetFlag(FLAGS_max_lease).value, node.lease);
   CHORUS_NODE_FLAG(detach_grace, detach_grace);
   CHORUS_NODE_FLAG(join_timeout, join_timeout);
   // A call that waits for all ranks is to hear who is missing.
@@ -346,6 +350,7 @@ DaemonOptions DaemonOptionsFromFlags() {
   CHORUS_NODE_FLAG(kill_timeout, kill_timeout);
 #undef CHORUS_NODE_FLAG
   node.share_equal_work = absl::GetFlag(FLAGS_share_equal_work);
+  CHORUS_RETURN_IF_ERROR(refusal);
   return options;
 }
 
@@ -359,9 +364,9 @@ MemoryLimit MemoryLimitFromFlags() {
 
 }  // namespace
 
-Flags ReadFlags() {
+absl::StatusOr<Flags> ReadFlags() {
   Flags flags;
-  flags.daemon = DaemonOptionsFromFlags();
+  CHORUS_ASSIGN_OR_RETURN(flags.daemon, DaemonOptionsFromFlags());
   flags.memory = MemoryLimitFromFlags();
   flags.daemon.node.memory_limit_bytes = flags.memory.bytes;
   flags.backend = absl::GetFlag(FLAGS_backend);

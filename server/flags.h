@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/daemon.h"
@@ -32,9 +33,8 @@ struct Flags {
   absl::Duration exit_timeout;
 };
 
-// As they are now. Ends the process, with a line and status 2, where a number has to be positive
-// and is not.
-Flags ReadFlags();
+// As they are now. INVALID_ARGUMENT (MALFORMED): a number has to be positive and is not.
+absl::StatusOr<Flags> ReadFlags();
 
 // Whether the flags of a file, as absl has its name, are these.
 bool IsFileOfFlags(absl::string_view file);

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -19,6 +18,8 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
@@ -59,38 +60,43 @@ void RaiseDescriptorLimit() {
   }
 }
 
-std::unique_ptr<Backend> MakeSoundBackend(const Flags& flags, ThreadPool* pool) {
+absl::StatusOr<std::unique_ptr<Backend>> MakeSoundBackend(const Flags& flags, ThreadPool* pool) {
   BackendOptions options;
   options.devices = flags.host_devices;
   options.pool = pool;
   options.make_kernel = MakeHostKernel;
   options.seed = flags.sim_seed;
   absl::StatusOr<std::unique_ptr<Backend>> backend = OpenBackend(flags.backend, options);
-  if (backend.ok()) return *std::move(backend);
-  std::cerr << "chorusd: --backend=" << flags.backend << " --host_devices=" << options.devices
-            << ": " << ErrorOf(backend.status()).message << "\n";
-  exit(2);
+  if (backend.ok()) return backend;
+  return Malformed(absl::StrCat("--backend=", flags.backend, " --host_devices=", options.devices,
+                                ": ", ErrorOf(backend.status()).message));
 }
 
-std::unique_ptr<Backend> MakeBackend(const Flags& flags, ThreadPool* pool) {
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const Flags& flags, ThreadPool* pool) {
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Backend> sound, MakeSoundBackend(flags, pool));
   absl::StatusOr<std::unique_ptr<Backend>> backend =
-      WithFaults(MakeSoundBackend(flags, pool), flags.fault_script,
+      WithFaults(std::move(sound), flags.fault_script,
                  [](const std::string& fault) { LOG(WARNING) << fault; });
-  if (!backend.ok()) {
-    std::cerr << "chorusd: --fault_script: " << backend.status().message() << "\n";
-    exit(2);
-  }
-  return *std::move(backend);
+  if (backend.ok()) return backend;
+  return Malformed(absl::StrCat("--fault_script: ", backend.status().message()));
 }
 
 bool HasWorker(const Flags& flags) { return flags.worker_processes || flags.backend == kCuda; }
 
-void CheckBackend(const std::string& name) {
+absl::Status CheckBackend(const std::string& name) {
   const absl::Span<const absl::string_view> names = BackendNames();
-  if (name == kCuda || std::find(names.begin(), names.end(), name) != names.end()) return;
-  std::cerr << "chorusd: --backend: expected " << absl::StrJoin(names, ", ") << " or " << kCuda
-            << ", got \"" << Printable(name) << "\"\n";
-  exit(2);
+  if (name == kCuda || std::find(names.begin(), names.end(), name) != names.end()) {
+    return absl::OkStatus();
+  }
+  return Malformed(absl::StrCat("--backend: expected ", absl::StrJoin(names, ", "), " or ", kCuda,
+                                ", got \"", Printable(name), "\""));
+}
+
+// What the process ends with whose flags are refused. Not to standard error, which may be a full
+// pipe: the log's end waits for that a second only.
+int Refused(const absl::Status& why) {
+  LOG(ERROR) << "chorusd: " << ErrorOf(why).message;
+  return 2;
 }
 
 std::string WorkerProgram(const std::string& given) {
@@ -147,8 +153,10 @@ int Main() {
   signal(SIGPIPE, SIG_IGN);
   InstallWatchdog();
 
-  Flags flags = ReadFlags();
   LogWriter log(STDERR_FILENO);
+  absl::StatusOr<Flags> read = ReadFlags();
+  if (!read.ok()) return Refused(read.status());
+  Flags& flags = *read;
   flags.daemon.write_line = [&log](google::LogSeverity severity, absl::string_view tenant,
                                    absl::string_view line) { log.Say(severity, tenant, line); };
   LOG(INFO) << "memory limit: " << flags.memory.bytes << " bytes: " << flags.memory.source;
@@ -161,20 +169,21 @@ int Main() {
            "for good, for nobody can tell whether they hold it";
   }
   auto pool = std::make_unique<ThreadPool>(UsableCpus());
-  CheckBackend(flags.backend);
+  const absl::Status checked = CheckBackend(flags.backend);
+  if (!checked.ok()) return Refused(checked);
   std::unique_ptr<Backend> backend;  // none: a worker has it
   std::unique_ptr<Devices> devices;
   if (HasWorker(flags)) {
     auto started = StartWorker(flags);
     if (!started.ok()) {
-      // Not to standard error, which may be a full pipe: the log's end waits for that a second
-      // only.
-      LOG(ERROR) << "--backend=" << flags.backend << ": " << ErrorOf(started.status()).message;
-      return 2;
+      return Refused(Malformed(
+          absl::StrCat("--backend=", flags.backend, ": ", ErrorOf(started.status()).message)));
     }
     devices = *std::move(started);
   } else {
-    backend = MakeBackend(flags, pool.get());
+    absl::StatusOr<std::unique_ptr<Backend>> made = MakeBackend(flags, pool.get());
+    if (!made.ok()) return Refused(made.status());
+    backend = *std::move(made);
     devices = DevicesOf(backend.get());
   }
   const DevicesInfo info = devices->info();
