@@ -6,18 +6,38 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "core/transport/attach/protocol.h"
 
 namespace chorus {
 namespace internal {
 namespace {
+
+// gRPC's other kinds of addresses, which it takes for such: at one of an abstract Unix socket it
+// would talk to whoever listens there.
+constexpr absl::string_view kSchemes[] = {"binder", "dns",  "google-c2p", "google-c2p-experimental",
+                                          "ipv4",   "ipv6", "unix",       "unix-abstract",
+                                          "vsock",  "xds"};
+
+bool IsHost(absl::string_view text) {
+  if (absl::ConsumePrefix(&text, "[")) {
+    return absl::ConsumeSuffix(&text, "]") && !text.empty() && !absl::StrContains(text, '[') &&
+           !absl::StrContains(text, ']');
+  }
+  if (text.empty() || absl::StrContains(text, ':') || absl::StrContains(text, ']')) return false;
+  return std::none_of(std::begin(kSchemes), std::end(kSchemes), [text](absl::string_view scheme) {
+    return absl::EqualsIgnoreCase(scheme, text);
+  });
+}
 
 absl::Status CheckAddress(absl::string_view address) {
   if (absl::StartsWith(address, "unix:")) return absl::OkStatus();
@@ -26,7 +46,8 @@ absl::Status CheckAddress(absl::string_view address) {
                                   "\": a path needs unix: before it (unix:", address, ")"));
   }
   const size_t colon = address.rfind(':');
-  if (colon == absl::string_view::npos || colon == 0 || colon + 1 == address.size()) {
+  if (colon == absl::string_view::npos || colon + 1 == address.size() ||
+      !IsHost(address.substr(0, colon))) {
     return Malformed(absl::StrCat("address \"", address, "\": expected unix:/PATH or HOST:PORT"));
   }
   return absl::OkStatus();

@@ -31,7 +31,7 @@ inline constexpr absl::Duration kLastLook = absl::Milliseconds(200);
 
 // Where to look, the first one first: `address`, or where that is empty $CHORUS_ADDRESS, else where
 // this user's own daemon listens unless told otherwise, then kSystemSocketPath.
-// INVALID_ARGUMENT (MALFORMED): neither unix:PATH nor HOST:PORT.
+// INVALID_ARGUMENT (MALFORMED): neither unix:PATH nor HOST:PORT (an IPv6 host in brackets).
 absl::StatusOr<std::vector<std::string>> AddressesFor(std::string address);
 
 struct FoundDaemon {

@@ -24,6 +24,7 @@ namespace chorus {
 namespace internal {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -46,6 +47,44 @@ TEST(AddressesTest, WhatIsAskedForGoesBeforeTheEnvironmentAndThatBeforeThePaths)
     EXPECT_EQ(addresses.front(), absl::StrCat("unix:", DefaultSocketPath()));
     EXPECT_EQ(addresses.back(), "unix:/run/chorus/chorusd.sock");
     EXPECT_EQ(addresses.size(), geteuid() == 0 ? 1u : 2u);
+  }
+}
+
+// gRPC has more kinds of addresses: at one of an abstract Unix socket it would look at nobody's
+// uid.
+TEST(AddressesTest, AreAPathOrAHostAndAPort) {
+  for (const char* const address :
+       {"unix:/a.sock", "unix:a.sock", "localhost:7", "127.0.0.1:65535", "[::1]:13", "node-2:http",
+        "unix-abstracts:1", "[::ffff:127.0.0.1]:1"}) {
+    EXPECT_THAT(*AddressesFor(address), ElementsAre(address));
+  }
+  for (const char* const address : {"unix-abstract:chorusd",
+                                    "unix-abstract:7",
+                                    "unix-abstract:[x]:7",
+                                    "Unix-Abstract:7",
+                                    "UNIX:7",
+                                    "dns:localhost",
+                                    "dns:7",
+                                    "dns:localhost:7",
+                                    "ipv4:127.0.0.1",
+                                    "ipv4:127.0.0.1:7",
+                                    "ipv6:[::1]:7",
+                                    "ipv6:7",
+                                    "vsock:2:7",
+                                    "vsock:7",
+                                    "::1:7",
+                                    "[::1]",
+                                    "[::1:7",
+                                    "::1]:7",
+                                    "[]:7",
+                                    "[::1]x:7",
+                                    ":7",
+                                    "host:"}) {
+    const absl::Status status = AddressesFor(address).status();
+    EXPECT_EQ(ErrorOf(status).reason, Reason::kMalformed) << address;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat("\"", address, "\"")),
+                      HasSubstr("expected unix:/PATH or HOST:PORT")));
   }
 }
 
