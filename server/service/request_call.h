@@ -6,11 +6,12 @@
 // before is not carried out. An end that its client does not take is given up
 // ServiceContext::download_timeout after the call's deadline, that of a download after it.
 //
-// Threads: gRPC's. Under its mutex it takes those of SharedRoom, ServiceWorker and PeerTable, which
-// take no other. Ownership: gRPC's, until OnDone; others share it. Errors: end the call. Of every
-// call: PERMISSION_DENIED (NOT_ATTACHED) of an unknown caller, RESOURCE_EXHAUSTED (QUOTA) where
-// there are too many, INVALID_ARGUMENT (MALFORMED) where no request comes, DEADLINE_EXCEEDED
-// (TRANSPORT_TIMEOUT) where it does not come in time, and CANCELLED.
+// Threads: gRPC's. Under its mutex it takes that of its UnreadAlarm, and under either those of
+// SharedRoom, ServiceWorker and PeerTable, or gRPC's (docs/architecture.md, Its locks). Ownership:
+// gRPC's, until OnDone; others share it. Errors: end the call. Of every call: PERMISSION_DENIED
+// (NOT_ATTACHED) of an unknown caller, RESOURCE_EXHAUSTED (QUOTA) where there are too many,
+// INVALID_ARGUMENT (MALFORMED) where no request comes, DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT) where
+// it does not come in time, and CANCELLED.
 #ifndef CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 #define CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 
