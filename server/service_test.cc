@@ -38,6 +38,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsSupersetOf;
 
 #define EXPECT_OK(expression)                    \
   do {                                           \
@@ -531,6 +532,48 @@ TEST(SessionsTest, TenantsSeeAndUseOnlyTheirOwn) {
   EXPECT_EQ(here.ListSessions()->sessions_size(), 2);
   ASSERT_EQ(there.ListSessions()->sessions_size(), 1);
   EXPECT_EQ(there.ListSessions()->sessions(0).tenant(), "loopback");
+
+  // Here a world waits for its second rank, and a command has failed.
+  RpcRank first(daemon.Connect());
+  ASSERT_OK(first.Open());
+  std::thread joins([&] { EXPECT_OK(first.Join("pair", 2, 0)); });
+  EXPECT_TRUE(Eventually([&] { return here.ListPending()->pending_size() == 1; }));
+  EXPECT_EQ(there.ListPending()->pending_size(), 0);
+  v1::DescribeWorldsRequest describe;
+  v1::DescribeWorldsResponse worlds;
+  EXPECT_OK(Ask(*here.worlds, &v1::Worlds::Stub::Describe, describe, &worlds));
+  EXPECT_EQ(worlds.worlds_size(), 1);
+  describe.set_world(worlds.worlds_size() == 1 ? worlds.worlds(0).world() : 0);
+  EXPECT_OK(Ask(*here.worlds, &v1::Worlds::Stub::Describe, describe, &worlds));
+  EXPECT_EQ(worlds.worlds_size(), 1);
+  ExpectError(Ask(*there.worlds, &v1::Worlds::Stub::Describe, describe, &worlds),
+              absl::StatusCode::kNotFound, Reason::kUnknownName);
+  describe.clear_world();
+  EXPECT_OK(Ask(*there.worlds, &v1::Worlds::Stub::Describe, describe, &worlds));
+  EXPECT_EQ(worlds.worlds_size(), 0);
+  const absl::Status failed = here.Submit(here.RunCommand(1, 7, 1, 0, {1, 2}));
+  ExpectError(failed, absl::StatusCode::kNotFound, Reason::kUnknownName);
+  v1::GetErrorRequest get_error;
+  get_error.set_error_id(ErrorOf(failed).id.value());
+  v1::GetErrorResponse error;
+  EXPECT_OK(Ask(*here.diagnostics, &v1::Diagnostics::Stub::GetError, get_error, &error));
+  EXPECT_EQ(error.error().reason(), "UNKNOWN_NAME");
+  ExpectError(Ask(*there.diagnostics, &v1::Diagnostics::Stub::GetError, get_error, &error),
+              absl::StatusCode::kNotFound, Reason::kUnknownName);
+  const auto sessions_of_events = [](RpcRank& rank) {
+    v1::ListFlightEventsRequest list;
+    list.set_limit(1000);
+    v1::ListFlightEventsResponse events;
+    EXPECT_OK(Ask(*rank.diagnostics, &v1::Diagnostics::Stub::ListFlightEvents, list, &events));
+    std::set<int64_t> sessions;
+    for (const auto& event : events.events()) sessions.insert(event.session());
+    return sessions;
+  };
+  EXPECT_THAT(sessions_of_events(there), ElementsAre(there.session));
+  EXPECT_THAT(sessions_of_events(here), IsSupersetOf({here.session, there.session}));
+  EXPECT_OK(here.Join("pair", 2, 1));
+  joins.join();
+
   there.session = here.session;
   ExpectError(there.Renew(), absl::StatusCode::kNotFound, Reason::kSessionLost);
   ExpectError(there.Close(), absl::StatusCode::kNotFound, Reason::kSessionLost);
