@@ -37,6 +37,7 @@
 #include "server/lock_file.h"
 #include "server/own_memory.h"
 #include "server/peers.h"
+#include "server/service/alarms.h"
 #include "server/service/context.h"
 #include "server/service/farewell.h"
 #include "server/service/graphs_service.h"
@@ -144,6 +145,7 @@ struct Daemon::Impl {
         loop(ForDaemon(options.node, &tenant_log), std::move(devices)) {
     context.loop = &loop;
     context.worker = &worker;
+    context.alarms = &alarms;
     context.farewell = &farewell;
     context.peers = &peers;
     context.log = &tenant_log;
@@ -161,7 +163,10 @@ struct Daemon::Impl {
     context.max_graphs = options.node.max_graphs;
   }
 
-  ~Impl() { worker.Stop(); }
+  ~Impl() {
+    alarms.Stop();
+    worker.Stop();
+  }
 
   absl::Status Listen();
   absl::Status Serve();
@@ -182,6 +187,7 @@ struct Daemon::Impl {
   std::vector<ListenAddress> addresses;
 
   ServiceContext context;
+  Alarms alarms;  // calls cancel theirs when they end, whoever has them last
   TenantLog tenant_log;
   Room parsing{kMaxParsedBytes};
   SharedRoom answers{options.answer_bytes, "bytes of answers that have not been read"};

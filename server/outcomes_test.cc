@@ -32,6 +32,7 @@
 #include "server/call_guard.h"
 #include "server/own_memory.h"
 #include "server/peers.h"
+#include "server/service/alarms.h"
 #include "server/service/context.h"
 #include "server/service/farewell.h"
 #include "server/service/log_service.h"
@@ -56,6 +57,7 @@ class OutcomesTest : public ::testing::Test {
     EXPECT_TRUE(listener.ok()) << listener.status();
     context_.loop = &loop_;
     context_.worker = &worker_;
+    context_.alarms = &alarms_;
     context_.peers = &peers_;
     context_.farewell = &farewell_;
     context_.parsing = &parsing_;
@@ -174,6 +176,7 @@ class OutcomesTest : public ::testing::Test {
   CallTurns answering_{8};
   PeerTable peers_{geteuid(), /*max_connections=*/8, {16, 16, 16}};
   Farewell farewell_;
+  Alarms alarms_;
   ServiceWorker worker_{[](const std::vector<SessionId>&) {}, absl::Hours(1)};
   node::NodeLoop loop_{Options(), DevicesOf(daemon_.backend())};
   std::unique_ptr<grpc::Service> log_;

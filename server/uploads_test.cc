@@ -24,6 +24,7 @@
 #include "server/call_guard.h"
 #include "server/own_memory.h"
 #include "server/peers.h"
+#include "server/service/alarms.h"
 #include "server/service/call_turns.h"
 #include "server/service/context.h"
 #include "server/service/room.h"
@@ -44,6 +45,7 @@ class UploadsTest : public ::testing::Test {
     reads_ = std::make_unique<CallTurns>(reads_of_one_connection, reads);
     context_.loop = &loop_;
     context_.worker = &worker_;
+    context_.alarms = &alarms_;
     context_.peers = &peers_;
     context_.parsing = &parsing_;
     context_.reads = reads_.get();
@@ -98,6 +100,7 @@ class UploadsTest : public ::testing::Test {
   std::unique_ptr<CallTurns> reads_;
   CallTurns answering_{8};
   PeerTable peers_{geteuid(), /*max_connections=*/16, {128, 128, 128}};
+  Alarms alarms_;
   ServiceWorker worker_{[](const std::vector<SessionId>&) {}, absl::Hours(1)};
   node::NodeLoop loop_{node::NodeOptions(), DevicesOf(daemon_.backend())};
   ServiceContext context_;

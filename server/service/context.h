@@ -15,6 +15,7 @@
 #include "core/node/node_loop.h"
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
+#include "server/service/alarms.h"
 #include "server/service/call_turns.h"
 #include "server/service/farewell.h"
 #include "server/service/room.h"
@@ -30,6 +31,7 @@ inline constexpr int64_t kMaxIncarnation = (int64_t{1} << (63 - node::kSessionId
 struct ServiceContext {
   node::NodeLoop* loop = nullptr;
   ServiceWorker* worker = nullptr;
+  Alarms* alarms = nullptr;
   PeerTable* peers = nullptr;
   Farewell* farewell = nullptr;
   TenantLog* log = nullptr;

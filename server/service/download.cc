@@ -12,9 +12,9 @@
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "grpc/grpc.h"
-#include "grpcpp/alarm.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
+#include "server/service/alarms.h"
 #include "server/service/call.h"
 #include "server/service/parsed.h"
 
@@ -105,16 +105,15 @@ class Download : public RequestCall {
     part_begin_ = offset_ - size;
     part_bytes_ = size;
     part_due_ = std::min(deadline(), SteadyNow() + service_->download_timeout);
-    if (alarm_ == nullptr) WatchLocked();
+    if (alarm_.serial == 0) WatchLocked();
     StartWrite(&part_);
   }
 
   // One alarm looks after all parts: it fires when the one that was on its way would be late.
   void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    alarm_ = std::make_unique<grpc::Alarm>();
-    alarm_->Set(absl::ToChronoTime(WallTime(part_due_)), [weak = weak_from_this()](bool fired) {
+    alarm_ = service_->alarms->Set(part_due_, [weak = weak_from_this()] {
       const auto download = std::static_pointer_cast<Download>(weak.lock());
-      if (fired && download != nullptr) download->Look();
+      if (download != nullptr) download->Look();
     });
   }
 
@@ -156,7 +155,7 @@ class Download : public RequestCall {
     if (!MayEnd()) return;
     {
       MutexLock lock(&mutex_);
-      if (alarm_ != nullptr) GiveUpLocked();
+      if (alarm_.serial != 0) GiveUpLocked();
     }
     Finish(ToGrpc(status));
   }
@@ -165,7 +164,7 @@ class Download : public RequestCall {
 
   void Forget() override {
     MutexLock lock(&mutex_);
-    if (alarm_ != nullptr) alarm_->Cancel();
+    service_->alarms->Cancel(alarm_);
   }
 
   node::DownloadRequest asked_;  // constant once it waits
@@ -179,7 +178,7 @@ class Download : public RequestCall {
   int64_t part_begin_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t part_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time part_due_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+  Alarms::Id alarm_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

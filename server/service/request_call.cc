@@ -4,7 +4,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
@@ -15,11 +14,12 @@ namespace chorus::server {
 
 void RequestCall::ReadRequest() {
   self_ = shared_from_this();
-  deadline_alarm_.Set(absl::ToChronoTime(WallTime(deadline_)),
-                      [weak = weak_from_this()](bool fired) {
-                        const auto call = weak.lock();
-                        if (fired && call != nullptr) call->DeadlineHasCome();
-                      });
+  {
+    MutexLock lock(&mutex_);
+    deadline_alarm_ = service_->alarms->Set(deadline_, [weak = weak_from_this()] {
+      if (const auto call = weak.lock()) call->DeadlineHasCome();
+    });
+  }
   absl::StatusOr<PeerTable::Admitted> admitted = service_->peers->Admit(context_->peer());
   if (!admitted.ok()) return End(admitted.status());
   caller_ = std::move(admitted->caller);
@@ -41,11 +41,10 @@ void RequestCall::StartReading(CallTurns::Turn turn) {
   MutexLock lock(&mutex_);
   if (ended_) return;
   turn_ = std::move(turn);
-  read_alarm_.Set(absl::ToChronoTime(absl::Now() + service_->read_timeout),
-                  [weak = weak_from_this()](bool fired) {
-                    const auto call = weak.lock();
-                    if (fired && call != nullptr) call->ReadLate();
-                  });
+  read_alarm_ =
+      service_->alarms->Set(SteadyNow() + service_->read_timeout, [weak = weak_from_this()] {
+        if (const auto call = weak.lock()) call->ReadLate();
+      });
   StartRead(&request_);
 }
 
@@ -83,12 +82,12 @@ void RequestCall::CanBeSpared() {
 }
 
 void RequestCall::OnReadDone(bool ok) {
-  read_alarm_.Cancel();
   bool take = false;
   {
     MutexLock lock(&mutex_);
     is_read_ = true;
     take = ok && !ended_;
+    service_->alarms->Cancel(read_alarm_);
   }
   if (take) HaveRequest(&request_);
   if (!ok) End(Malformed("expected a request, got none"));
@@ -148,8 +147,6 @@ void RequestCall::Hold(SessionId session, absl::Duration lease) {
 void RequestCall::OnCancel() { End(MakeError(Reason::kCancelled, "the caller has cancelled")); }
 
 void RequestCall::OnDone() {
-  read_alarm_.Cancel();
-  deadline_alarm_.Cancel();
   // They end when the mutex is free.
   PeerTable::Slot slot;
   CallTurns::Turn turn;
@@ -161,6 +158,8 @@ void RequestCall::OnDone() {
     MutexLock lock(&mutex_);
     done_ = true;
     wait_over = wait_over_;
+    service_->alarms->Cancel(read_alarm_);
+    service_->alarms->Cancel(deadline_alarm_);
     unread_.Stop();
     if (held_.value() != 0) service_->worker->Drop(held_);
     slot = std::move(slot_);

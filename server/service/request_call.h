@@ -7,11 +7,11 @@
 // ServiceContext::download_timeout after the call's deadline, that of a download after it.
 //
 // Threads: gRPC's. Under its mutex it takes that of its UnreadAlarm, and under either those of
-// SharedRoom, ServiceWorker and PeerTable, or gRPC's (docs/architecture.md, Its locks). Ownership:
-// gRPC's, until OnDone; others share it. Errors: end the call. Of every call: PERMISSION_DENIED
-// (NOT_ATTACHED) of an unknown caller, RESOURCE_EXHAUSTED (QUOTA) where there are too many,
-// INVALID_ARGUMENT (MALFORMED) where no request comes, DEADLINE_EXCEEDED (TRANSPORT_TIMEOUT) where
-// it does not come in time, and CANCELLED.
+// SharedRoom, ServiceWorker, Alarms and PeerTable, or gRPC's (docs/architecture.md, Its locks).
+// Ownership: gRPC's, until OnDone; others share it. Errors: end the call. Of every call:
+// PERMISSION_DENIED (NOT_ATTACHED) of an unknown caller, RESOURCE_EXHAUSTED (QUOTA) where there are
+// too many, INVALID_ARGUMENT (MALFORMED) where no request comes, DEADLINE_EXCEEDED
+// (TRANSPORT_TIMEOUT) where it does not come in time, and CANCELLED.
 #ifndef CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 #define CHORUS_SERVER_SERVICE_REQUEST_CALL_H_
 
@@ -29,10 +29,10 @@
 #include "core/base/mutex.h"
 #include "core/node/node.h"
 #include "core/node/node_loop.h"
-#include "grpcpp/alarm.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
+#include "server/service/alarms.h"
 #include "server/service/call_turns.h"
 #include "server/service/context.h"
 #include "server/service/unread_alarm.h"
@@ -135,8 +135,8 @@ class RequestCall : public ByteStream, public std::enable_shared_from_this<Reque
   int64_t in_answer_line_ ABSL_GUARDED_BY(mutex_) = 0;
   CallTurns::Turn answer_turn_ ABSL_GUARDED_BY(mutex_);
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;  // or never will be
-  grpc::Alarm read_alarm_;
-  grpc::Alarm deadline_alarm_;
+  Alarms::Id read_alarm_ ABSL_GUARDED_BY(mutex_);
+  Alarms::Id deadline_alarm_ ABSL_GUARDED_BY(mutex_);
   UnreadAlarm unread_ ABSL_GUARDED_BY(mutex_);
   SessionId held_ ABSL_GUARDED_BY(mutex_);  // 0: none
   node::WaitRef wait_;                      // null: none

@@ -19,6 +19,7 @@
 #include "core/runtime/devices.h"
 #include "grpcpp/server_context.h"
 #include "gtest/gtest.h"
+#include "server/service/alarms.h"
 #include "server/service/call_turns.h"
 #include "server/service/worker.h"
 #include "server/testing/test_daemon.h"
@@ -81,6 +82,7 @@ class RequestCallTest : public ::testing::Test {
     service_.reads = &reads_;
     service_.answering = &answering_;
     service_.worker = &worker_;
+    service_.alarms = &alarms_;
     service_.max_wait = absl::Minutes(10);
     service_.read_timeout = absl::Minutes(10);
     service_.download_timeout = absl::Minutes(10);
@@ -94,6 +96,7 @@ class RequestCallTest : public ::testing::Test {
 
   CallTurns reads_{1};
   CallTurns answering_{2};
+  Alarms alarms_;
   ServiceWorker worker_{[](const std::vector<SessionId>&) {}, absl::Hours(1)};
   ServiceContext service_;
   const std::shared_ptr<Call> call_ = std::make_shared<Call>(&service_);

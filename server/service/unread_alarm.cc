@@ -1,12 +1,11 @@
 #include "server/service/unread_alarm.h"
 
 #include "absl/base/thread_annotations.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "absl/types/optional.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
-#include "grpcpp/alarm.h"
 #include "server/peers.h"
+#include "server/service/alarms.h"
 
 namespace chorus::server {
 
@@ -17,13 +16,10 @@ struct UnreadAlarm::Call : std::enable_shared_from_this<Call> {
         connection(PeerTable::ConnectionIdOf(context->peer())) {}
 
   void Set() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    // One that has fired is not set again.
-    alarm = std::make_unique<grpc::Alarm>();
-    alarm->Set(absl::ToChronoTime(absl::Now() + service->download_timeout),
-               [weak = weak_from_this()](bool fired) {
-                 const auto call = weak.lock();
-                 if (fired && call != nullptr) call->GiveUp();
-               });
+    alarm =
+        service->alarms->Set(SteadyNow() + service->download_timeout, [weak = weak_from_this()] {
+          if (const auto call = weak.lock()) call->GiveUp();
+        });
   }
 
   void GiveUp() {
@@ -44,7 +40,7 @@ struct UnreadAlarm::Call : std::enable_shared_from_this<Call> {
   Mutex mutex;
   bool done ABSL_GUARDED_BY(mutex) = false;
   bool ran ABSL_GUARDED_BY(mutex) = false;  // its process, when it was last looked at
-  std::unique_ptr<grpc::Alarm> alarm ABSL_GUARDED_BY(mutex);
+  Alarms::Id alarm ABSL_GUARDED_BY(mutex);
 };
 
 void UnreadAlarm::Start(const ServiceContext* service, grpc::CallbackServerContext* context) {
@@ -58,7 +54,7 @@ void UnreadAlarm::Stop() {
   if (call_ == nullptr) return;
   MutexLock lock(&call_->mutex);
   call_->done = true;
-  call_->alarm->Cancel();
+  call_->service->alarms->Cancel(call_->alarm);
 }
 
 }  // namespace chorus::server

@@ -5,7 +5,7 @@
 // one that is cancelled: so where it has not as long again after that, the call's connection is
 // ended. That of a process that is stopped stays: it has the whole time to read when it goes on.
 //
-// Threads: one at a time; what is given up on the alarm's own. Ownership: its owner's, for one
+// Threads: one at a time; what is given up on that of Alarms. Ownership: its owner's, for one
 // call. Errors: none.
 #ifndef CHORUS_SERVER_SERVICE_UNREAD_ALARM_H_
 #define CHORUS_SERVER_SERVICE_UNREAD_ALARM_H_
