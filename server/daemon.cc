@@ -15,11 +15,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/types/optional.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/ids.h"
 #include "core/base/unique_fd.h"
 #include "core/node/node_loop.h"
+#include "core/runtime/memory_guard.h"
 #include "core/transport/attach/protocol.h"
 #include "glog/logging.h"
 #include "grpc/grpc.h"
@@ -33,6 +35,7 @@
 #include "server/admin/diagnostics_service.h"
 #include "server/attach/attach_server.h"
 #include "server/call_guard.h"
+#include "server/cgroups.h"
 #include "server/grpc_defaults.h"
 #include "server/lock_file.h"
 #include "server/own_memory.h"
@@ -95,11 +98,39 @@ absl::Status CheckDirectory(const std::string& path, uid_t uid) {
   return absl::OkStatus();
 }
 
-node::NodeOptions ForDaemon(node::NodeOptions options, TenantLog* log) {
+// Null: nobody could tell the daemon's memory from others'. Says which in the log.
+std::unique_ptr<MemoryGuard> MakeMemoryGuard(const DaemonOptions& options) {
+  const auto off = [](absl::string_view why) {
+    LOG(INFO) << "memory guard: off: " << why;
+    return nullptr;
+  };
+  if (!options.guards_memory) return off("these devices have host memory that is in no account");
+  const absl::optional<ProcessCgroup> cgroup = ProcessCgroup::Find();
+  if (!cgroup.has_value()) return off("no cgroup tells how much memory this process has");
+  const std::string others = cgroup->Others();
+  if (!others.empty()) {
+    return off(absl::StrCat("the cgroup ", cgroup->folder(), " has ", others, " as well"));
+  }
+  const int64_t own_bytes = OwnBytes(options.max_connections, options.max_calls,
+                                     options.max_streams, options.node.max_sessions);
+  const int64_t most_bytes = GuardedBytes(options.node.memory_limit_bytes, own_bytes);
+  LOG(INFO) << "memory guard: on: no arena is made for which " << cgroup->folder()
+            << " would have more than " << most_bytes << " bytes";
+  MemoryGuard::Cgroup reads;
+  reads.usage = [cgroup = *cgroup] { return cgroup.UsageBytes(); };
+  reads.fixed = [cgroup = *cgroup]() -> absl::optional<int64_t> {
+    if (!cgroup.Others().empty()) return absl::nullopt;
+    return cgroup.FixedBytes();
+  };
+  return std::make_unique<MemoryGuard>(most_bytes, std::move(reads));
+}
+
+node::NodeOptions ForDaemon(node::NodeOptions options, TenantLog* log, MemoryGuard* guard) {
   // What is neither a connection's nor a client's: listeners, threads' wake-ups, files.
   constexpr int64_t kOwnDescriptors = 128;
   options.max_descriptors = std::min(
       options.max_descriptors, std::max<int64_t>(DescriptorLimit() / 2 - kOwnDescriptors, 64));
+  options.memory_guard = guard;
   if (options.log_failure == nullptr) {
     options.log_failure = [log](absl::string_view tenant, absl::string_view line) {
       log->Say(google::GLOG_WARNING, tenant, line);
@@ -142,7 +173,8 @@ struct Daemon::Impl {
         worker([this](std::vector<SessionId> sessions) { Renew(std::move(sessions)); },
                kRenewPeriod),
         backend(devices->info().backend),
-        loop(ForDaemon(options.node, &tenant_log), std::move(devices)) {
+        memory_guard(MakeMemoryGuard(options)),
+        loop(ForDaemon(options.node, &tenant_log, memory_guard.get()), std::move(devices)) {
     context.loop = &loop;
     context.worker = &worker;
     context.alarms = &alarms;
@@ -200,7 +232,8 @@ struct Daemon::Impl {
   // Stopped before the loop ends. A session that is opened by a node thread which was late for that
   // is still bound, or not.
   std::unique_ptr<AttachServer> attach;
-  const std::string backend;  // its name
+  const std::string backend;                        // its name
+  const std::unique_ptr<MemoryGuard> memory_guard;  // null: none
   node::NodeLoop loop;
   std::vector<std::unique_ptr<grpc::Service>> services;
   MovedMethods moved_methods{&context};

@@ -49,6 +49,9 @@ struct DaemonOptions {
   // to what is asked of it by then is passed by), and with clients, to take the last errors.
   absl::Duration drain_patience = absl::Seconds(5);
   absl::Duration farewell_patience = absl::Milliseconds(500);
+  // Refuses arenas where the daemon's cgroup, if that is its own, has more than all accounts may
+  // (core/runtime/memory_guard.h). Not for devices that have host memory which is in no account.
+  bool guards_memory = true;
   // Writes the lines that clients cause; null: glog does.
   TenantLog::Write write_line;
   // Whose processes may write without attaching.

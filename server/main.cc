@@ -186,6 +186,8 @@ int Main() {
     backend = *std::move(made);
     devices = DevicesOf(backend.get());
   }
+  // What the GPU's driver keeps in the host's memory nobody is charged for.
+  flags.daemon.guards_memory = flags.backend != kCuda;
   const DevicesInfo info = devices->info();
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(flags.daemon, std::move(devices));
   if (!daemon.ok()) {

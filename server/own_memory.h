@@ -126,6 +126,16 @@ constexpr int64_t OwnBytes(int64_t connections, int64_t calls, int64_t streams, 
          sessions * kSessionOwnBytes;
 }
 
+// Up to which the daemon's cgroup may have memory where arenas are made
+// (core/runtime/memory_guard.h), with a memory limit of `limit` and OwnBytes() of `own`. Half of
+// what is the daemon's own is left for what comes beside arenas from then on: it has seldom more
+// than a fraction of the other half, which would have to be full, and the limit as well, for the
+// guard to refuse what accounts have room for. A 128th of the limit is for what the kernel needs to
+// find pages: 18 bytes of 4 KiB where they are mapped once, 26 where twice.
+constexpr int64_t GuardedBytes(int64_t limit, int64_t own) {
+  return limit > INT64_MAX / 2 ? INT64_MAX : limit + limit / 128 + own / 2;
+}
+
 }  // namespace chorus::server
 
 #endif  // CHORUS_SERVER_OWN_MEMORY_H_

@@ -19,6 +19,11 @@ UniqueFd OpenAgain(int fd, int flags);
 // Whether anybody but `fd`, which OpenAgain() has made for writing, has the file: a descriptor of
 // another opener is open somewhere, or the file mapped by one. What the process has mapped by `fd`
 // does not count. Where the kernel does not say, for it gives no lease: true.
+//
+// It cannot know of pages that somebody has put into a pipe or into a socket's queue (splice,
+// sendfile): no opener has those, so it is false, and when the file is gone they stay, some 200 KiB
+// a socket, until they are read or the socket goes. What a whole process has of such no account
+// tells (core/runtime/memory_guard.h).
 bool IsHeldByOthers(int fd);
 
 // Of a memfd that the caller has mapped for writing: from now on nobody can map it so, write to it

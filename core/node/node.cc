@@ -150,7 +150,7 @@ LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Device
                [node](const std::shared_ptr<Session>& session, const std::string& how,
                       absl::Time now) { node->EndSession(session, how, now); }),
       rings(
-          options.max_tensors, storage.held(),
+          &options, storage.held(),
           [this](const std::shared_ptr<Session>& session, absl::string_view frame, absl::Time now) {
             return commands.Take(session, frame, now, nullptr).status();
           },

@@ -1,4 +1,5 @@
 // What the node charges to a session that makes it hold something, and where it stops.
+#include <atomic>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "core/node/world.h"
 #include "core/ops/graph_builder.h"
 #include "core/runtime/devices.h"
+#include "core/runtime/memory_guard.h"
 #include "core/transport/command.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -345,6 +347,50 @@ TEST_F(NodeTest, MemoryIsBackWhenSessionsAre) {
   while (stats.memory_used_bytes > 0 && absl::Now() < deadline) stats = ranks_[0]->Stats();
   EXPECT_EQ(stats.memory_used_bytes, 0);
   EXPECT_EQ(stats.runs_published, 2);
+}
+
+// It has put pages where no account has them, such as into sockets.
+TEST_F(NodeTest, WhatIsInNoAccountRefusesArenasAndSessionsMemoryAndOthersGoOn) {
+  constexpr int64_t kMost = int64_t{256} << 20;
+  std::atomic<int64_t> had_bytes{0};
+  const MemoryGuard::Read read = [&had_bytes] { return had_bytes.load(); };
+  MemoryGuard guard(kMost, {read, read});
+  NodeOptions options;
+  options.memory_guard = &guard;
+  Start(2, options);
+  const auto run = [this](uint32_t generation) {
+    for (int r = 0; r < 2; ++r) {
+      ranks_[r]->RunInline(0, {1.0f + static_cast<float>(r), 2}, {1, generation});
+    }
+    for (auto& rank : ranks_) {
+      EXPECT_TRUE(rank->LastOutcome().ok()) << rank->LastOutcome();
+      Release release;
+      release.tensors = {{1, generation}};
+      rank->Submit(release);
+    }
+  };
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {2}), "a.cc:1"));
+  }
+  run(1);
+  had_bytes = kMost;
+  const auto staging = ranks_[0]->CreateStaging(MemoryGuard::kBytesALook + 1);
+  EXPECT_EQ(ErrorOf(staging.status()).reason, Reason::kOutOfMemory);
+  EXPECT_THAT(ErrorOf(staging.status()).message, testing::HasSubstr("in no account"));
+  const auto attached = ranks_[1]->Call<absl::Status>([&](LocalNode& node, absl::Time, auto* done) {
+    done->Set(node.AttachMemory(ranks_[1]->session()).status());
+  });
+  EXPECT_EQ(ErrorOf(attached).reason, Reason::kOutOfMemory);
+  for (uint32_t generation = 2; generation < 13; ++generation) run(generation);
+  // Whoever kept them has gone.
+  had_bytes = 0;
+  absl::Status again = attached;
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (!again.ok() && absl::Now() < deadline) {  // a refusal counts for a while
+    again = ranks_[0]->CreateStaging(MemoryGuard::kBytesALook + 1).status();
+  }
+  EXPECT_TRUE(again.ok()) << again;
+  loop_.reset();
 }
 
 // One rank whose session holds two devices, the first of which it joined with.

@@ -15,6 +15,10 @@
 #include "core/ops/validate.h"
 #include "core/runtime/plan/plan_options.h"
 
+namespace chorus {
+class MemoryGuard;
+}  // namespace chorus
+
 namespace chorus::node {
 
 // About a hundred nodes, half a millisecond.
@@ -72,6 +76,10 @@ struct NodeOptions {
     max_inline_graph_bytes = 0;
     fail_work = -1;
   }
+
+  // Looks whether the kernel may be asked for more memory that clients map
+  // (core/runtime/memory_guard.h); outlives the node. Null: what fits into the limit is asked for.
+  MemoryGuard* memory_guard = nullptr;
 
   // Takes one line for each failure of a tenant's (records.h, FailureLine); empty: none is written.
   std::function<void(absl::string_view tenant, absl::string_view line)> log_failure;

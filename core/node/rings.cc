@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/shared_file.h"
 #include "core/base/work.h"
+#include "core/runtime/memory_guard.h"
 
 namespace chorus::node {
 namespace {
@@ -35,8 +36,8 @@ std::string EndedFor(const absl::Status& malformed) {
 
 }  // namespace
 
-Rings::Rings(int32_t max_tensors, HeldFiles* held, Take take, End end)
-    : max_tensors_(max_tensors),
+Rings::Rings(const NodeOptions* options, HeldFiles* held, Take take, End end)
+    : options_(options),
       held_(held),
       take_(std::move(take)),
       end_(std::move(end)),
@@ -46,13 +47,18 @@ Rings::Rings(int32_t max_tensors, HeldFiles* held, Take take, End end)
 absl::StatusOr<SessionDescriptors> Rings::Attach(const std::shared_ptr<Session>& session) {
   if (session->memory == nullptr) {
     SessionMemoryOptions layout;
-    layout.tensor_slots = static_cast<uint32_t>(max_tensors_);
+    layout.tensor_slots = static_cast<uint32_t>(options_->max_tensors);
     CHORUS_ASSIGN_OR_RETURN(
         Charge bytes,
         session->budget->Charge(Domain::kHost, Resource::kSessionBytes,
                                 static_cast<int64_t>(SessionMemory::TotalBytes(layout))));
     CHORUS_ASSIGN_OR_RETURN(  // its file, the client's descriptor of it, its wake-up
         Charge descriptors, session->budget->Charge(Domain::kHost, Resource::kDescriptors, 3));
+    if (options_->memory_guard != nullptr) {
+      const int64_t others_bytes = session->budget->charged_in_all() - bytes.amount();
+      CHORUS_RETURN_IF_ERROR(
+          options_->memory_guard->Admit(bytes.amount(), /*untouched=*/0, others_bytes));
+    }
     CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory, CreateSessionMemory(layout));
     auto file = std::make_shared<const UniqueFd>(memory->TakeFd());
     UniqueFd client = OpenAgain(file->get(), O_RDWR);

@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "core/base/unique_fd.h"
+#include "core/node/options.h"
 #include "core/node/requests.h"
 #include "core/node/session.h"
 #include "core/node/turns.h"
@@ -38,8 +39,8 @@ class Rings {
                                           absl::string_view frame, absl::Time now)>;
   using End = std::function<void(const std::shared_ptr<Session>& session, const std::string& how,
                                  absl::Time now)>;
-  // `held`, which outlives this, takes the shared memory of sessions that have ended.
-  Rings(int32_t max_tensors, HeldFiles* held, Take take, End end);
+  // `held` takes the shared memory of sessions that have ended. It and `options` outlive this.
+  Rings(const NodeOptions* options, HeldFiles* held, Take take, End end);
   Rings(const Rings&) = delete;
   Rings& operator=(const Rings&) = delete;
 
@@ -83,7 +84,7 @@ class Rings {
   void TakeFrames(const std::shared_ptr<Session>& session, absl::Time now);
   void LookAtRung(absl::Time now);
 
-  const int32_t max_tensors_;
+  const NodeOptions* const options_;
   HeldFiles* const held_;
   const Take take_;
   const End end_;

@@ -122,7 +122,7 @@ std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
     tenant->budget = Budget::Within(budget_, absl::StrCat("tenant ", name), share_);
   }
   ArenaSetOptions arenas;
-  arenas.helpers = {&memory_thread_, &held_};
+  arenas.helpers = {&memory_thread_, &held_, options_->memory_guard};
   arenas.left = &left_;
   tenant->arenas = ArenaSet::Create(tenant->budget, arenas);
   entry = {tenant, tenant->budget};
@@ -167,8 +167,9 @@ absl::StatusOr<StagingArena> Storage::MakeStaging(Session* session, int64_t byte
                                   " bytes together; it has ", session->staging.size(), " of ",
                                   session->staging_bytes, " and asks for ", bytes, " more"));
   }
+  const ArenaHelpers helpers = {&memory_thread_, &held_, options_->memory_guard};
   CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena,
-                          Arena::CreateStaging(session->budget, bytes, {&memory_thread_, &held_}));
+                          Arena::CreateStaging(session->budget, bytes, helpers));
   StagingArena staging;
   staging.arena = arena->id();
   staging.bytes = arena->bytes();

@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/shared_file.h"
 #include "core/base/work.h"
+#include "core/runtime/memory_guard.h"
 #include "core/runtime/memory_thread.h"
 #include "core/runtime/size_class.h"
 
@@ -20,6 +21,17 @@ namespace {
 absl::Status OutOfMemory(absl::string_view what, int64_t bytes, int error) {
   return MakeError(Reason::kOutOfMemory, absl::StrCat("the kernel gives no arena of ", bytes,
                                                       " bytes: ", what, ": ", strerror(error)));
+}
+
+// By the guard, of what is charged by now. What is kept for reuse is not given back for it: whoever
+// keeps pages where nobody sees them would soon have that as well, and its owner nothing to go on
+// with.
+absl::Status Admit(const Budget& budget, int64_t bytes, const ArenaHelpers& helpers) {
+  if (helpers.guard == nullptr) return absl::OkStatus();
+  const int64_t untouched = helpers.thread == nullptr ? 0 : helpers.thread->untouched_bytes();
+  absl::Status admitted = helpers.guard->Admit(bytes, untouched, budget.charged_in_all() - bytes);
+  const bool has_more_soon = !admitted.ok() && budget.share().leaving() > 0;
+  return has_more_soon ? ForNow(std::move(admitted)) : admitted;
 }
 
 // Arenas are named once for the process, so that an id alone tells a client what to map.
@@ -98,6 +110,7 @@ absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(const BudgetRef& budget, in
   // The arena's own, and its clients'.
   CHORUS_ASSIGN_OR_RETURN(Charge descriptors,
                           budget->Charge(Domain::kHost, Resource::kDescriptors, 2));
+  CHORUS_RETURN_IF_ERROR(Admit(*budget, bytes, helpers));
   CountWork(kWorkToMake);
   const char* const name = kind == Kind::kStaging ? "chorus-staging" : "chorus-result";
   const UniqueFd memory_file(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));

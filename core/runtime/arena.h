@@ -24,13 +24,15 @@
 
 namespace chorus {
 
+class MemoryGuard;
 class MemoryThread;
 
 // What takes milliseconds or ends later, done elsewhere. Null: the calling thread does it; what
-// clients still hold is not looked after. Both outlive all arenas.
+// clients still hold is not looked after; what is charged may be taken. All outlive all arenas.
 struct ArenaHelpers {
   MemoryThread* thread = nullptr;  // touches new arenas and unmaps old ones
   HeldFiles* held = nullptr;       // takes those that clients still hold
+  MemoryGuard* guard = nullptr;    // looks whether the kernel may be asked for one more
 };
 
 // Names for arenas: counted up, and when all have been used, again from the first that is free. An
@@ -71,7 +73,7 @@ class Arena {
 
   // Charged to `budget` while it lives, or clients hold it, with its descriptor; `bytes` are
   // rounded up to whole pages. INVALID_ARGUMENT: `bytes` is not positive. RESOURCE_EXHAUSTED: the
-  // budget, or the kernel's limits (descriptors, mappings, memory).
+  // budget, the guard, or the kernel's limits (descriptors, mappings, memory).
   static absl::StatusOr<std::shared_ptr<Arena>> CreateStaging(const BudgetRef& budget,
                                                               int64_t bytes,
                                                               const ArenaHelpers& helpers = {});

@@ -57,6 +57,11 @@ absl::Status Charge::Resize(int64_t amount) {
 
 bool IsForNow(const absl::Status& refusal) { return refusal.GetPayload(kForNow).has_value(); }
 
+absl::Status ForNow(absl::Status refusal) {
+  refusal.SetPayload(kForNow, absl::Cord());
+  return refusal;
+}
+
 // --- Budget -------------------------------------------------------------------------------------
 
 Budget::Limits Budget::Limits::Share() const {
@@ -134,8 +139,7 @@ absl::Status Budget::Add(Domain domain, Resource resource, int64_t amount) {
     }
     if (fits()) continue;
     absl::Status refusal = at->Refuse(domain, resource, amount);
-    if (will_fit() || ran_out_of_time) refusal.SetPayload(kForNow, absl::Cord());
-    return refusal;
+    return will_fit() || ran_out_of_time ? ForNow(std::move(refusal)) : refusal;
   }
   for (Budget* at = this; at != nullptr; at = at->parent_.get()) {
     if (IsBytes(resource)) at->bytes_[static_cast<size_t>(domain)] += amount;
@@ -216,6 +220,12 @@ void Budget::Forget(const void* owner) {
   reclaims.erase(std::remove_if(reclaims.begin(), reclaims.end(),
                                 [owner](const auto& entry) { return entry.first == owner; }),
                  reclaims.end());
+}
+
+int64_t Budget::charged_in_all() const {
+  const Budget* at = this;
+  while (at->parent_ != nullptr) at = at->parent_.get();
+  return at->used() + at->leaving();
 }
 
 // --- SteppedCharge ------------------------------------------------------------------------------

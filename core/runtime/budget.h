@@ -124,6 +124,8 @@ class Charge {
 // Whether a charge was refused that will fit when what leaves has gone, or when a slice has the
 // time to give back more of what is kept.
 bool IsForNow(const absl::Status& refusal);
+// The same refusal as one that is for now.
+absl::Status ForNow(absl::Status refusal);
 
 class Budget : public std::enable_shared_from_this<Budget> {
  public:
@@ -176,6 +178,8 @@ class Budget : public std::enable_shared_from_this<Budget> {
   using GiveBack = std::function<bool(const Budget& full)>;
   void Reclaim(const void* owner, GiveBack reclaim);
   void Forget(const void* owner);
+  // Bytes that the whole tree has, with those that leave.
+  int64_t charged_in_all() const;
 
  private:
   friend class chorus::Charge;

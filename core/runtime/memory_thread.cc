@@ -25,6 +25,7 @@ struct MemoryThread::State {
   struct Touching {
     std::weak_ptr<const ArenaMemory> memory;
     int64_t bytes_done = 0;
+    int64_t bytes_left = 0;
   };
 
   struct Disposal {
@@ -34,13 +35,18 @@ struct MemoryThread::State {
   };
 
   // Whether there is more to touch.
-  static bool TouchPart(Touching* touching) {
+  bool TouchPart(Touching* touching) {
     const std::shared_ptr<const ArenaMemory> memory = touching->memory.lock();
-    if (memory == nullptr) return false;
-    const int64_t bytes = std::min(kTouchBytes, memory->bytes() - touching->bytes_done);
+    if (memory == nullptr) {
+      untouched_bytes -= touching->bytes_left;
+      return false;
+    }
+    const int64_t bytes = std::min(kTouchBytes, touching->bytes_left);
     memory->Touch(touching->bytes_done, bytes);
     touching->bytes_done += bytes;
-    return touching->bytes_done < memory->bytes();
+    touching->bytes_left -= bytes;
+    untouched_bytes -= bytes;
+    return touching->bytes_left > 0;
   }
 
   void Loop() {
@@ -75,6 +81,7 @@ struct MemoryThread::State {
     }
   }
 
+  std::atomic<int64_t> untouched_bytes{0};
   Mutex mutex;
   CondVar changed;
   TurnQueue<Disposal, const Budget*> disposals ABSL_GUARDED_BY(mutex);  // by tenant
@@ -98,10 +105,13 @@ MemoryThread::~MemoryThread() {
 }
 
 void MemoryThread::Touch(const std::shared_ptr<const ArenaMemory>& memory) {
+  state_->untouched_bytes += memory->bytes();
   MutexLock lock(&state_->mutex);
-  state_->touched.push_back({memory, 0});
+  state_->touched.push_back({memory, 0, memory->bytes()});
   state_->changed.SignalAll();
 }
+
+int64_t MemoryThread::untouched_bytes() const { return state_->untouched_bytes; }
 
 void MemoryThread::Dispose(const Budget& of, std::shared_ptr<const void> memory) {
   Disposals& disposals = tenants_[&of.share()].disposals;

@@ -33,6 +33,8 @@ class MemoryThread {
 
   // Touches all of it, unless it is disposed of first.
   void Touch(const std::shared_ptr<const ArenaMemory>& memory);
+  // What is still to be touched, of which others may have touched some.
+  int64_t untouched_bytes() const;
   // Drops this reference on the thread: to arenas' memory, or to files that have pages. What is of
   // one tenant (Budget::share) goes in the order of the calls.
   void Dispose(const Budget& of, std::shared_ptr<const void> memory);

@@ -155,8 +155,10 @@ TEST(MemoryThreadTest, WhatIsGivenBackGoesBeforeNewMemoryIsTouched) {
   int64_t touched = -1;
   thread.Touch(arena->memory());
   thread.Dispose(*budget, WhichGoesBy([&] { touched = ResidentPages(*arena); }));
+  EXPECT_EQ(thread.untouched_bytes(), 8 * kMiB);
   gate.Open();
   thread.Drain();
+  EXPECT_EQ(thread.untouched_bytes(), 0);
   EXPECT_EQ(touched, 0);
   EXPECT_EQ(ResidentPages(*arena), 8 * kMiB / 4096);
 }
@@ -196,6 +198,7 @@ TEST(MemoryThreadTest, WhatIsGivenBackIsGoneThoughItWasToBeTouched) {
   gate.Open();
   thread.Drain();
   EXPECT_EQ(left, arenas);
+  EXPECT_EQ(thread.untouched_bytes(), 0) << "there is nothing of it to be touched";
 }
 
 }  // namespace

@@ -204,6 +204,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   const std::string address = absl::StrCat("unix:", options.socket);
   std::vector<std::string> argv = {kDaemon, absl::StrCat("--listen=", address)};
   argv.insert(argv.end(), options.flags.begin(), options.flags.end());
+  if (!options.cgroup.empty()) {
+    const std::vector<std::string> enter = {"/bin/sh", "-c", "echo $$ > \"$0\" && exec \"$@\"",
+                                            options.cgroup + "/cgroup.procs"};
+    argv.insert(argv.begin(), enter.begin(), enter.end());
+  }
   bench::Process::Options process_options;
   process_options.log = options.log;
   CHORUS_RETURN_IF_ERROR(OpenClock(options.clock).status());

@@ -79,6 +79,7 @@ class Daemon {
     std::vector<std::string> flags;  // besides --listen
     std::string failpoint;           // CHORUS_FAILPOINT; empty: none
     std::string clock;               // file; a daemon after another goes on with its time
+    std::string cgroup;              // folder of the one that it begins in; empty: this process's
   };
   // Returns when it serves.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Options& options);

@@ -1,6 +1,11 @@
 #include "tests/hostile/attacker.h"
 
+#include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -525,6 +530,87 @@ absl::StatusOr<Report> Results(Attacker* attacker) {
   return report;
 }
 
+// Puts a part of the file into queues of new sockets, in which no page has an opener.
+absl::Status PutIntoSockets(int file, int64_t offset, int64_t bytes,
+                            std::vector<UniqueFd>* sockets) {
+  off_t at = offset;
+  const off_t end_at = offset + bytes;
+  while (at < end_at) {
+    const off_t before = at;
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+      return absl::InternalError(absl::StrCat("socketpair: ", strerror(errno)));
+    }
+    for (const int end : ends) {
+      sockets->emplace_back(end);
+      while (at < end_at && sendfile(end, file, &at, static_cast<size_t>(end_at - at)) > 0) {
+      }
+    }
+    if (at == before) return absl::InternalError(absl::StrCat("sendfile: ", strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+// Results whose pages it keeps where nobody sees them: it gives back what it was given, and asks
+// for other memory, until it is told that this is in no account.
+absl::StatusOr<Report> Splices(Attacker* attacker) {
+  constexpr int kRounds = 16;
+  constexpr int32_t kMostOfARound = 30;
+  Report report;
+  Attacker::Impl& impl = attacker->impl();
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  // Of two sizes in turns: else it would get the same memory again.
+  const TensorType types[] = {TensorType(DType::kF32, {int64_t{1} << 20}),
+                              TensorType(DType::kF32, {int64_t{5} << 18})};
+  for (int32_t size = 0; size < 2; ++size) {
+    CHORUS_ASSIGN_OR_RETURN(
+        report.refused,
+        impl.RegisterStaged(EncodeGraph(Chain(/*nodes=*/1, types[size].dims[0])), size));
+    if (!report.refused.ok()) return report;
+  }
+  CHORUS_ASSIGN_OR_RETURN(const AttachClient::Staging staging,
+                          impl.Stage(std::string(static_cast<size_t>(types[1].num_bytes()), '\1')));
+  ExternalRange ones;
+  ones.arena = staging.arena;
+  Run run;
+  run.inputs = {ones};
+  run.outputs.emplace_back();
+  run.outputs.back().kind = OutBinding::Kind::kFresh;
+  for (int round = 0; round < kRounds; ++round) {
+    const int32_t size = round % 2;
+    run.graph = {size, 1};
+    Release release;
+    for (int32_t i = 0; i < kMostOfARound; ++i) {
+      const TensorId result{i, static_cast<uint32_t>(round + 1)};
+      run.outputs.back().id = result;
+      CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(run));
+      release.tensors.push_back(result);  // it has failed where the run was refused
+      if (!report.refused.ok()) break;
+      CHORUS_ASSIGN_OR_RETURN(report.refused, impl.Do(MakeReadable{{result}}));
+      if (!report.refused.ok()) break;
+      CHORUS_ASSIGN_OR_RETURN(
+          const TensorRecord record,
+          impl.waiter->WaitForTensor(result, CompletionWaiter::Until::kReadable, Deadline()));
+      CHORUS_ASSIGN_OR_RETURN(const AttachClient::ResultArenaFd arena,
+                              impl.attach->ResultArena(record.arena, Deadline()));
+      CHORUS_RETURN_IF_ERROR(
+          PutIntoSockets(arena.fd.get(), record.offset, record.bytes, &impl.kept));
+      ++report.done;
+      report.amount += types[size].num_bytes();
+    }
+    if (!report.refused.ok()) {
+      CHORUS_ASSIGN_OR_RETURN(const v1::Error kept, impl.KeptError(impl.last_error));
+      report.refused = absl::Status(report.refused.code(), kept.message());
+    }
+    CHORUS_RETURN_IF_ERROR(impl.Do(std::move(release)).status());
+    if (absl::StrContains(report.refused.message(), "in no account")) break;
+  }
+  return report;
+}
+
 absl::StatusOr<Report> Sessions(Attacker* attacker) {
   Report report;
   for (; report.done < 1000; ++report.done) {
@@ -892,6 +978,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"epochs", &Epochs},
       {"tapes", &Tapes},
       {"results", &Results},
+      {"splices", &Splices},
       {"sessions", &Sessions},
       {"worlds", &Worlds},
       {"planning", &Planning},

@@ -205,12 +205,14 @@ std::ostream& operator<<(std::ostream& os, const Kind& kind) { return os << kind
 
 class Beside : public ::testing::Test {
  protected:
-  void Start(const Kind& kind) {
+  // `cgroup`: the folder of the one that the daemon is alone in; empty: it is among others.
+  void Start(const Kind& kind, const std::string& cgroup = "") {
     ASSERT_EQ(chmod(scratch_.path().c_str(), 0711), 0);
     fault::Daemon::Options options;
     options.socket = scratch_.path() + "/chorusd";
     options.log = scratch_.path() + "/chorusd.log";
     options.clock = scratch_.path() + "/clock";
+    options.cgroup = cgroup;
     options.flags = {"--host_devices=4", "--socket_mode=0666",
                      absl::StrCat("--memory_limit_bytes=", kind.memory_limit()),
                      // Of sessions without a process, whose things go with it.
@@ -516,6 +518,71 @@ TEST_P(MixedTest, AttacksOfAllKindsAtATime) {
     GTEST_SKIP() << "all but the daemon's memory is checked: " << cgroup.status().message();
   }
 }
+
+// What no account has is looked at where the daemon has a cgroup for itself.
+class AloneTest : public Beside, public ::testing::WithParamInterface<Kind> {
+ protected:
+  void SetUp() override {
+    if (!AnotherUid().has_value()) {
+      GTEST_SKIP() << "uid " << geteuid() << " cannot act as another user";
+    }
+    if (bench::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed";
+    absl::StatusOr<std::unique_ptr<OwnCgroup>> cgroup = OwnCgroup::Make();
+    if (!cgroup.ok()) GTEST_SKIP() << cgroup.status().message();
+    cgroup_ = *std::move(cgroup);
+    Start(GetParam(), cgroup_->folder());
+  }
+  void TearDown() override { daemon_.reset(); }  // before its cgroup
+
+  std::unique_ptr<OwnCgroup> cgroup_;
+};
+
+TEST_P(AloneTest, PagesThatNobodySeesAreRefusedBeforeTheDaemonHasMoreThanItMay) {
+  const auto before = daemon_->Stats();
+  ASSERT_TRUE(before.ok()) << before.status();
+  EXPECT_THAT(bench::FileText(scratch_.path() + "/chorusd.log"),
+              ::testing::HasSubstr("memory guard: on"));
+  const Case splices{"splices", "RESOURCE_EXHAUSTED", 10, 999, /*by_another_uid=*/true};
+  // When the first is gone, so are its pages.
+  for (const char* which : {"first", "second"}) {
+    SCOPED_TRACE(which);
+    const std::string log = absl::StrCat(scratch_.path(), "/", which, ".log");
+    bench::Process::Options options;
+    options.log = log;
+    absl::StatusOr<bench::Process> attacker =
+        bench::Process::Start(Command(daemon_->address(), splices), options);
+    ASSERT_TRUE(attacker.ok()) << attacker.status();
+    const absl::Status told = fault::AskUntil([&]() -> absl::StatusOr<bool> {
+      ExpectHonestOnesGoOn();
+      return absl::EndsWith(bench::FileText(log), "\n");
+    });
+    const std::string report = bench::FileText(log);
+    std::cout << "splices: " << report;
+    ASSERT_TRUE(told.ok()) << told;
+    const absl::StatusOr<int64_t> peak = cgroup_->PeakBytes();
+    ASSERT_TRUE(peak.ok()) << peak.status();
+    std::cout << "peak of the daemon's cgroup: " << *peak << " bytes" << std::endl;
+    EXPECT_LE(*peak, GetParam().memory_limit() + server::kOwnBytes +
+                         GetParam().sessions() * server::kSessionOwnBytes);
+    EXPECT_EQ(WhyNot(splices.Brings(kMemoryLimit / 2), report), "") << report;
+    EXPECT_THAT(report, ::testing::HasSubstr("in no account"));
+    // It still has what it got.
+    ExpectHonestOnesGoOn();
+    attacker->Signal(SIGKILL);
+    ASSERT_TRUE(attacker->Wait(absl::ToInt64Nanoseconds(fault::kPatience)).ok());
+    ExpectNothingLeft(*before);
+  }
+  ExpectSmallSlices();
+  const fault::Reply stopped = honest_->Ask("pair-stop");
+  EXPECT_TRUE(stopped.ok) << stopped;
+  EXPECT_TRUE(daemon_->Lives());
+}
+
+INSTANTIATE_TEST_SUITE_P(Daemons, AloneTest,
+                         ::testing::Values(Kind{"OfItsOwnDevices"}, Kind{"OfAWorker", true}),
+                         [](const ::testing::TestParamInfo<Kind>& info) {
+                           return info.param.name;
+                         });
 
 // With the usual quotas it takes long to have all that one may have: that one is for hours, and
 // for --long.

@@ -53,20 +53,28 @@ absl::StatusOr<Place> OwnPlace() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<OwnCgroup>> OwnCgroup::Of(pid_t pid) {
+absl::StatusOr<std::unique_ptr<OwnCgroup>> OwnCgroup::Make() {
   CHORUS_ASSIGN_OR_RETURN(const Place place, OwnPlace());
-  const std::string folder = absl::StrCat(place.folder, "/chorus-hostile-", pid);
+  static int made_before = 0;
+  const std::string folder =
+      absl::StrCat(place.folder, "/chorus-hostile-", getpid(), "-", made_before++);
   if (mkdir(folder.c_str(), 0755) != 0) {
     return absl::UnavailableError(absl::StrCat("cannot make ", folder, ": ", strerror(errno)));
   }
   std::unique_ptr<OwnCgroup> made(new OwnCgroup(folder, place.peak));
+  CHORUS_RETURN_IF_ERROR(made->PeakBytes().status());
+  return made;
+}
+
+absl::StatusOr<std::unique_ptr<OwnCgroup>> OwnCgroup::Of(pid_t pid) {
+  CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<OwnCgroup> made, Make());
   // First the parent: what it starts from now on begins there.
-  CHORUS_RETURN_IF_ERROR(Write(folder + "/cgroup.procs", absl::StrCat(pid)));
+  const std::string procs = made->folder() + "/cgroup.procs";
+  CHORUS_RETURN_IF_ERROR(Write(procs, absl::StrCat(pid)));
   for (const pid_t child : bench::ChildrenOf(pid)) {
     // One that has ended meanwhile has no memory.
-    (void)Write(folder + "/cgroup.procs", absl::StrCat(child));
+    (void)Write(procs, absl::StrCat(child));
   }
-  CHORUS_RETURN_IF_ERROR(made->PeakBytes().status());
   return made;
 }
 

@@ -18,14 +18,17 @@ namespace hostile {
 
 class OwnCgroup {
  public:
-  // Below this process's own. What `pid` and its children have so far is not in it. UNAVAILABLE:
-  // none can be made here, which takes root, and says why.
+  // Below this process's own, for whoever begins in it. UNAVAILABLE: none can be made here, which
+  // takes root, and says why.
+  static absl::StatusOr<std::unique_ptr<OwnCgroup>> Make();
+  // With `pid` and its children in it, whose memory so far is not.
   static absl::StatusOr<std::unique_ptr<OwnCgroup>> Of(pid_t pid);
-  // Back to where they were.
+  // Who is in it goes to the one above.
   ~OwnCgroup();
   OwnCgroup(const OwnCgroup&) = delete;
   OwnCgroup& operator=(const OwnCgroup&) = delete;
 
+  const std::string& folder() const { return folder_; }
   absl::StatusOr<int64_t> PeakBytes() const;
 
  private:
