@@ -670,28 +670,28 @@ void Runs::WriteOut(RunState* run) {
   // The last one ends the run, perhaps at once: not before all have begun.
   run->writes_left = static_cast<int32_t>(run->intos.size()) + 1;
   storage_->InTurns([this, handle, next = size_t{0}]() mutable {
-    const RunState* const later = table_->Find(handle);
-    if (later != nullptr && next < later->intos.size()) {
-      WriteOut(*later, later->intos[next++]);
+    const RunState* const writer = table_->Find(handle);
+    if (writer == nullptr || next == writer->intos.size()) {
+      Written(handle, absl::OkStatus());
+      return false;
+    }
+    const RunState::Into& into = writer->intos[next++];
+    const auto i = static_cast<size_t>(into.output);
+    const Plan::Output& output = writer->plan->plan.outputs[i];
+    if (output.bytes == 0) {
+      Written(handle, absl::OkStatus());
       return true;
     }
-    Written(handle, absl::OkStatus());
-    return false;
+    const DeviceAddress address = writer->addresses[static_cast<size_t>(output.buffer)] +
+                                  static_cast<DeviceAddress>(output.offset);
+    storage_->WriteOut(
+        *writer->session->tenant, writer->devices[static_cast<size_t>(output.device_slot)], address,
+        *writer->graph->output_types[i], into.target,
+        // Another copy may fail and end the run: what this one reads stays until then.
+        [this, handle, kept = writer->refs[static_cast<size_t>(output.buffer)]](
+            const absl::Status& status) { Written(handle, status); });
+    return true;
   });
-}
-
-void Runs::WriteOut(const RunState& run, const RunState::Into& into) {
-  const RunHandle handle = run.handle;
-  const auto i = static_cast<size_t>(into.output);
-  const Plan::Output& output = run.plan->plan.outputs[i];
-  if (output.bytes == 0) return Written(handle, absl::OkStatus());
-  const DeviceAddress address =
-      run.addresses[static_cast<size_t>(output.buffer)] + static_cast<DeviceAddress>(output.offset);
-  storage_->WriteOut(*run.session->tenant, run.devices[static_cast<size_t>(output.device_slot)],
-                     address, *run.graph->output_types[i], into.target,
-                     // Another copy may fail and end the run: what this one reads stays until then.
-                     [this, handle, kept = run.refs[static_cast<size_t>(output.buffer)]](
-                         const absl::Status& status) { Written(handle, status); });
 }
 
 void Runs::Written(RunHandle handle, const absl::Status& status) {

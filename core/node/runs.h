@@ -154,7 +154,6 @@ class Runs final : public AgreementListener {
   // Of a run whose results are published: its outputs that go into client memory. Then it has
   // ended.
   void WriteOut(RunState* run);
-  void WriteOut(const RunState& run, const RunState::Into& into);
   void Written(RunHandle handle, const absl::Status& status);
   void Fail(RunState* run, const Error& error, absl::Time now);
   void FailAtOnce(RunState* run, const Error& error, absl::Time now);
