@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/backend/host/host_backend.h"
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
 #include "core/base/work.h"
@@ -37,8 +38,8 @@ constexpr int kResults = 500;  // of a run
 constexpr int kRuns = 20;
 
 // A rank's all_reduces of one number, each a result.
-Graph AllReduces(int rank, int results) {
-  testing::RankBuilder b(rank, kRanks);
+Graph AllReduces(int rank, int results, int ranks = kRanks) {
+  testing::RankBuilder b(rank, ranks);
   b.set_wants_grad(false);
   const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
   for (int i = 0; i < results; ++i) {
@@ -66,19 +67,21 @@ class FailingTest : public ::testing::Test {
     host.make_kernel = MakeHostKernel;
     backend_ = CreateHostBackend(host);
     node_ = std::make_unique<LocalNode>(options, DevicesOf(backend_.get()), [] {});
-    for (int i = 0; i <= kRanks; ++i) {
-      OpenSessionRequest open;
-      open.tenant = "uid:0";
-      open.devices = {DeviceIndex(i)};
-      clients_.push_back(std::make_unique<Client>());
-      clients_.back()->session = node_->OpenSession(open, now_)->id;
-    }
+    for (int i = 0; i <= kRanks; ++i) Open("uid:0", i);
     for (int r = 0; r < kRanks; ++r) {
       const absl::StatusOr<WorldInfo> info = Join(rank(r)->session, "job", r, kRanks);
       if (info.ok()) world_ = info->id;
     }
   }
 
+  Client* Open(const std::string& tenant, int device) {
+    OpenSessionRequest open;
+    open.tenant = tenant;
+    open.devices = {DeviceIndex(device)};
+    clients_.push_back(std::make_unique<Client>());
+    clients_.back()->session = node_->OpenSession(open, now_)->id;
+    return clients_.back().get();
+  }
   // What it is told at once; UNKNOWN: it waits for others.
   absl::StatusOr<WorldInfo> Join(SessionId session, const std::string& name, int rank = 0,
                                  int size = 1, absl::optional<DeviceIndex> device = {},
@@ -107,6 +110,26 @@ class FailingTest : public ::testing::Test {
                     client->told.emplace_back(outcome.sequence.value(), reason);
                   });
     return client->sequence;
+  }
+  void RegisterAs(Client* client, int slot, const Graph& registered) {
+    RegisterGraph graph;
+    graph.graph = {slot, 1};
+    graph.encoded = EncodeGraph(registered);
+    const int64_t sequence = Take(client, std::move(graph));
+    while (client->told.empty() || client->told.back().first != sequence) Poll();
+  }
+  // One that a frame may have no room for.
+  void RegisterStaged(Client* client, int slot, const Graph& registered) {
+    const std::string encoded = EncodeGraph(registered);
+    RegisterGraph graph;
+    graph.graph = {slot, 1};
+    graph.staged_bytes = static_cast<int64_t>(encoded.size());
+    node_->CreateStaging(
+        client->session, graph.staged_bytes,
+        [&](const absl::StatusOr<StagingArena>& arena) { graph.staged.arena = arena->arena; });
+    EXPECT_TRUE(node_->WriteStaging(client->session, graph.staged.arena, 0, encoded).ok());
+    const int64_t sequence = Take(client, std::move(graph));
+    while (client->told.empty() || client->told.back().first != sequence) Poll();
   }
   // Rank 0's only graph.
   void Register(const Graph& registered) {
@@ -155,6 +178,26 @@ class FailingTest : public ::testing::Test {
     run.groups.push_back(group);
     return run;
   }
+  // Of a graph that negates one number, without the others.
+  static chorus::Run Negation(int graph, TensorId of, TensorId result) {
+    chorus::Run run;
+    run.graph = {graph, 1};
+    run.inputs.push_back(of);
+    run.outputs.resize(1);
+    run.outputs[0].kind = OutBinding::Kind::kFresh;
+    run.outputs[0].id = result;
+    return run;
+  }
+  // Of a call that rank 1 could not make; its texts are as long as they may be.
+  Refuse LongRefusal() const {
+    Refuse refuse;
+    refuse.world = world_;
+    refuse.epoch = Epoch(1);
+    refuse.members.emplace_back().rank = Rank(1);
+    refuse.why = Error(Reason::kMalformed, std::string(Error::kMaxBytes, 'm'));
+    refuse.why.source = std::string(Error::kMaxBytes, 's');
+    return refuse;
+  }
   // As the loop calls them.
   int64_t Take(Client* client, CommandBody body) {
     const WorkSlice slice;
@@ -166,7 +209,9 @@ class FailingTest : public ::testing::Test {
   }
   bool Poll() { return node_->Poll(now_); }
   Client* rank(int i) { return clients_[static_cast<size_t>(i)].get(); }
-  Client* bystander() { return clients_.back().get(); }
+  Client* bystander() { return clients_[kRanks].get(); }
+  // What the node has charged its clients for.
+  int64_t charged() const { return node_->Stats("").memory_used_bytes; }
 
   const absl::Time now_ = absl::Now();
   ThreadPool pool_{1};
@@ -233,6 +278,32 @@ TEST_F(FailingTest, AnEpochOfManyRunsEndsInTurnsOfBoundedWork) {
     for (size_t i = 1; i < rank(r)->told.size(); ++i) {
       EXPECT_EQ(rank(r)->told[i].second, Reason::kPeerLeft) << i;
     }
+  }
+}
+
+// However long that is, and however many wait for their turn to fail with it.
+TEST_F(FailingTest, RunsThatWaitToFailHaveTheirCauseInCommon) {
+  constexpr int kLocals = 1000;
+  RegisterAs(rank(0), 0, AllReduces(/*rank=*/0, /*results=*/1));
+  RegisterAs(rank(0), 1, NegateGraph(1));
+  Take(rank(0), RunOf(0, {0, 1}, /*results=*/1));
+  for (int i = 1; i <= kLocals; ++i) Take(rank(0), Negation(1, {0, 1}, {i, 1}));
+  while (Poll()) {
+  }
+  ASSERT_EQ(node_->Stats("").live_runs, kLocals + 1);
+  const int64_t charged_before = charged();
+  const HeapUse heap;
+  Take(rank(1), LongRefusal());
+  ASSERT_GT(node_->Stats("").live_runs, kLocals / 2) << "they fail at once: nothing to be seen";
+  // Of each run a closure; and what the node remembers of errors and of commands.
+  constexpr int64_t kFew = int64_t{256} << 10;
+  EXPECT_LE(heap.bytes(), charged() - charged_before + kLocals * 256 + kFew);
+  while (Poll()) {
+  }
+  EXPECT_EQ(node_->Stats("").runs_failed, kLocals + 1);
+  ASSERT_EQ(rank(0)->told.size(), kLocals + 3u);
+  for (size_t i = 2; i < rank(0)->told.size(); ++i) {
+    EXPECT_EQ(rank(0)->told[i], std::make_pair(static_cast<int64_t>(i) + 1, Reason::kPeerRefused));
   }
 }
 
@@ -347,15 +418,8 @@ TEST_F(FailingTest, TheResultsOfALargestRunAreNamedPublishedAndFailedWithinASlic
     return client->told.back().second;
   };
   const auto register_graph = [&](Client* client, int slot, const Graph& made) {
-    const std::string encoded = EncodeGraph(made);
-    RegisterGraph graph;
-    graph.graph = {slot, 1};
-    graph.staged_bytes = static_cast<int64_t>(encoded.size());
-    node_->CreateStaging(
-        client->session, graph.staged_bytes,
-        [&](const absl::StatusOr<StagingArena>& arena) { graph.staged.arena = arena->arena; });
-    EXPECT_TRUE(node_->WriteStaging(client->session, graph.staged.arena, 0, encoded).ok());
-    return await(client, Take(client, std::move(graph)));
+    RegisterStaged(client, slot, made);
+    return client->told.back().second;
   };
   EXPECT_EQ(register_graph(bystander(), 0, ManyResults(most + 1, /*local=*/true)),
             Reason::kMalformed);
@@ -935,6 +999,29 @@ TEST_F(InManyWorldsTest, TheyAreToldOfWhatFailedInTurnsOfBoundedWork) {
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
   for (size_t i = kRegistered; i < rank(0)->told.size(); ++i) {
     EXPECT_EQ(rank(0)->told[i].second, Reason::kPeerLeft) << i;
+  }
+  EXPECT_EQ(node_->Stats("").runs_failed, kOwnRuns);
+}
+
+// Each of them fails with what its own world says of it, which may be long.
+TEST_F(InManyWorldsTest, WhatTheyFailWithIsChargedWhileTheyWait) {
+  Wait();
+  const int64_t charged_before = charged();
+  const HeapUse heap;
+  // Why its epoch has ended each world was charged for when it was made; and of each, how it ended
+  // and how its run did, the node remembers in any case.
+  constexpr int64_t kRemembered = 3 * kWorlds * int64_t{Error::kMaxBytes + 512};
+  constexpr int64_t kFew = int64_t{1} << 20;
+  const auto expect_charged = [&] {
+    EXPECT_LE(heap.bytes(), charged() - charged_before + kRemembered + kFew);
+  };
+  Take(rank(1), LongRefusal());
+  // Then what the runs themselves were charged for goes, which is more than they have.
+  while (node_->Stats("").runs_failed < kWorlds / 4) {
+    expect_charged();
+    ASSERT_TRUE(Poll());
+  }
+  while (Poll()) {
   }
   EXPECT_EQ(node_->Stats("").runs_failed, kOwnRuns);
 }

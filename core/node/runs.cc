@@ -434,7 +434,12 @@ void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& ac
   Error error = *action.error;
   if (action.open_epoch != Epoch()) SayOpenEpoch(*world, action.open_epoch, &error);
   if (run->launches_left > 0) gangs_->Abort(run->gang, ToStatus(error), now);
-  Fail(run, error, now);
+  std::shared_ptr<const Error> common;
+  if (last_failed_.cause.lock() == action.error && last_failed_.open_epoch == action.open_epoch) {
+    common = last_failed_.common.lock();
+  }
+  Fail(run, error, now, &common);
+  last_failed_ = {action.error, action.open_epoch, common};
 }
 
 void Runs::OnWarn(const std::shared_ptr<World>& world, const SequencerAction& action,
@@ -526,7 +531,7 @@ void Runs::Follow(absl::Span<const RunHandle> consumers, std::shared_ptr<const E
     RunState* const run = table_->Find(next.run);
     if (run == nullptr) continue;
     if (run->phase == RunState::Phase::kWaiting) {
-      Fail(run, *next.failed, now);
+      Fail(run, *next.failed, now, &next.failed);
     } else if (run->phase == RunState::Phase::kVoted && !HasEnded(*run)) {
       RefuseAwaiting(run, std::move(next.failed), now);
     } else if (run->phase == RunState::Phase::kLaunched) {
@@ -593,7 +598,8 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
       // here.
       SayOutcome(epoch, *world, failures_, &error);
     }
-    for (RunHandle handle : gang.runs) Fail(table_->Find(handle), error, now);
+    std::shared_ptr<const Error> common;
+    for (RunHandle handle : gang.runs) Fail(table_->Find(handle), error, now, &common);
   }
   EndGang(index);
 }
@@ -703,21 +709,29 @@ void Runs::Written(RunHandle handle, const absl::Status& status) {
   End(run);
 }
 
-// Tells the session once that its run has failed: at once, unless this slice has had its share.
-void Runs::Fail(RunState* run, const Error& cause, absl::Time now) {
+void Runs::Fail(RunState* run, const Error& cause, absl::Time now,
+                std::shared_ptr<const Error>* common) {
   if (run->failed || run->failing || run->phase == RunState::Phase::kFailing) return;
   if (run->session->failing == 0 && SliceWork() <= options_->fail_work) {
     return FailAtOnce(run, cause, now);
   }
   CountWork(kWorkPerRun);
+  std::shared_ptr<const Error> own;
+  if (common == nullptr) common = &own;
+  if (*common == nullptr) {
+    Error error = cause;
+    // The record has its texts, also where there is no memory to keep them here.
+    failures_->Record(run->session.get(), run->world.get(), &error);
+    *common = run->session->names.Keep(std::move(error));
+  }
   if (run->phase < RunState::Phase::kLaunched) {
     run->phase = RunState::Phase::kFailing;
   } else {
     run->failing = true;
   }
   FailTurns::HoldBack(run->session.get());
-  AfterFailing([this, handle = run->handle, session = run->session, cause] {
-    if (RunState* const later = table_->Find(handle)) FailAtOnce(later, cause, clock_->now);
+  AfterFailing([this, handle = run->handle, session = run->session, cause = *common] {
+    if (RunState* const later = table_->Find(handle)) FailAtOnce(later, *cause, clock_->now);
     fail_turns_.LetGoOn(session);
   });
 }
@@ -756,16 +770,17 @@ void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
 }
 
 bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now) {
-  bool has_time = goes_on || (fail_turns_.empty() && SliceWork() <= options_->fail_work);
+  bool has_time = goes_on || SliceWork() <= options_->fail_work;
   for (; ended->next < ended->runs.size() && has_time; ++ended->next) {
     CountWork(1);
     RunState* const run = table_->Find(ended->runs[ended->next]);
-    // Others have failed by themselves meanwhile.
+    // Others have failed by themselves, and nothing is kept for them.
     if (run != nullptr && run->world == ended->world && run->vote.epoch == ended->epoch &&
         run->phase == RunState::Phase::kVoted) {
+      if (!goes_on && !fail_turns_.empty()) break;
       FailAtOnce(run, ended->error, now);
     }
-    has_time = (goes_on || fail_turns_.empty()) && SliceWork() <= options_->fail_work;
+    has_time = SliceWork() <= options_->fail_work;
   }
   if (ended->next == ended->runs.size()) return true;
   const auto rest = [this, ended] { FailThose(ended, /*goes_on=*/true, clock_->now); };
@@ -846,9 +861,10 @@ void Runs::Cancel(const Session& session, Sequence sequence, absl::Time now) {
 
 void Runs::EndAllOf(const Session& session, const Error& why, absl::Time now) {
   const std::vector<RunHandle> runs = session.runs;
+  std::shared_ptr<const Error> common;
   for (RunHandle handle : runs) {
     RunState* const run = table_->Find(handle);
-    if (run != nullptr && run->phase == RunState::Phase::kWaiting) Fail(run, why, now);
+    if (run != nullptr && run->phase == RunState::Phase::kWaiting) Fail(run, why, now, &common);
   }
   gangs_->AbandonAllOf(session);
 }
@@ -871,8 +887,9 @@ std::vector<RunHandle> Runs::VotedFor(const World& world, const Session& session
 void Runs::FailAll(const Error& why, absl::Time now) {
   std::vector<RunHandle> handles;
   table_->ForEach([&handles](RunState* run) { handles.push_back(run->handle); });
+  std::shared_ptr<const Error> common;
   for (RunHandle handle : handles) {
-    if (RunState* run = table_->Find(handle)) Fail(run, why, now);
+    if (RunState* run = table_->Find(handle)) Fail(run, why, now, &common);
   }
   while (!fail_turns_.empty() || !next_.empty()) Continue(now);
 }

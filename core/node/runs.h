@@ -155,8 +155,12 @@ class Runs final : public AgreementListener {
   // ended.
   void WriteOut(RunState* run);
   void Written(RunHandle handle, const absl::Status& status);
-  void Fail(RunState* run, const Error& error, absl::Time now);
-  void FailAtOnce(RunState* run, const Error& error, absl::Time now);
+  // Tells the session once that its run has failed: at once, unless this slice has had its share.
+  // Until then it is charged for the cause. `common`: what others that wait have of the same cause;
+  // null: nothing yet, and then this is it.
+  void Fail(RunState* run, const Error& cause, absl::Time now,
+            std::shared_ptr<const Error>* common = nullptr);
+  void FailAtOnce(RunState* run, const Error& cause, absl::Time now);
   struct Ended;
   // Of runs that have ended with their epoch: as many as the slice has time for, and those that are
   // left, unless it is all, in the turns that come; `goes_on`: this is one of them.
@@ -197,6 +201,14 @@ class Runs final : public AgreementListener {
     size_t next = 0;
     Error error;
   };
+  // What OnFail() was told last, and what waits for that: one cause may fail thousands, one after
+  // the other.
+  struct LastFailed {
+    std::weak_ptr<const Error> cause;
+    Epoch open_epoch;
+    std::weak_ptr<const Error> common;
+  };
+  LastFailed last_failed_;
   // Runs in Phase::kFailing, or launched and `failing`, in order, and what waits for those before
   // it.
   FailTurns fail_turns_;
