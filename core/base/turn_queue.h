@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
-#include <iterator>
 #include <list>
 #include <string>
 #include <utility>
@@ -26,15 +25,18 @@ class TurnQueue {
     for (const Queue& queue : queues_) owners.push_back(queue.owner);
     return owners;
   }
+  bool Has(const Owner& owner) const {
+    return std::any_of(queues_.begin(), queues_.end(),
+                       [&](const Queue& queue) { return queue.owner == owner; });
+  }
   // Behind what `owner` has here. Looks at each owner that has something.
   void Push(const Owner& owner, Item item) {
-    auto queue = std::find_if(queues_.begin(), queues_.end(),
-                              [&](const Queue& other) { return other.owner == owner; });
-    if (queue == queues_.end()) {
-      queues_.push_back({owner, {}});
-      queue = std::prev(queues_.end());
-    }
-    queue->items.push_back(std::move(item));
+    QueueOf(owner)->items.push_back(std::move(item));
+    ++size_;
+  }
+  // Before it, such as the rest of what was first; it is not `owner`'s turn any sooner.
+  void PushFirst(const Owner& owner, Item item) {
+    QueueOf(owner)->items.push_front(std::move(item));
     ++size_;
   }
   // The first of `owner`, out of turn. False: it has none.
@@ -67,6 +69,11 @@ class TurnQueue {
     Owner owner;
     std::deque<Item> items;
   };
+  typename std::list<Queue>::iterator QueueOf(const Owner& owner) {
+    const auto queue = std::find_if(queues_.begin(), queues_.end(),
+                                    [&](const Queue& other) { return other.owner == owner; });
+    return queue != queues_.end() ? queue : queues_.insert(queue, {owner, {}});
+  }
   std::list<Queue> queues_;  // none is empty; the first is next
   size_t size_ = 0;          // of all
 };

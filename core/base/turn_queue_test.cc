@@ -45,6 +45,22 @@ TEST(TurnQueueTest, WhatIsTakenOutOfTurnIsItsOwnersFirstAndCostsNoTurn) {
   EXPECT_THAT(turns.Owners(), ElementsAre()) << "it has nothing left";
 }
 
+TEST(TurnQueueTest, TheRestOfWhatWasFirstIsFirstAndWaitsForTheOthersTurn) {
+  TurnQueue<std::string> turns;
+  for (const char* item : {"a1", "a2"}) turns.Push("a", item);
+  turns.Push("b", "b1");
+  EXPECT_EQ(turns.Pop(), "a1");
+  turns.PushFirst("a", "a1'");
+  EXPECT_EQ(turns.Pop(), "b1");
+  EXPECT_TRUE(turns.Has("a"));
+  EXPECT_FALSE(turns.Has("b"));
+  turns.PushFirst("b", "b1'");
+  EXPECT_EQ(turns.size(), 3u);
+  std::vector<std::string> order;
+  while (!turns.empty()) order.push_back(turns.Pop());
+  EXPECT_THAT(order, ElementsAre("a1'", "b1'", "a2"));
+}
+
 TEST(TurnQueueTest, WhatIsTakenIsKeptNoLonger) {
   TurnQueue<std::shared_ptr<int>> turns;
   turns.Push("a", std::make_shared<int>(1));

@@ -5,8 +5,7 @@
 namespace chorus::node {
 
 void FailTurns::Take() {
-  const std::function<void()> then = std::move(turns_.front());
-  turns_.pop_front();
+  const std::function<void()> then = turns_.Pop();
   then();
 }
 
@@ -17,7 +16,7 @@ void FailTurns::HoldBack(Session* session) {
 void FailTurns::LetGoOn(const std::shared_ptr<Session>& session) {
   if (--session->failing > 0) return;
   for (auto& then : std::exchange(session->when_failed, {})) {
-    Add([session, then = std::move(then)] { then(session); });
+    Add(session->tenant->name, [session, then = std::move(then)] { then(session); });
   }
   if (!session->dead()) go_on_(session);
 }

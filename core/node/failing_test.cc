@@ -585,6 +585,42 @@ class LaterTest : public FailingTest {
   LaterTest() : FailingTest(WithoutTime()) {}
 };
 
+// Those of one tenant wait for their own, and keep their order; another tenant's do not wait for
+// all of them.
+TEST_F(LaterTest, WhatFailsTakesTurnsByTenant) {
+  constexpr int kLocals = 1000;
+  RegisterAs(rank(0), 0, AllReduces(/*rank=*/0, /*results=*/1));
+  RegisterAs(rank(0), 1, NegateGraph(1));
+  Client* const other = Open("uid:1", /*device=*/0);
+  Client* const peer = Open("uid:1", /*device=*/1);
+  ASSERT_FALSE(Join(other->session, "pair", 0, 2).ok());
+  const absl::StatusOr<WorldInfo> pair = Join(peer->session, "pair", 1, 2);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  RegisterAs(other, 0, AllReduces(/*rank=*/0, /*results=*/1, /*ranks=*/2));
+  chorus::Run run = RunOf(0, {0, 1}, /*results=*/1);
+  run.groups[0].world = pair->id;
+  const int64_t sequence = Take(other, std::move(run));
+  Take(rank(0), RunOf(0, {0, 1}, /*results=*/1));
+  for (int i = 1; i <= kLocals; ++i) Take(rank(0), Negation(1, {0, 1}, {i, 1}));
+  while (node_->Stats("").live_runs < kLocals + 2) Poll();
+
+  Close(rank(2));
+  // From then on there is one turn for each of the others.
+  while (rank(0)->told.size() < 3) ASSERT_TRUE(Poll());
+  Close(peer);
+  int turns = 0;
+  for (; other->told.back().first != sequence; ++turns) ASSERT_TRUE(Poll());
+  EXPECT_EQ(other->told.back().second, Reason::kPeerLeft);
+  EXPECT_LT(turns, 50);
+  EXPECT_LT(rank(0)->told.size(), kLocals / 2) << "all have failed: nothing to be seen";
+  while (Poll()) {
+  }
+  ASSERT_EQ(rank(0)->told.size(), kLocals + 3u);
+  for (size_t i = 2; i < rank(0)->told.size(); ++i) {
+    EXPECT_EQ(rank(0)->told[i], std::make_pair(static_cast<int64_t>(i) + 1, Reason::kPeerLeft));
+  }
+}
+
 // One that was waited for is launched, and another one ends: a slice has one of the two.
 TEST_F(LaterTest, ALaunchAndAnEndTakeTurns) {
   constexpr int kMany = 1400;    // results of each rank, published in one piece
@@ -683,7 +719,7 @@ TEST_F(FailingTest, ASessionsMemoryIsFreeWhenItsRunsHaveFailed) {
   Close(rank(0));
   ASSERT_GT(node_->Stats("").live_runs, 0) << "all failed in one slice: nothing to be seen";
   bool released = false;
-  node_->AfterReleases([&] {
+  node_->AfterReleases("uid:0", [&] {
     released = true;
     EXPECT_EQ(node_->Stats("").live_runs, 0);
     EXPECT_EQ(node_->Stats("").live_buffers, 0);
@@ -708,7 +744,7 @@ TEST_F(FailingTest, ASessionLeavesItsWorldsInTurnsOfBoundedWork) {
   Close(bystander());
   ASSERT_GT(worlds(), others) << "it has left all in one slice: nothing to be seen";
   bool released = false;
-  node_->AfterReleases([&] {
+  node_->AfterReleases("uid:0", [&] {
     released = true;
     EXPECT_EQ(worlds(), others + 1);
   });
@@ -882,7 +918,7 @@ TEST_F(AdoptionTest, TheirSessionMayEndMeanwhile) {
   ASSERT_LT(Noted(FlightKind::kVoted).size(), kManyLocals + 1u);
   Close(rank(0));
   bool released = false;
-  node_->AfterReleases([&] { released = true; });
+  node_->AfterReleases("uid:0", [&] { released = true; });
   while (Poll()) {
   }
   EXPECT_TRUE(released);
@@ -1097,7 +1133,7 @@ TEST_F(FailingTest, TheNodesEndIsTheirs) {
   RunAhead();
   Close(rank(0));
   bool released = false;
-  node_->AfterReleases([&] { released = true; });
+  node_->AfterReleases("uid:0", [&] { released = true; });
   EXPECT_FALSE(released);
   node_.reset();
   EXPECT_TRUE(released);

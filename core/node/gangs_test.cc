@@ -21,6 +21,7 @@
 #include "core/graph/encoding.h"
 #include "core/node/node.h"
 #include "core/node/node_rig.h"
+#include "core/node/records.h"
 #include "core/ops/testing/rank_builder.h"
 #include "core/runtime/devices.h"
 #include "core/runtime/executor.h"
@@ -300,6 +301,49 @@ TEST_F(GangsTest, OfLaunchesThatHaveEndedNothingIsKept) {
   const HeapUse heap;
   while (generation < 2 * kRuns) run(++generation);
   EXPECT_LE(heap.bytes(), 4096);
+}
+
+// What has ended before what it reads finishes when that has: a tenant's own are in order, and
+// another's do not wait for all of them.
+TEST_F(GangsTest, WhatFinishesTakesTurnsByTenant) {
+  struct Waiting {
+    Client* client;
+    size_t last;  // the launch that it waits for
+  };
+  // Runs that read what a gang makes, which one of its devices has not done with.
+  const auto wait = [this](const std::string& tenant, int runs) {
+    Waiting waiting = {Open(tenant, absl::Hours(1), 0, 2), 0};
+    Client* const peer = Open(tenant, absl::Hours(1), 1, 2);
+    Vote(waiting.client);
+    Vote(peer);
+    const size_t first = told_.launches.size() - 2;
+    waiting.last = told_.launches[first].first == 1 ? first : first + 1;
+    for (int32_t i = 1; i <= runs; ++i) {
+      Submit(waiting.client, DirectRank::LocalRun(1, {TensorId{0, 1}}, {{i, 1}}));
+    }
+    for (size_t i = first; i < told_.launches.size(); ++i) {
+      if (i != waiting.last) End(i);
+    }
+    waiting.client->told.clear();
+    return waiting;
+  };
+  constexpr int kMany = 250;  // which are told at once that it is there
+  const Waiting many = wait("uid:1", kMany);
+  const Waiting one = wait("uid:2", 1);
+  Say(many.last, absl::OkStatus());
+  ASSERT_TRUE(node_.Poll(now_));
+  ASSERT_LT(many.client->told.size(), kMany / 2) << "all have finished: nothing to be seen";
+  Say(one.last, absl::OkStatus());
+  Poll();
+  EXPECT_EQ(one.client->told.size(), 2u);
+  EXPECT_EQ(many.client->told.size(), kMany + 1u);
+  EXPECT_THAT(many.client->told, Each(Reason::kUnspecified));
+  const std::vector<FlightEvent> events = node_.Flight("", 10000).value();
+  int behind = 0;  // of many, the results that came when the one was there
+  for (auto event = events.rbegin(); event->session != one.client->session; ++event) {
+    behind += event->session == many.client->session && event->kind == FlightKind::kPublished;
+  }
+  EXPECT_GT(behind, kMany / 4);
 }
 
 TEST_F(GangsTest, WhatOthersWantIsNotAbandonedUntilTheyHaveIt) {

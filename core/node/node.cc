@@ -318,9 +318,9 @@ void LocalNode::SetDetached(SessionId id, bool detached, absl::Time now) {
 void LocalNode::OnSessionEnded(std::function<void(SessionId)> on_ended) {
   parts_->on_session_ended = std::move(on_ended);
 }
-void LocalNode::AfterReleases(std::function<void()> done) {
-  parts_->worlds.AfterLeaving([this, done = std::move(done)] {
-    parts_->runs.AfterFailing([this, done] {
+void LocalNode::AfterReleases(const std::string& tenant, std::function<void()> done) {
+  parts_->worlds.AfterLeaving([this, tenant, done = std::move(done)] {
+    parts_->runs.AfterFailing(tenant, [this, done] {
       parts_->releases.After([left = parts_->storage.left(), done] { left->After(done); });
     });
   });

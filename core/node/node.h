@@ -69,8 +69,8 @@ class LocalNode {
   // Releases all that the session owns. Members leave their worlds in an orderly way. Of many
   // results and graphs the memory is free a few turns later (AfterReleases).
   absl::Status CloseSession(SessionId session, absl::Time now);
-  // Runs `done`, in a Poll, when the memory of sessions that have ended is free.
-  void AfterReleases(std::function<void()> done);
+  // Runs `done`, in a Poll, when the memory of the tenant's sessions that have ended is free.
+  void AfterReleases(const std::string& tenant, std::function<void()> done);
   // The client's process has ended: waiting ranks get ABORTED naming it; committed work completes.
   void SessionDied(SessionId session, absl::Time now);
   // Its channel was lost though the process lives, or is back.

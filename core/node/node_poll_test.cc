@@ -561,7 +561,7 @@ TEST_F(NodePollTest, WhatATenantsLastSessionLeavesIsGivenBackInTheTurnsThatCome)
   }
   const int64_t ended = used();
   bool released = false;
-  node_->AfterReleases([&] {
+  node_->AfterReleases("uid:0", [&] {
     released = true;
     EXPECT_LE(used(), ended - idle);
   });

@@ -1,6 +1,7 @@
 #include "core/node/runs.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -74,6 +75,12 @@ Agreement::Decision DecideRefusal(const RunState& run, const Error& why, absl::T
 // Of a run with a vote: its epoch has, and it fails with that in its turn.
 bool HasEnded(const RunState& run) { return run.vote.epoch != run.world->agreement->epoch(); }
 
+// One whose first run has not ended.
+const std::string& TenantOf(const Gang& gang, RunTable* table) {
+  if (gang.world != nullptr) return gang.world->tenant;
+  return table->Find(gang.runs.front())->session->tenant->name;
+}
+
 // Does `work`, which is true when that was all, in turns of the session that come, then calls
 // `then`.
 void DoInTurns(const InNextTurn& go_on_later, const std::shared_ptr<Session>& session,
@@ -87,30 +94,30 @@ void DoInTurns(const InNextTurn& go_on_later, const std::shared_ptr<Session>& se
 
 // What an epoch's runs had in common goes in pieces, behind what fails by now.
 using SharedResults = decltype(World::shared);
-void LetGoOf(SharedResults shared, Runs* runs, Background* background) {
+void LetGoOf(const std::string& tenant, SharedResults shared, Runs* runs, Background* background) {
   if (shared.empty()) return;
   auto held = std::make_shared<SharedResults>(std::move(shared));
   // Each piece begins where the last one ended.
   auto next = std::make_shared<SharedResults::iterator>(held->begin());
   for (size_t done = 0; done < held->size(); done += kLetGoAtOnce) {
-    runs->AfterFailing([held, next] {
+    runs->AfterFailing(tenant, [held, next] {
       for (size_t i = 0; i < kLetGoAtOnce && *next != held->end(); ++i) held->erase((*next)++);
       CountWork(kLetGoAtOnce);
     });
   }
   // Empty it still has many pages.
-  runs->AfterFailing([background, held = std::move(held)]() mutable {
+  runs->AfterFailing(tenant, [background, held = std::move(held)]() mutable {
     background->Do(/*tenant=*/"", [held = std::move(held)] {}, [] {});
   });
 }
 using EqualResults = decltype(World::equal_work);
-void LetGoOf(std::shared_ptr<EqualResults> results, Runs* runs) {
+void LetGoOf(const std::string& tenant, std::shared_ptr<EqualResults> results, Runs* runs) {
   if (results->size() == 0) return;
-  runs->AfterFailing([runs, results = std::move(results)] {
+  runs->AfterFailing(tenant, [tenant, runs, results = std::move(results)] {
     const size_t size_before = results->size();
     results->ForgetPart();
     CountWork(static_cast<int64_t>(size_before - results->size()));
-    LetGoOf(results, runs);
+    LetGoOf(tenant, results, runs);
   });
 }
 
@@ -334,13 +341,14 @@ void Runs::RefuseVote(RunState* run, const absl::Status& why, absl::Time now) {
 void Runs::RefuseAwaiting(RunState* run, std::shared_ptr<const Error> failed, absl::Time now) {
   if (SliceWork() <= options_->fail_work) return RefuseVote(run, ToStatus(*failed), now);
   FailTurns::HoldBack(run->session.get());
-  AfterFailing([this, handle = run->handle, session = run->session, failed = std::move(failed)] {
+  auto refuse = [this, handle = run->handle, session = run->session, failed = std::move(failed)] {
     RunState* const later = table_->Find(handle);
     if (later != nullptr && later->phase == RunState::Phase::kVoted && !HasEnded(*later)) {
       RefuseVote(later, ToStatus(*failed), clock_->now);
     }
     fail_turns_.LetGoOn(session);
-  });
+  };
+  AfterFailing(run->session->tenant->name, std::move(refuse));
 }
 
 void Runs::Arrived(RunHandle handle, Storage::Arrival arrival, const absl::Status& status) {
@@ -446,7 +454,8 @@ void Runs::OnWarn(const std::shared_ptr<World>& world, const SequencerAction& ac
                   absl::Time now) {
   // A vote may bring as many as a world may ever have.
   if (SliceWork() > options_->fail_work) {
-    return AfterFailing([this, world, cause = action.error] { Warn(*world, *cause, clock_->now); });
+    return AfterFailing(world->tenant,
+                        [this, world, cause = action.error] { Warn(*world, *cause, clock_->now); });
   }
   Warn(*world, *action.error, now);
 }
@@ -482,9 +491,10 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
   if (fails_later) {
     // A rank that goes on in the next epoch has the ended epoch's memory, also what ranks had in
     // common.
-    LetGoOf(std::exchange(world->shared, {}), this, background_);
-    LetGoOf(std::make_shared<EqualResults>(std::exchange(world->equal_work, {})), this);
-    AfterFailing(fail_turns_.HoldBackAll(*world));
+    LetGoOf(world->tenant, std::exchange(world->shared, {}), this, background_);
+    LetGoOf(world->tenant, std::make_shared<EqualResults>(std::exchange(world->equal_work, {})),
+            this);
+    AfterFailing(world->tenant, fail_turns_.HoldBackAll(*world));
   }
   world->shared.clear();
   world->equal_work.Clear();
@@ -549,7 +559,9 @@ bool Runs::AwaitInputs(const Gang& gang, int32_t index) {
       if (input == nullptr || input->settled()) continue;
       const RunState* const producer = table_->Find(input->producer);
       if (producer != nullptr && producer->gang == index) continue;  // they are complete together
-      input->on_settled.Add([this, index](const CellRef&) { finishing_.push_back(index); });
+      input->on_settled.Add([this, index](const CellRef&) {
+        finishing_.Push(TenantOf(gangs_->at(index), table_), index);
+      });
       return true;
     }
   }
@@ -586,7 +598,7 @@ void Runs::FinishGang(int32_t index, absl::Time now) {
       Publish(run, now);
       run->intos.empty() ? End(run) : WriteOut(run);
     } while (gang.num_published < gang.runs.size() && SliceWork() <= options_->fail_work);
-    if (gang.num_published < gang.runs.size()) return finishing_.push_back(index);
+    if (gang.num_published < gang.runs.size()) return finishing_.Push(world->tenant, index);
   } else {
     status = ExecFailure(status);
     gangs_->Abort(index, status, now);
@@ -614,6 +626,7 @@ void Runs::EndGang(int32_t index) {
     const RunState* const run = of_it(handle);
     if (run == nullptr || run->failed) continue;
     // Nobody wants its memory before.
+    const std::string& tenant = run->session->tenant->name;
     std::function<void()> let_go_on;
     if (gang.world != nullptr) {
       let_go_on = fail_turns_.HoldBackAll(*gang.world);
@@ -621,7 +634,7 @@ void Runs::EndGang(int32_t index) {
       FailTurns::HoldBack(run->session.get());
       let_go_on = [this, session = run->session] { fail_turns_.LetGoOn(session); };
     }
-    return AfterFailing([this, index, let_go_on = std::move(let_go_on)] {
+    return AfterFailing(tenant, [this, index, let_go_on = std::move(let_go_on)] {
       EndGang(index);
       let_go_on();
     });
@@ -730,10 +743,11 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now,
     run->failing = true;
   }
   FailTurns::HoldBack(run->session.get());
-  AfterFailing([this, handle = run->handle, session = run->session, cause = *common] {
-    if (RunState* const later = table_->Find(handle)) FailAtOnce(later, *cause, clock_->now);
+  auto fail = [this, handle = run->handle, session = run->session, kept = *common] {
+    if (RunState* const later = table_->Find(handle)) FailAtOnce(later, *kept, clock_->now);
     fail_turns_.LetGoOn(session);
-  });
+  };
+  AfterFailing(run->session->tenant->name, std::move(fail));
 }
 
 // A launched run stays until its gang ends.
@@ -770,6 +784,7 @@ void Runs::FailAtOnce(RunState* run, const Error& cause, absl::Time now) {
 }
 
 bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Time now) {
+  const std::string& tenant = ended->world->tenant;
   bool has_time = goes_on || SliceWork() <= options_->fail_work;
   for (; ended->next < ended->runs.size() && has_time; ++ended->next) {
     CountWork(1);
@@ -777,14 +792,14 @@ bool Runs::FailThose(const std::shared_ptr<Ended>& ended, bool goes_on, absl::Ti
     // Others have failed by themselves, and nothing is kept for them.
     if (run != nullptr && run->world == ended->world && run->vote.epoch == ended->epoch &&
         run->phase == RunState::Phase::kVoted) {
-      if (!goes_on && !fail_turns_.empty()) break;
+      if (!goes_on && fail_turns_.Has(tenant)) break;
       FailAtOnce(run, ended->error, now);
     }
     has_time = SliceWork() <= options_->fail_work;
   }
   if (ended->next == ended->runs.size()) return true;
   const auto rest = [this, ended] { FailThose(ended, /*goes_on=*/true, clock_->now); };
-  goes_on ? fail_turns_.AddRest(rest) : fail_turns_.Add(rest);
+  goes_on ? fail_turns_.AddRest(tenant, rest) : fail_turns_.Add(tenant, rest);
   return false;
 }
 
@@ -804,9 +819,7 @@ bool Runs::Continue(absl::Time now) {
       Unblock(next_.Pop(), now);
       Follow({}, nullptr, now);
     } else if (turn_ == 2 && !finishing_.empty()) {
-      const int32_t index = finishing_.front();
-      finishing_.pop_front();
-      FinishGang(index, now);
+      FinishGang(finishing_.Pop(), now);
     } else if (turn_ == 3 && !settled_.empty()) {
       const SettledCell settled = settled_.Pop();
       CountWork(kWorkPerWaiter);
@@ -832,7 +845,7 @@ void Runs::End(RunState* run) {
   table_->Remove(run->handle);
   // What its other runs do may be wanted no more. Once for all that end together.
   if (dead_session == nullptr || std::exchange(dead_session->looks_for_unwanted, true)) return;
-  AfterFailing([this, dead_session] {
+  AfterFailing(dead_session->tenant->name, [this, dead_session] {
     dead_session->looks_for_unwanted = false;
     gangs_->AbandonAllOf(*dead_session);
   });

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -105,8 +106,10 @@ class Runs final : public AgreementListener {
   // Goes on with runs that fail, with those whose turn it is because of what became of another, and
   // with gangs that have finished, for a turn's share. Whether there were any.
   bool Continue(absl::Time now);
-  // Runs `then`, in a Continue(), when those that fail by now have.
-  void AfterFailing(std::function<void()> then) { fail_turns_.Add(std::move(then)); }
+  // Runs `then`, in a Continue(), when those of the tenant that fail by now have.
+  void AfterFailing(const std::string& tenant, std::function<void()> then) {
+    fail_turns_.Add(tenant, std::move(then));
+  }
 
   // --- AgreementListener ----------------------------------------------------------------------
   void OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& action,
@@ -209,12 +212,12 @@ class Runs final : public AgreementListener {
     std::weak_ptr<const Error> common;
   };
   LastFailed last_failed_;
-  // Runs in Phase::kFailing, or launched and `failing`, in order, and what waits for those before
-  // it.
+  // Runs in Phase::kFailing, or launched and `failing`, and what waits for those before it: in
+  // order, as far as they are of one tenant.
   FailTurns fail_turns_;
   // Gangs that are complete, by index: so is now what they have waited for, or some of their runs
-  // have been published.
-  std::deque<int32_t> finishing_;
+  // have been published. Tenants in turns.
+  TurnQueue<int32_t> finishing_;
   // With more that waits for them than their slices had time for; tenants in turns.
   struct SettledCell {
     CellRef cell;

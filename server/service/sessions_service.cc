@@ -101,7 +101,7 @@ void OnClose(const CallRef<v1::CloseSessionResponse>& call,
                                           SessionId session) {
     const absl::Status status = node.CloseSession(session, now);
     // A client that opens the next one has the memory of this one.
-    node.AfterReleases([log, call, tenant, session, status] {
+    node.AfterReleases(tenant, [log, call, tenant, session, status] {
       call->Reply(status, [log, tenant, session](v1::CloseSessionResponse*) {
         log->Say(google::GLOG_INFO, tenant, absl::StrCat("session ", session.value(), " closed"));
       });
