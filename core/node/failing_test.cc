@@ -713,6 +713,29 @@ TEST_F(FailingTest, NoMemberGoesOnBeforeAgreementsTablesAreGone) {
   while (rank(1)->told.empty()) Poll();
 }
 
+// Also where a member asks for something that does not wait for its log.
+TEST_F(FailingTest, AgreementsTablesAreChargedUntilTheyAreGone) {
+  RunAhead();
+  Close(rank(2));
+  const auto make_group = [this] {
+    CreateGroupRequest group;
+    group.world = world_;
+    group.members = {Rank(0), Rank(1)};
+    group.rank = Rank(0);
+    const absl::StatusOr<GroupId> made = node_->CreateGroup(rank(0)->session, group);
+    EXPECT_TRUE(made.ok()) << made.status();
+  };
+  const auto tables = [this] { return node_->Stats("").memory_used_bytes; };
+  const int64_t with_tables = tables();
+  make_group();
+  EXPECT_GE(tables(), with_tables);
+  const int64_t last = Submit(rank(1), Release());
+  while (rank(1)->told.empty() || rank(1)->told.back().first != last) Poll();
+  make_group();
+  constexpr int64_t kBytesPerCall = 64;  // and more
+  EXPECT_LE(tables(), with_tables - kRuns * kResults * kBytesPerCall);
+}
+
 TEST_F(FailingTest, ASessionsMemoryIsFreeWhenItsRunsHaveFailed) {
   RunAhead(/*named=*/false);
   ASSERT_GT(node_->Stats("").live_buffers, 0);

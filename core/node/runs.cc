@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/failpoint.h"
 #include "core/base/work.h"
+#include "core/runtime/budget.h"
 #include "core/runtime/executor.h"
 
 namespace chorus::node {
@@ -471,9 +472,15 @@ void Runs::Warn(const World& world, const Error& cause, absl::Time now) {
 void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,
                         absl::Time now) {
   if (action->remaining_rows > Agreement::kRowsAtOnce) {
-    // Nobody makes more before this is gone.
-    background_->Do(/*tenant=*/"", [remains = std::move(action->remains)] {},
-                    fail_turns_.HoldBackAll(*world));
+    // Nobody makes more before this is gone, which is charged until then: a member may ask for
+    // something that does not wait for its log.
+    auto charge = std::make_shared<Charge>(world->TakeBeyond());
+    background_->Do(
+        /*tenant=*/"", [remains = std::move(action->remains)] {},
+        [charge = std::move(charge), let_go_on = fail_turns_.HoldBackAll(*world)] {
+          *charge = Charge();
+          let_go_on();
+        });
   }
   Error error = *action->error;
   SayOpenEpoch(*world, action->open_epoch, &error);

@@ -33,13 +33,13 @@ int64_t World::FixedBytes(int size) {
   return Agreement::kMostCauseBytes + kGivenUpBytes + int64_t{size} * (kPerMember + kPerRank);
 }
 
-absl::Status World::Reserve(size_t calls, int64_t path_bytes, size_t groups, size_t group_members) {
+int64_t World::BytesWith(size_t calls, int64_t path_bytes, size_t groups,
+                         size_t group_members) const {
   constexpr int64_t kPerGroup = 512;
-  return rows.Cover(FixedBytes(size()) + agreement->HeldBytes() +
-                    static_cast<int64_t>(calls) * agreement->BytesPerCall() + path_bytes +
-                    (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
-                    (agreement->num_group_members() + static_cast<int64_t>(group_members)) *
-                        kPerMember);
+  return FixedBytes(size()) + agreement->HeldBytes() +
+         static_cast<int64_t>(calls) * agreement->BytesPerCall() + path_bytes +
+         (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
+         (agreement->num_group_members() + static_cast<int64_t>(group_members)) * kPerMember;
 }
 
 void SayOpenEpoch(const World& world, Epoch open_epoch, Error* error) {

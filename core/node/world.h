@@ -88,6 +88,8 @@ struct World : std::enable_shared_from_this<World> {
   }
   // The same for a group that may come next.
   absl::Status ReserveGroup(size_t members) { return Reserve(0, 0, 1, members); }
+  // What is charged beyond what there is: for what its agreement has given up, until it is gone.
+  Charge TakeBeyond() { return rows.TakeBeyond(BytesWith(0, 0, 0, 0)); }
 
   int size() const { return static_cast<int>(members.size()); }
   bool formed() const { return agreement != nullptr; }
@@ -95,8 +97,11 @@ struct World : std::enable_shared_from_this<World> {
  private:
   // Whatever comes: of ranks, of the causes of epochs that have ended, and of what was given up.
   static int64_t FixedBytes(int size);
-  // For all that there is and this much more.
-  absl::Status Reserve(size_t calls, int64_t path_bytes, size_t groups, size_t group_members);
+  // Of all that there is and this much more.
+  int64_t BytesWith(size_t calls, int64_t path_bytes, size_t groups, size_t group_members) const;
+  absl::Status Reserve(size_t calls, int64_t path_bytes, size_t groups, size_t group_members) {
+    return rows.Cover(BytesWith(calls, path_bytes, groups, group_members));
+  }
 };
 
 // FAILED_PRECONDITION kWrongState, for a request that comes before all ranks have joined.

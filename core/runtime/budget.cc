@@ -230,8 +230,13 @@ int64_t Budget::charged_in_all() const {
 
 // --- SteppedCharge ------------------------------------------------------------------------------
 
+Charge SteppedCharge::TakeBeyond(int64_t amount) {
+  const int64_t beyond = charge_.amount() - Rounded(amount);
+  return beyond > 0 ? charge_.Split(beyond) : Charge();
+}
+
 absl::Status SteppedCharge::Resize(int64_t amount) {
-  const int64_t rounded = (amount + step_ - 1) / step_ * step_;
+  const int64_t rounded = Rounded(amount);
   if (charge_.amount() > 0) return charge_.Resize(rounded);
   CHORUS_ASSIGN_OR_RETURN(charge_, budget_->Charge(Domain::kHost, resource_, rounded));
   return absl::OkStatus();

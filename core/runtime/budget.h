@@ -222,8 +222,11 @@ class SteppedCharge {
   }
   // What is covered is the caller's from now on.
   Charge Take() { return std::move(charge_); }
+  // The same of what is covered beyond `amount`: that is given up, and takes a while to be gone.
+  Charge TakeBeyond(int64_t amount);
 
  private:
+  int64_t Rounded(int64_t amount) const { return (amount + step_ - 1) / step_ * step_; }
   absl::Status Resize(int64_t amount);
 
   const BudgetRef budget_;

@@ -338,6 +338,23 @@ TEST(BudgetTest, ASteppedChargeCoversWhatThereIsAndNotMuchMore) {
   EXPECT_EQ(node->used(), 0);
 }
 
+TEST(BudgetTest, WhatASteppedChargeHasBeyondWhatThereIsIsChargedUntilItIsGone) {
+  const BudgetRef node = Budget::OfNode(1000);
+  SteppedCharge charge(node, Resource::kRunBytes, 100);
+  EXPECT_EQ(charge.TakeBeyond(0).amount(), 0);
+  EXPECT_TRUE(charge.Cover(1000).ok());
+  EXPECT_EQ(charge.TakeBeyond(901).amount(), 0) << "the step has begun";
+  {
+    const Charge beyond = charge.TakeBeyond(101);
+    EXPECT_EQ(beyond.amount(), 800);
+    EXPECT_TRUE(charge.Cover(101).ok());
+    EXPECT_EQ(node->used(), 1000);
+    EXPECT_FALSE(charge.Cover(201).ok()) << "it is not gone";
+  }
+  EXPECT_EQ(node->used(), 200);
+  EXPECT_TRUE(charge.Cover(1000).ok());
+}
+
 TEST(BudgetTest, AChargeOutlivesItsBudgetsOwner) {
   const BudgetRef node = Budget::OfNode(100);
   Charge left = *Bytes(Budget::Within(node, "session 1", {}), 10);
