@@ -1117,38 +1117,112 @@ TEST_F(InManyWorldsTest, OneOfThemMayEndItsEpochMeanwhile) {
               ::testing::Contains(std::make_pair(local_ + kWorlds, Reason::kAborted)));
 }
 
+// Ranks of worlds of two, whose calls are in different lines, as long as lines may be.
+class CallSitesTest : public FailingTest {
+ protected:
+  static constexpr int kLines = 1000;
+
+  // A rank makes its calls in so many runs.
+  void RegisterAll(int runs) {
+    runs_ = runs;
+    for (int r = 0; r < 2; ++r) {
+      int line = 0;
+      for (int run = 0; run < runs; ++run) {
+        testing::RankBuilder b(r, /*size=*/2);
+        b.set_wants_grad(false);
+        const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
+        for (int i = 0; i < kLines / runs; ++i) b.AllReduce(x);
+        Graph graph = b.graph().Build();
+        for (Node& node : graph.nodes) {
+          node.source = absl::StrCat(std::string(500, static_cast<char>('a' + r)), ":", ++line);
+        }
+        RegisterStaged(rank(r), run, graph);
+      }
+    }
+  }
+  int64_t TakeAll(Client* client) {
+    for (int number = 0; number < runs_; ++number) {
+      chorus::Run run = RunOf(0, {0, 1}, /*results=*/0);
+      run.graph = {number, 1};
+      run.groups[0].base[0].call = int64_t{number} * kLines / runs_;
+      Take(client, std::move(run));
+    }
+    return client->sequence;
+  }
+  // Rank 0 has voted when this returns.
+  void Begin(const std::string& world, CheckCallSites check_call_sites) {
+    for (int r = 0; r < 2; ++r) {
+      const absl::StatusOr<WorldInfo> info =
+          Join(rank(r)->session, world, r, 2, DeviceIndex(r), check_call_sites);
+      if (info.ok()) world_ = info->id;
+    }
+    TakeAll(rank(0));
+    while (Poll()) {
+    }
+  }
+  // Then they are compared.
+  int64_t TakeOther() { return TakeAll(rank(1)); }
+  void Finish(int64_t sequence) {
+    while (Poll() || rank(1)->told.back().first != sequence) {
+    }
+    EXPECT_EQ(rank(1)->told.back().second, Reason::kUnspecified);
+  }
+  std::vector<FlightEvent> WrittenDown() const {
+    std::vector<FlightEvent> events = node_->Flight("", 10000).value();
+    events.erase(std::remove_if(events.begin(), events.end(),
+                                [](const FlightEvent& event) {
+                                  return event.kind != FlightKind::kCallSitesDiffer;
+                                }),
+                 events.end());
+    return events;
+  }
+
+  int runs_ = 0;
+};
+
 // One vote may bring as many as a world may ever have.
-TEST_F(FailingTest, CallSitesThatDifferAreWrittenDownInTurnsOfBoundedWork) {
-  constexpr int kLines = 1000;
-  for (int r = 0; r < 2; ++r) {
-    const absl::StatusOr<WorldInfo> info =
-        Join(rank(r)->session, "warned", r, 2, DeviceIndex(r), CheckCallSites::kWarn);
-    if (info.ok()) world_ = info->id;
-  }
-  const auto written_down = [this] {
-    const std::vector<FlightEvent> events = node_->Flight("", 10000).value();
-    return std::count_if(events.begin(), events.end(), [](const FlightEvent& event) {
-      return event.kind == FlightKind::kCallSitesDiffer;
-    });
-  };
-  for (int r = 0; r < 2; ++r) {
-    testing::RankBuilder b(r, /*size=*/2);
-    b.set_wants_grad(false);
-    const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
-    for (int i = 0; i < kLines; ++i) b.AllReduce(x);
-    Graph graph = b.graph().Build();
-    int line = 0;
-    for (Node& node : graph.nodes) node.source = absl::StrCat("rank", r, ".py:", ++line);
-    RegisterGraph command;
-    command.graph = {0, 1};
-    command.encoded = EncodeGraph(graph);
-    Submit(rank(r), std::move(command));
-    while (rank(r)->told.empty()) Poll();
-    Take(rank(r), RunOf(0, {0, 1}, /*results=*/0));
-  }
-  EXPECT_LT(written_down(), kLines) << "all in one slice: nothing to be seen";
-  while (written_down() < kLines) ASSERT_TRUE(Poll());
+TEST_F(CallSitesTest, ThoseThatDifferAreWrittenDownInTurnsOfBoundedWork) {
+  RegisterAll(/*runs=*/1);
+  Begin("warned", CheckCallSites::kWarn);
+  const int64_t sequence = TakeOther();
+  EXPECT_LT(WrittenDown().size(), kLines) << "all in one slice: nothing to be seen";
+  while (WrittenDown().size() < kLines) ASSERT_TRUE(Poll());
   EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  Finish(sequence);
+  const std::vector<FlightEvent> written = WrittenDown();
+  ASSERT_EQ(written.size(), kLines);
+  for (size_t i = 0; i < written.size(); ++i) {
+    const absl::StatusOr<Error> error = node_->FindError(written[i].error, "uid:0");
+    ASSERT_TRUE(error.ok()) << error.status();
+    ASSERT_EQ(error->source, absl::StrCat(std::string(500, 'b'), ":", i + 1));
+  }
+}
+
+TEST_F(CallSitesTest, WhatIsToBeWrittenDownIsCharged) {
+  struct Use {
+    int64_t heap = 0;
+    int64_t charged = 0;
+  };
+  const auto vote = [this](const std::string& world, CheckCallSites check_call_sites) {
+    Begin(world, check_call_sites);
+    const int64_t charged_before = charged();
+    const HeapUse heap;
+    const int64_t sequence = TakeOther();
+    const Use use = {heap.bytes(), charged() - charged_before};
+    Finish(sequence);
+    return use;
+  };
+  RegisterAll(/*runs=*/10);             // more than a vote is charged for
+  vote("first", CheckCallSites::kOff);  // plans are loaded
+  const int64_t charged_before = charged();
+  const Use off = vote("off", CheckCallSites::kOff);
+  const int64_t of_a_world = charged() - charged_before;
+  const Use warned = vote("warned", CheckCallSites::kWarn);
+  // Those that were written down at once are remembered as errors.
+  constexpr int64_t kFew = int64_t{256} << 10;
+  EXPECT_GT(warned.heap - off.heap, kLines * 1024);
+  EXPECT_LE(warned.heap - off.heap, warned.charged - off.charged + kFew);
+  EXPECT_LE(charged() - charged_before, 2 * of_a_world + kFew) << "it is still charged";
 }
 
 // A caller that waits for that hears of it, though the node ends.

@@ -11,9 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "core/base/counting_heap.h"
+#include "core/base/error.h"
 #include "core/base/work.h"
+#include "core/collective/decisions.h"
 #include "core/collective/vote.h"
+#include "core/node/agreement.h"
 #include "core/node/records.h"
+#include "core/node/timers.h"
 #include "core/node/world.h"
 #include "core/runtime/budget.h"
 #include "gtest/gtest.h"
@@ -107,6 +111,40 @@ TEST_F(GivenUpTest, WhatIsKeptOfLinesIsWhatAWorldIsChargedFor) {
     ASSERT_LE(heap.bytes(), World::kGivenUpBytes) << line;
     ASSERT_LE(world_.given_up.size(), World::kMostGivenUp);
   }
+}
+
+// Those for which there is no memory are counted.
+TEST(WorldTest, WarningsThatWaitAreChargedInTheirOrder) {
+  constexpr size_t kWarnings = 1000;
+  const BudgetRef node = Budget::OfNode(int64_t{1} << 20);
+  TimerQueue timers;
+  World world(node);
+  ASSERT_TRUE(world.MakeMembers(2).ok());
+  world.agreement = std::make_unique<Agreement>(&world, SequencerOptions(), /*queue=*/nullptr,
+                                                &timers, /*background=*/nullptr);
+  const int64_t charged_before = node->used();
+  const auto text = [](size_t i) { return absl::StrCat(i, std::string(2000, 'w')); };
+  EXPECT_FALSE(world.warns());
+  for (size_t i = 0; i < kWarnings; ++i) {
+    world.AddWarning(std::make_shared<const Error>(Reason::kMismatch, text(i)));
+  }
+  const size_t kept = world.warnings.size();
+  ASSERT_GT(kept, 100u);
+  ASSERT_LT(kept, kWarnings);
+  constexpr int64_t kStep = int64_t{64} << 10;
+  EXPECT_GE(node->used() - charged_before, static_cast<int64_t>(kept) * 2000 - kStep);
+  for (size_t i = 0; i < kept; ++i) {
+    ASSERT_TRUE(world.warns());
+    ASSERT_EQ(world.TakeWarning()->message, text(i));
+  }
+  ASSERT_TRUE(world.warns());
+  const std::shared_ptr<const Error> last = world.TakeWarning();
+  EXPECT_EQ(last->reason, Reason::kMismatch);
+  EXPECT_NE(last->message.find(absl::StrCat(kWarnings - kept, " more calls")), std::string::npos)
+      << last->message;
+  EXPECT_FALSE(world.warns());
+  world.TakeBeyond();
+  EXPECT_EQ(node->used(), charged_before);
 }
 
 }  // namespace

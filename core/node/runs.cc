@@ -82,6 +82,14 @@ const std::string& TenantOf(const Gang& gang, RunTable* table) {
   return table->Find(gang.runs.front())->session->tenant->name;
 }
 
+// Writes it down.
+void Warn(const World& world, Error warning, Failures* failures, absl::Time now) {
+  CountWork(kWorkPerWarning);
+  failures->Record(nullptr, &world, &warning);
+  failures->Note(FlightKind::kCallSitesDiffer, now, nullptr, &world, Sequence(), Ticket(),
+                 warning.id);
+}
+
 // Does `work`, which is true when that was all, in turns of the session that come, then calls
 // `then`.
 void DoInTurns(const InNextTurn& go_on_later, const std::shared_ptr<Session>& session,
@@ -454,19 +462,20 @@ void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& ac
 void Runs::OnWarn(const std::shared_ptr<World>& world, const SequencerAction& action,
                   absl::Time now) {
   // A vote may bring as many as a world may ever have.
-  if (SliceWork() > options_->fail_work) {
-    return AfterFailing(world->tenant,
-                        [this, world, cause = action.error] { Warn(*world, *cause, clock_->now); });
+  const bool writes_down = world->warns();
+  if (!writes_down && SliceWork() <= options_->fail_work) {
+    return Warn(*world, *action.error, failures_, now);
   }
-  Warn(*world, *action.error, now);
+  world->AddWarning(action.error);
+  if (!writes_down) AfterFailing(world->tenant, [this, world] { WriteDown(world); });
 }
 
-void Runs::Warn(const World& world, const Error& cause, absl::Time now) {
-  CountWork(kWorkPerWarning);
-  Error error = cause;
-  failures_->Record(nullptr, &world, &error);
-  failures_->Note(FlightKind::kCallSitesDiffer, now, nullptr, &world, Sequence(), Ticket(),
-                  error.id);
+void Runs::WriteDown(const std::shared_ptr<World>& world) {
+  do {
+    Warn(*world, *world->TakeWarning(), failures_, clock_->now);
+  } while (world->warns() && SliceWork() <= options_->fail_work);
+  if (world->warns()) return AfterFailing(world->tenant, [this, world] { WriteDown(world); });
+  world->TakeBeyond();  // and gives it back
 }
 
 void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* action,

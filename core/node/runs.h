@@ -140,7 +140,8 @@ class Runs final : public AgreementListener {
   void RefuseVote(RunState* run, const absl::Status& why, absl::Time now);
   // What it waits for has failed.
   void RefuseAwaiting(RunState* run, std::shared_ptr<const Error> failed, absl::Time now);
-  void Warn(const World& world, const Error& cause, absl::Time now);
+  // As many of the warnings that wait as the slice has time for, the others in turns that come.
+  void WriteDown(const std::shared_ptr<World>& world);
   void Unblock(RunHandle handle, absl::Time now);
   // Of a local run that is to write over what it was given: whether it waits for what it reads of
   // gangs that may fail without its device's knowing.

@@ -1,6 +1,7 @@
 #include "core/node/world.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -36,10 +37,34 @@ int64_t World::FixedBytes(int size) {
 int64_t World::BytesWith(size_t calls, int64_t path_bytes, size_t groups,
                          size_t group_members) const {
   constexpr int64_t kPerGroup = 512;
-  return FixedBytes(size()) + agreement->HeldBytes() +
+  return FixedBytes(size()) + warning_bytes + agreement->HeldBytes() +
          static_cast<int64_t>(calls) * agreement->BytesPerCall() + path_bytes +
          (agreement->num_groups() + static_cast<int64_t>(groups)) * kPerGroup +
          (agreement->num_group_members() + static_cast<int64_t>(group_members)) * kPerMember;
+}
+
+void World::AddWarning(std::shared_ptr<const Error> warning) {
+  const int64_t bytes = BytesOf(*warning);
+  warning_bytes += bytes;
+  if (Reserve(0, 0, 0, 0).ok()) return warnings.push_back(std::move(warning));
+  warning_bytes -= bytes;
+  ++warnings_left_out;
+}
+
+std::shared_ptr<const Error> World::TakeWarning() {
+  if (!warnings.empty()) {
+    std::shared_ptr<const Error> warning = std::move(warnings.front());
+    warnings.pop_front();
+    warning_bytes -= BytesOf(*warning);
+    return warning;
+  }
+  // Behind the last one.
+  const int64_t left_out = std::exchange(warnings_left_out, 0);
+  return std::make_shared<const Error>(
+      Reason::kMismatch,
+      absl::StrCat("in world \"", name, "\" ", left_out,
+                   " more calls are made in different lines, and were taken for one call each; "
+                   "there was no memory to write them down"));
 }
 
 void SayOpenEpoch(const World& world, Epoch open_epoch, Error* error) {

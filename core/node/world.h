@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -75,6 +76,11 @@ struct World : std::enable_shared_from_this<World> {
   static constexpr int64_t kGivenUpBytes = int64_t{16} << 10;  // of the list, while it grows too
   absl::flat_hash_map<uint64_t, ErrorId> given_up;
   size_t given_up_next = 0;  // of a launch, the collective from which on to tell of them
+  // That its ranks call something in different lines, in the order in which it was seen: to be
+  // written down (runs.h); and how many more there are, for which there was no memory.
+  std::deque<std::shared_ptr<const Error>> warnings;
+  int64_t warning_bytes = 0;
+  int64_t warnings_left_out = 0;
   // Of its members' devices, and nobody else's. Null until they are launched together.
   std::shared_ptr<CommunicatorLease> communicators;
 
@@ -88,6 +94,11 @@ struct World : std::enable_shared_from_this<World> {
   }
   // The same for a group that may come next.
   absl::Status ReserveGroup(size_t members) { return Reserve(0, 0, 1, members); }
+  // One more of its warnings, or the first one less, for which its tenant is charged while it
+  // waits.
+  void AddWarning(std::shared_ptr<const Error> warning);
+  std::shared_ptr<const Error> TakeWarning();
+  bool warns() const { return !warnings.empty() || warnings_left_out > 0; }
   // What is charged beyond what there is: for what its agreement has given up, until it is gone.
   Charge TakeBeyond() { return rows.TakeBeyond(BytesWith(0, 0, 0, 0)); }
 
