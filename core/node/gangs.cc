@@ -48,11 +48,13 @@ DeviceIndex DeviceOf(const RunState& run, int32_t participation) {
 
 int32_t Gangs::New() {
   if (free_.empty()) {
-    gangs_.emplace_back();
+    gangs_.push_back(std::make_unique<Gang>());
     return static_cast<int32_t>(gangs_.size()) - 1;
   }
   const int32_t index = free_.back();
   free_.pop_back();
+  std::unique_ptr<Gang>& gang = gangs_[static_cast<size_t>(index)];
+  if (gang == nullptr) gang = std::make_unique<Gang>();
   return index;
 }
 
@@ -64,8 +66,15 @@ void Gangs::Recycle(int32_t index) {
     if (!gang.status.ok()) launcher_->executor(it->second.device)->Settled(launch);
     launches_.erase(it);
   }
+  if (launches_.empty() && launches_.capacity() > kKeptLaunches) {
+    launches_ = decltype(launches_)();
+  }
   timers_->Cancel(gang.watch);
-  gang.Recycle();
+  if (free_.size() < kKeptGangs) {
+    gang.Recycle();
+  } else {
+    gangs_[static_cast<size_t>(index)].reset();
+  }
   free_.push_back(index);
 }
 

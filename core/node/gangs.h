@@ -7,7 +7,6 @@
 #define CHORUS_CORE_NODE_GANGS_H_
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -56,25 +55,32 @@ struct Gang {
   int64_t looked_at = 0;
   bool is_wanted = false;
 
-  static constexpr size_t kKeptCapacity = 1024;  // nobody is charged for what is kept
+  static constexpr size_t kKeptCapacity = 256;  // nobody is charged for what is kept
   void Recycle() {
     world.reset();
     ticket = Ticket();
-    runs.clear();
-    launches.clear();
+    ClearList(&runs);
+    ClearList(&launches);
     launched = absl::Time();
     launches_left = 0;
     watch = TimerQueue::Id();
     status = absl::OkStatus();
     knows_origin = false;
     lease.reset();
-    if (communicators.capacity() > kKeptCapacity) communicators = {};
-    communicators.clear();
+    ClearList(&communicators);
     commit = CommunicatorId();
     fails_unseen = false;
     num_published = 0;
     looked_at = 0;
     is_wanted = false;
+  }
+
+ private:
+  template <typename T>
+  static void ClearList(std::vector<T>* list) {
+    list->clear();
+    // Assigned `{}` it would keep its capacity.
+    if (list->capacity() > kKeptCapacity) *list = std::vector<T>();
   }
 };
 
@@ -103,7 +109,7 @@ class Gangs {
   absl::optional<int32_t> Complete(const CompletionMessage& completion, absl::Time now);
 
   // Until Recycle(), when its runs have ended. References stay valid.
-  Gang& at(int32_t index) { return gangs_[static_cast<size_t>(index)]; }
+  Gang& at(int32_t index) { return *gangs_[static_cast<size_t>(index)]; }
   void Recycle(int32_t index);
   // Nobody wants the results of this launched run: its kernels that have not begun are left out.
   void Abandon(RunState* run);
@@ -151,7 +157,11 @@ class Gangs {
   TimerQueue* const timers_;
   NodeStats* const stats_;
 
-  std::deque<Gang> gangs_;  // a deque: references stay valid
+  // Of gangs that have ended, and of tables of launches: nobody is charged for these.
+  static constexpr size_t kKeptGangs = 256;
+  static constexpr size_t kKeptLaunches = 4096;
+
+  std::vector<std::unique_ptr<Gang>> gangs_;  // null: a free index
   std::vector<int32_t> free_;
   // Of gangs under way.
   struct Launched {

@@ -346,6 +346,55 @@ TEST_F(GangsTest, WhatFinishesTakesTurnsByTenant) {
   EXPECT_GT(behind, kMany / 4);
 }
 
+class ManyGangsTest : public GangsTest {
+ protected:
+  static constexpr int kMost = 5000;
+
+  static NodeOptions Many() {
+    NodeOptions options = Options();
+    options.max_pending_runs = kMost;
+    return options;
+  }
+  ManyGangsTest() : GangsTest(Many()) {}
+};
+
+// Nobody is charged for what is kept of them.
+TEST_F(ManyGangsTest, OfThousandsAtOnceFewAreKept) {
+  Client* const client = Open("uid:1", absl::Hours(1));
+  told_.launches.reserve(2 * kMost);
+  client->told.reserve(2 * kMost);
+  chorus::Run run = DirectRank::LocalRun(1, {DirectRank::Inline({1})}, {});
+  run.outputs.resize(1);  // which nobody wants
+  const auto at_once = [&](int runs) {
+    const size_t first = told_.launches.size();
+    for (int i = 0; i < runs; ++i) Submit(client, run);
+    ASSERT_EQ(told_.launches.size(), first + static_cast<size_t>(runs));
+    for (size_t i = first; i < told_.launches.size(); ++i) End(i);
+    ASSERT_EQ(client->told.size(), static_cast<size_t>(client->sequence));
+  };
+  // So many runs are kept.
+  at_once(300);
+  const HeapUse heap;
+  at_once(kMost);
+  std::cout << heap.bytes() << " bytes are kept" << std::endl;
+  EXPECT_LE(heap.bytes(), 400 * kMost);
+}
+
+// However many runs and launches it had.
+TEST(GangTest, OfItsListsLittleIsKept) {
+  for (const size_t size : {size_t{1}, Gang::kKeptCapacity, Gang::kKeptCapacity + 1}) {
+    Gang gang;
+    gang.runs.resize(size);
+    gang.launches.resize(size);
+    gang.communicators.resize(size);
+    gang.Recycle();
+    EXPECT_EQ(gang.runs.size() + gang.launches.size() + gang.communicators.size(), 0u);
+    EXPECT_LE(gang.runs.capacity(), Gang::kKeptCapacity);
+    EXPECT_LE(gang.launches.capacity(), Gang::kKeptCapacity);
+    EXPECT_LE(gang.communicators.capacity(), Gang::kKeptCapacity);
+  }
+}
+
 TEST_F(GangsTest, WhatOthersWantIsNotAbandonedUntilTheyHaveIt) {
   Client* const client = Open("uid:1", absl::Hours(1), 0, 2);
   Client* const peer = Open("uid:1", absl::Hours(1), 1, 2);
