@@ -321,9 +321,10 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
   const int64_t bytes = type.num_bytes();
   const bool moves_later = moves != nullptr && !SliceHasTime();
   Bound bound;
-  BufferRef copy;                  // in host memory
-  std::shared_ptr<Arena> gathers;  // what is to be copied from there in the background
-  int64_t work = 0;                // of that copy
+  BufferRef copy;                     // in host memory
+  std::shared_ptr<Arena> gathers;     // what is to be copied from there in the background
+  std::shared_ptr<Arena> moved_from;  // or in a turn that comes
+  int64_t work = 0;                   // of that copy
   Charge gathering;
   if (const auto* data = absl::get_if<InlineData>(&binding)) {
     CHORUS_RETURN_IF_ERROR(CheckInline(*data, type));
@@ -374,24 +375,8 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
     work = extent.work;
     if (moves_later && work <= kSmallCopyWork) {
-      copy->set_state(Buffer::State::kFrozen);
-      bound.buffer = copy;
-      BufferRef target;
-      if (!host_) {
-        CHORUS_ASSIGN_OR_RETURN(target, Allocate(session.tenant.get(), device, bytes));
-        target->set_state(Buffer::State::kFrozen);
-        bound.buffer = target;
-      }
-      bound.address = bound.buffer->address();
-      bound.arrival = Arrival::kLater;
-      CHORUS_RETURN_IF_ERROR(
-          Moves::Add(session,
-                     {type, range.strides, std::move(arena), source, work + kWorkPerTransfer,
-                      std::move(copy), device, std::move(target), std::move(arrived)},
-                     moves));
-      return bound;
-    }
-    if (IsForBackground(work)) {
+      moved_from = std::move(arena);
+    } else if (IsForBackground(work)) {
       CHORUS_ASSIGN_OR_RETURN(
           gathering, session.budget->Charge(Domain::kHost, Resource::kRunBytes, kBytesToCopyLater));
       gathers = std::move(arena);
@@ -407,7 +392,16 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
     bound.buffer->set_state(Buffer::State::kFrozen);
   }
   bound.address = bound.buffer->address();
-  if (gathers != nullptr) {
+  if (moved_from != nullptr) {
+    bound.arrival = Arrival::kLater;
+    const ExternalRange& range = absl::get<ExternalRange>(binding);
+    const char* const from = moved_from->data() + range.offset;
+    CHORUS_RETURN_IF_ERROR(
+        Moves::Add(session,
+                   {type, range.strides, std::move(moved_from), from, work + kWorkPerTransfer, copy,
+                    device, host_ ? BufferRef() : bound.buffer, std::move(arrived)},
+                   moves));
+  } else if (gathers != nullptr) {
     bound.arrival = Arrival::kLater;
     Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, work, copy,
            [this, charge = std::make_shared<Charge>(std::move(gathering)), device,
