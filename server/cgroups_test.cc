@@ -2,14 +2,13 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/testing/file_tree.h"
 
 namespace chorus::server {
 namespace {
@@ -18,21 +17,8 @@ using testing::HasSubstr;
 
 constexpr pid_t kPid = 41;
 
-// A tree of files that stand in for the system's.
-class CgroupsTest : public testing::Test {
+class CgroupsTest : public FileTreeTest {
  protected:
-  CgroupsTest() {
-    std::string pattern = absl::StrCat(testing::TempDir(), "/cgroups-XXXXXX");
-    if (mkdtemp(&pattern[0]) == nullptr) abort();
-    root_ = pattern;
-  }
-  ~CgroupsTest() override { std::filesystem::remove_all(root_); }
-
-  void Write(const std::string& path, const std::string& text) {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
   // One of version 2 that this process is alone in.
   void WriteOwn(const std::string& folder = "/sys/fs/cgroup/jobs/chorusd") {
     Write("/proc/self/cgroup", "0::/jobs/chorusd\n");
@@ -48,8 +34,6 @@ class CgroupsTest : public testing::Test {
           absl::StrCat(pid, " (a name) with) (more) S ", parent, " 1 1 0\n"));
   }
   absl::optional<ProcessCgroup> Find() const { return ProcessCgroup::Find(root_, kPid); }
-
-  std::string root_;
 };
 
 TEST_F(CgroupsTest, TellsWhatItHasAndWhatOfItTheKernelDoesNotTakeBack) {

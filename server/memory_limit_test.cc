@@ -1,13 +1,11 @@
 #include "server/memory_limit.h"
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/testing/file_tree.h"
 
 namespace chorus::server {
 namespace {
@@ -16,25 +14,12 @@ using testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-// A tree of files that stand in for the system's.
-class MemoryLimitTest : public testing::Test {
+class MemoryLimitTest : public FileTreeTest {
  protected:
   MemoryLimitTest() {
-    std::string pattern = absl::StrCat(testing::TempDir(), "/memory-limit-XXXXXX");
-    if (mkdtemp(&pattern[0]) == nullptr) abort();
-    root_ = pattern;
     Write("/proc/meminfo", "MemFree:  1 kB\nMemTotal:       16384 kB\nSwapTotal: 9 kB\n");
   }
-  ~MemoryLimitTest() override { std::filesystem::remove_all(root_); }
-
-  void Write(const std::string& path, const std::string& text) {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
   MemoryLimit Limit(int64_t own_bytes = 0) const { return DefaultMemoryLimit(own_bytes, root_); }
-
-  std::string root_;
 };
 
 TEST_F(MemoryLimitTest, WithoutACgroupItIsOfTheMachinesMemory) {

@@ -1,36 +1,15 @@
 #include "server/service/alarms.h"
 
-#include <time.h>
-
-#include <atomic>
-#include <cstdint>
 #include <future>
 #include <memory>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/base/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-
-namespace {
-
-// How far the wall clock is set ahead of the machine's.
-std::atomic<int64_t> wall_ahead_nanos{0};
-
-}  // namespace
-
-namespace absl {
-ABSL_NAMESPACE_BEGIN
-Time Now() {
-  timespec time;
-  clock_gettime(CLOCK_REALTIME, &time);
-  return TimeFromTimespec(time) + Nanoseconds(wall_ahead_nanos.load());
-}
-ABSL_NAMESPACE_END
-}  // namespace absl
+#include "server/testing/wall_clock.h"
 
 namespace chorus::server {
 namespace {

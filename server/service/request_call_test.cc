@@ -1,9 +1,6 @@
 #include "server/service/request_call.h"
 
-#include <time.h>
-
 #include <atomic>
-#include <cstdint>
 #include <functional>
 #include <future>
 #include <memory>
@@ -11,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
@@ -23,23 +19,7 @@
 #include "server/service/call_turns.h"
 #include "server/service/worker.h"
 #include "server/testing/test_daemon.h"
-
-namespace {
-
-// How far somebody has set the wall clock forward, as Chorus sees it.
-std::atomic<int64_t> wall_ahead_nanos{0};
-
-}  // namespace
-
-namespace absl {
-ABSL_NAMESPACE_BEGIN
-Time Now() {
-  timespec time;
-  clock_gettime(CLOCK_REALTIME, &time);
-  return TimeFromTimespec(time) + Nanoseconds(wall_ahead_nanos.load());
-}
-ABSL_NAMESPACE_END
-}  // namespace absl
+#include "server/testing/wall_clock.h"
 
 namespace chorus::server {
 namespace {
