@@ -133,11 +133,19 @@ void Http2Frames::EndMessage(Stream* stream) const {
   stream->pieces -= std::min(stream->pieces, usual_pieces);
   stream->bytes_received = 0;
   stream->is_later = true;
+  if (stream->spare_pieces < limits_.spare_pieces) ++stream->spare_pieces;
 }
 
 void Http2Frames::CountPiece(Stream* stream, Counts* counts) const {
   const uint32_t most = limits_.pieces + stream->bytes_received / limits_.bytes_a_piece;
-  if (++stream->pieces > most) {
+  if (++stream->pieces <= most) return;
+  const bool is_large =
+      stream->bytes_received >= kPrefixBytes &&
+      stream->bytes_received - kPrefixBytes + stream->bytes_missing >= limits_.large_bytes;
+  if (is_large && stream->spare_pieces > 0) {
+    --stream->spare_pieces;
+    --stream->pieces;
+  } else {
     Break(counts, absl::StrCat("it has sent ", stream->bytes_received, " bytes of a message in ",
                                stream->pieces, " pieces; expected at most ", most));
   }

@@ -28,6 +28,11 @@ class Http2Frames {
     uint32_t pieces = 0;
     uint32_t bytes_a_piece = 0;  // at least 1
     uint32_t pieces_a_message = 0;
+    // Of one that declares `large_bytes`: one more for each message that the stream has had before,
+    // so many at most, each once. For each that is taken makes room in a window that was full, and
+    // a library may send at once what has room.
+    uint32_t large_bytes = 0;
+    uint16_t spare_pieces = 0;
   };
   struct Counts {
     int calls = 0;           // streams that it has opened
@@ -69,7 +74,8 @@ class Http2Frames {
     uint32_t bytes_missing = 0;
     uint32_t bytes_received = 0;
     uint32_t pieces = 0;
-    bool is_later = false;  // behind another one
+    uint16_t spare_pieces = 0;  // for a large one
+    bool is_later = false;      // behind another one
   };
 
   void TakeHead(Counts* counts);

@@ -43,12 +43,18 @@ inline constexpr int kMessageBytesAPiece = 512;
 // The same of small ones, of which many come behind each other: so many on average. A library may
 // send the bytes before a message for themselves, and reads end anywhere.
 inline constexpr int kPiecesAMessage = 3;
+// A window that is full of small messages is made room in as they are taken, and told with each
+// answer: a large one behind them comes in as many pieces as there were answers. So it may have one
+// more for each of these, up to so many; each takes a slice, and the frame that it came in.
+inline constexpr int kLargeMessageBytes = 4 << 10;
+inline constexpr int kSparePieces = 640;
+inline constexpr int64_t kPieceBytes = 50;
 // Messages of calls, behind the first of each, that nobody has taken: only streams of commands (and
 // reflection) may have some. A window of 64 KiB has up to 5,957 commands, 11 bytes each. gRPC
 // keeps three slices for one, and the frames that they came in: of five bytes that is 3 * (32 + 9)
-// + 5.
+// + 5. And each may have earned a piece of a large one.
 inline constexpr int kMaxLaterMessages = 32 << 10;
-inline constexpr int64_t kLaterMessageBytes = 128;
+inline constexpr int64_t kLaterMessageBytes = 128 + kPieceBytes;
 
 // Parsed, a message takes up to so many times its bytes: two of them are an empty message in a
 // list, or a field that this build does not know.
@@ -72,7 +78,7 @@ inline constexpr int kDefaultMaxStreams = 64;
 // Calls that are not let in, or not yet, or are of gRPC's own services; and those that only have to
 // end: beyond these, which are told that there are too many, and those whose answer is on its way.
 inline constexpr int kMaxOtherCalls = 128;
-inline constexpr int kMaxEndingCalls = 128;
+inline constexpr int kMaxEndingCalls = 96;
 // Of one connection's, that gRPC has not done with.
 inline constexpr int kMaxAnswering = 16;
 
@@ -113,8 +119,8 @@ constexpr int64_t SumOfParts(int64_t connections, int64_t calls, int64_t streams
   return kBaseBytes + kErrorBytes + ReadBytes(0, calls, streams) +
          (calls + kMaxOtherCalls + kMaxEndingCalls) * kCallBytes + connections * kConnectionBytes +
          kMaxParsedBytes + kMaxAnswerBytes + kMaxReads * kMaxMessageBytes +
-         streams * (kMaxPostedBytes + kMaxFrameBytes) + kMaxLaterMessages * kLaterMessageBytes +
-         sessions * node::kFreeWaits * node::kWaitBytes;
+         streams * (kMaxPostedBytes + kMaxFrameBytes + kSparePieces * kPieceBytes) +
+         kMaxLaterMessages * kLaterMessageBytes + sessions * node::kFreeWaits * node::kWaitBytes;
 }
 inline constexpr int64_t kDefaultSum = SumOfParts(kDefaultMaxConnections, kDefaultMaxCalls,
                                                   kDefaultMaxStreams, node::kDefaultMaxSessions);
