@@ -311,7 +311,7 @@ absl::StatusOr<Report> Lists(const fault::RawSession& session, Kept*) {
     CHORUS_RETURN_IF_ERROR(session.attach == nullptr
                                ? ExpectEnd("a session of 60000 devices", opened,
                                            absl::StatusCode::kNotFound,
-                                           {"UNKNOWN_NAME", "device 4"})
+                                           {"UNKNOWN_NAME", "does not exist"})
                                : ExpectEnd("a session of 60000 devices", opened,
                                            absl::StatusCode::kPermissionDenied, {"NOT_ATTACHED"}));
     report.refused = Submit(session, log.get(), release);
