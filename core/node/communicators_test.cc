@@ -27,8 +27,8 @@ class FakeExecutor : public Executor {
   void Abandon(LaunchId) override {}
   void Settled(LaunchId) override {}
   void Settled(TransferId) override {}
-  void Upload(TransferId, DeviceAddress, const void*, int64_t) override {}
-  void Download(TransferId, void*, DeviceAddress, int64_t, LaunchId) override {}
+  void Upload(TransferId, int32_t, DeviceAddress, const void*, int64_t) override {}
+  void Download(TransferId, int32_t, void*, DeviceAddress, int64_t, LaunchId) override {}
 
   std::set<CommunicatorId> open;
   std::set<CommunicatorId> aborted;

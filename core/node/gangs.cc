@@ -447,6 +447,7 @@ void Gangs::LaunchRun(RunState* run) {
   for (size_t slot = 0; slot < run->devices.size(); ++slot) {
     LaunchMessage& message = run->launches[slot];
     message.launch = launcher_->NextLaunchId();
+    message.lane = run->session->tenant->lane;
     message.hold_back = run->donated;
     message.left_out.assign(run->left_out.begin(), run->left_out.end());
     message.buffers.assign(run->addresses.begin(), run->addresses.end());
@@ -489,7 +490,7 @@ absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion, abs
   if (run == nullptr || std::exchange(launched.complete, true)) return absl::nullopt;
   const auto device = static_cast<size_t>(launched.device.value());
   if (ended_.size() <= device) ended_.resize(device + 1);
-  ended_[device] = {completion.launch, now};
+  ended_[device][static_cast<size_t>(run->session->tenant->lane)] = {completion.launch, now};
   --run->launches_left;
   run->held_back = run->held_back && completion.held_back;
   Gang& gang = at(run->gang);
@@ -497,6 +498,18 @@ absl::optional<int32_t> Gangs::Complete(const CompletionMessage& completion, abs
   gang.status.Update(completion.status);
   if (--gang.launches_left > 0) return absl::nullopt;
   return run->gang;
+}
+
+// Of launches on this device that may stand in front of this one: what lanes have in common (a
+// GPU's streams) is the backend's.
+absl::Time Gangs::LastEndInFrontOf(DeviceIndex device, LaunchId launch) const {
+  absl::Time at = absl::InfinitePast();
+  const auto index = static_cast<size_t>(device.value());
+  if (index >= ended_.size()) return at;
+  for (const Ended& last : ended_[index]) {
+    if (last.launch < launch) at = std::max(at, last.at);
+  }
+  return at;
 }
 
 void Gangs::Abandon(RunState* run) {
@@ -567,18 +580,17 @@ void Gangs::Watch(int32_t index, absl::Time due) {
   });
 }
 
-// Of those that have had their time. Returns when the next of the others will have had it. Launches
-// begin one behind the other: where the device has just ended one in front of this, it works.
+// Of those that have had their time. Returns when the next of the others will have had it. Where
+// the device has just ended one in front of this, it works.
 absl::Time Gangs::KillDevicesOf(const RunState& run, absl::Time now) {
   const absl::Duration patience = options_->sequencer.exec_timeout + options_->kill_timeout;
   absl::Time next = absl::InfiniteFuture();
   for (const LaunchMessage& message : run.launches) {
     const Launched& launched = launches_.find(message.launch)->second;
     if (launched.complete) continue;
-    const auto device = static_cast<size_t>(launched.device.value());
-    const Ended last = device < ended_.size() ? ended_[device] : Ended();
-    if (last.launch < message.launch && last.at + patience > now) {
-      next = std::min(next, last.at + patience);
+    const absl::Time ended_at = LastEndInFrontOf(launched.device, message.launch);
+    if (ended_at + patience > now) {
+      next = std::min(next, ended_at + patience);
       continue;
     }
     launcher_->executor(launched.device)

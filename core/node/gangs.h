@@ -6,6 +6,7 @@
 #ifndef CHORUS_CORE_NODE_GANGS_H_
 #define CHORUS_CORE_NODE_GANGS_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -145,6 +146,7 @@ class Gangs {
                                        LaunchMessage::CollectiveBinding* binding);
   void LaunchRun(RunState* run);
   void Watch(int32_t index, absl::Time due);
+  absl::Time LastEndInFrontOf(DeviceIndex device, LaunchId launch) const;
   absl::Time KillDevicesOf(const RunState& run, absl::Time now);
 
   const NodeOptions* const options_;
@@ -170,12 +172,12 @@ class Gangs {
     bool complete = false;
   };
   absl::flat_hash_map<LaunchId, Launched> launches_;
-  // By device: the launch that it has ended last.
+  // By device and lane: the launch that has ended last.
   struct Ended {
     LaunchId launch;
     absl::Time at = absl::InfinitePast();
   };
-  std::vector<Ended> ended_;
+  std::vector<std::array<Ended, kMaxLanes>> ended_;
 };
 
 }  // namespace chorus::node

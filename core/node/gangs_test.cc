@@ -69,10 +69,10 @@ class ToldExecutor : public Executor {
   }
   void Settled(LaunchId) override {}
   void Settled(TransferId) override {}
-  void Upload(TransferId id, DeviceAddress, const void*, int64_t) override {
+  void Upload(TransferId id, int32_t, DeviceAddress, const void*, int64_t) override {
     Say(TransferredMessage{id, {}});
   }
-  void Download(TransferId id, void*, DeviceAddress, int64_t, LaunchId) override {
+  void Download(TransferId id, int32_t, void*, DeviceAddress, int64_t, LaunchId) override {
     Say(TransferredMessage{id, {}});
   }
   void Kill(absl::string_view) override { told_->killed.push_back(device_); }

@@ -217,16 +217,17 @@ bool Launcher::Continue() {
   return true;
 }
 
-TransferId Launcher::Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
-                            OnTransferred done) {
+TransferId Launcher::Upload(DeviceIndex device, int32_t lane, DeviceAddress to, const void* from,
+                            int64_t bytes, OnTransferred done) {
   const TransferId id = BeginTransfer(device, std::move(done));
-  executor(device)->Upload(id, to, from, bytes);
+  executor(device)->Upload(id, lane, to, from, bytes);
   return id;
 }
 
-void Launcher::Download(DeviceIndex device, void* to, DeviceAddress from, int64_t bytes,
-                        OnTransferred done) {
-  executor(device)->Download(BeginTransfer(device, std::move(done)), to, from, bytes, LaunchId());
+void Launcher::Download(DeviceIndex device, int32_t lane, void* to, DeviceAddress from,
+                        int64_t bytes, OnTransferred done) {
+  executor(device)->Download(BeginTransfer(device, std::move(done)), lane, to, from, bytes,
+                             LaunchId());
 }
 
 // What a transfer keeps alive counts its references on this thread alone: the executor gets no more

@@ -72,9 +72,9 @@ class Launcher {
 
   // Executor::Upload and Download; the host memory must stand until `done`, which Drain() calls.
   using OnTransferred = std::function<void(const absl::Status&)>;
-  TransferId Upload(DeviceIndex device, DeviceAddress to, const void* from, int64_t bytes,
-                    OnTransferred done);
-  void Download(DeviceIndex device, void* to, DeviceAddress from, int64_t bytes,
+  TransferId Upload(DeviceIndex device, int32_t lane, DeviceAddress to, const void* from,
+                    int64_t bytes, OnTransferred done);
+  void Download(DeviceIndex device, int32_t lane, void* to, DeviceAddress from, int64_t bytes,
                 OnTransferred done);
 
   // Posts a closure to be run by Drain(), from any thread.

@@ -946,6 +946,35 @@ TEST_F(NodeTest, AGangThatFailsFailsNoOtherWorldOfItsDevices) {
   }
 }
 
+// What a tenant has its devices do, for however long, keeps no other tenant's work there waiting.
+TEST_F(NodeTest, ATenantsWorkGoesOnBesideAnothersThatDoesNotEnd) {
+  gate.Set(false);
+  StartOn(HostDevices(2, MakeGatedKernel), OneEach(2), {});
+  for (int r = 0; r < 2; ++r) {
+    ranks_.push_back(std::make_unique<DirectRank>(loop_.get(), r, 2, "other",
+                                                  std::vector<DeviceIndex>{DeviceIndex(r)},
+                                                  absl::Duration(), CheckCallSites::kOff, "uid:1"));
+  }
+  const std::vector<float> x = {1, 2, 3, 4, 5, 6, 7};
+  ranks_[0]->Register(1, NegateGraph(kGated));
+  ranks_[0]->RunLocal(1, {DirectRank::Inline(x)}, {1, 1});
+  ranks_[0]->WaitUntilTaken();
+  for (int r = 0; r < 2; ++r) {
+    DirectRank& other = *ranks_[2 + r];
+    other.AwaitWorld();
+    other.Register(0, AllReduceGraph(r, 2, TensorType(DType::kF32, {kLarge}), "x.cc:1"));
+    other.Register(1, OnesGraph());
+    other.RunLocal(1, {}, {0, 1});
+    other.RunOn(0, TensorId{0, 1}, {1, 1});
+  }
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[2 + r]->LastOutcome().ok()) << ranks_[2 + r]->LastOutcome();
+    EXPECT_THAT(*ranks_[2 + r]->Read({1, 1}), testing::Each(2));
+  }
+  gate.Set(true);
+  EXPECT_TRUE(ranks_[0]->LastOutcome().ok()) << ranks_[0]->LastOutcome();
+}
+
 // Both are launched before the first is known to have failed; its device then goes on, and the
 // second itself succeeds.
 TEST_F(NodeTest, WhatIsComputedFromAFailedResultHasFailedToo) {

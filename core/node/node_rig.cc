@@ -97,10 +97,10 @@ Graph NegateGraph(int64_t elements) {
 
 DirectRank::DirectRank(NodeLoop* loop, int rank, int size, const std::string& world,
                        std::vector<DeviceIndex> devices, absl::Duration exec_timeout,
-                       CheckCallSites check_call_sites)
+                       CheckCallSites check_call_sites, const std::string& tenant)
     : loop_(loop), rank_(rank) {
   OpenSessionRequest open;
-  open.tenant = "uid:0";
+  open.tenant = tenant;
   open.pid = 1000 + rank;
   open.devices = devices;
   open.lease = absl::Hours(1);

@@ -87,7 +87,8 @@ class DirectRank {
  public:
   DirectRank(NodeLoop* loop, int rank, int size, const std::string& world,
              std::vector<DeviceIndex> devices, absl::Duration exec_timeout = {},
-             CheckCallSites check_call_sites = CheckCallSites::kOff);
+             CheckCallSites check_call_sites = CheckCallSites::kOff,
+             const std::string& tenant = "uid:0");
 
   void AwaitWorld();
 

@@ -43,12 +43,14 @@ struct World;
 
 // The user that sessions act for, and what belongs to all of them. A tenant has one set of result
 // arenas: a descriptor exposes its whole file, so arenas are never shared across tenants; within a
-// tenant they are, which keeps touched memory for its next world.
+// tenant they are, which keeps touched memory for its next world. Its work on devices has a lane of
+// its own (core/runtime/messages.h), of which there are kMaxLanes: beside that of others.
 struct Tenant {
   std::string name;
   BudgetRef budget;  // within the node's
   ArenaSet::Ptr arenas;
   Turns turns;  // within the node
+  int32_t lane = 0;
   // The largest holders of its memory, in words, and when they were looked for.
   std::string holders;
   absl::Time holders_at = absl::InfinitePast();

@@ -1,6 +1,7 @@
 #include "core/node/storage.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -53,6 +54,7 @@ struct Storage::Moves {
   static absl::Status Add(const Session& session, Move move, std::shared_ptr<Moves>* moves) {
     if (*moves == nullptr) *moves = std::make_shared<Moves>();
     Moves& to = **moves;
+    to.lane = session.tenant->lane;
     if (to.all.size() == to.all.capacity()) {
       const size_t room = std::max<size_t>(16, 2 * to.all.size());
       // Twice: what has been moved to the new room stands in the old one until then.
@@ -69,6 +71,7 @@ struct Storage::Moves {
   // Dims and strides beyond those that stand in a Move itself.
   static constexpr size_t kBytesPerMove = 128;
   Charge charge;
+  int32_t lane = 0;
   std::vector<Move> all;
   size_t next = 0;
 };
@@ -103,6 +106,17 @@ Storage::~Storage() {
   budget_->Forget(&memory_thread_);
 }
 
+int32_t Storage::LeastUsedLane() const {
+  std::array<int, kMaxLanes> tenants_on{};
+  for (const auto& entry : tenants_) {
+    if (const auto tenant = entry.second.tenant.lock()) {
+      ++tenants_on[static_cast<size_t>(tenant->lane)];
+    }
+  }
+  const auto least = std::min_element(tenants_on.begin(), tenants_on.end());
+  return static_cast<int32_t>(least - tenants_on.begin());
+}
+
 std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
   if (std::shared_ptr<Tenant> tenant = tenants_[name].tenant.lock()) return tenant;
   // Drops tenants whose last session has gone, and with it all that they had.
@@ -125,6 +139,7 @@ std::shared_ptr<Tenant> Storage::TenantNamed(const std::string& name) {
   arenas.helpers = {&memory_thread_, &held_, options_->memory_guard};
   arenas.left = &left_;
   tenant->arenas = ArenaSet::Create(tenant->budget, arenas);
+  tenant->lane = LeastUsedLane();
   entry = {tenant, tenant->budget};
   return tenant;
 }
@@ -368,8 +383,8 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
         return bound;
       }
       bound.arrival = Arrival::kInOrder;
-      bound.upload =
-          Upload(device, bound.buffer, source, std::move(arena), bound.arrival, std::move(arrived));
+      bound.upload = Upload(device, session.tenant->lane, bound.buffer, source, std::move(arena),
+                            bound.arrival, std::move(arrived));
       return bound;
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
@@ -403,16 +418,17 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
                    moves));
   } else if (gathers != nullptr) {
     bound.arrival = Arrival::kLater;
-    Gather(session, std::move(gathers), absl::get<ExternalRange>(binding), type, work, copy,
-           [this, charge = std::make_shared<Charge>(std::move(gathering)), device,
-            target = bound.buffer, copy, arrived = std::move(arrived)] {
-             if (host_) return arrived(Arrival::kLater, absl::OkStatus());
-             Upload(device, target, copy->host(), copy, Arrival::kLater, arrived);
-           });
+    Gather(
+        session, std::move(gathers), absl::get<ExternalRange>(binding), type, work, copy,
+        [this, charge = std::make_shared<Charge>(std::move(gathering)), device,
+         lane = session.tenant->lane, target = bound.buffer, copy, arrived = std::move(arrived)] {
+          if (host_) return arrived(Arrival::kLater, absl::OkStatus());
+          Upload(device, lane, target, copy->host(), copy, Arrival::kLater, arrived);
+        });
   } else if (!host_) {
     bound.arrival = Arrival::kInOrder;
-    bound.upload =
-        Upload(device, bound.buffer, copy->host(), copy, bound.arrival, std::move(arrived));
+    bound.upload = Upload(device, session.tenant->lane, bound.buffer, copy->host(), copy,
+                          bound.arrival, std::move(arrived));
   }
   return bound;
 }
@@ -431,7 +447,7 @@ void Storage::MakeMoves(std::shared_ptr<Moves> moves) {
         from = move.copy->host();
       }
       if (move.target) {
-        Upload(move.device, move.target, from, std::make_pair(move.arena, move.copy),
+        Upload(move.device, moves->lane, move.target, from, std::make_pair(move.arena, move.copy),
                Arrival::kLater, std::move(move.arrived));
       } else {
         move.arrived(Arrival::kLater, absl::OkStatus());
@@ -507,7 +523,7 @@ void Storage::WriteOut(const Tenant& tenant, DeviceIndex device, DeviceAddress a
   char* const to =
       target.landing ? target.landing->host() : target.arena->writable() + target.offset;
   CountWork(kWorkPerTransfer);
-  launcher_->Download(device, to, address, bytes,
+  launcher_->Download(device, tenant.lane, to, address, bytes,
                       [this, tenant = tenant.name, type, target,
                        done = std::move(done)](const absl::Status& status) {
                         if (!status.ok() || !target.landing) return done(status);
@@ -533,10 +549,10 @@ void Storage::Spread(const std::string& tenant, const char* from, const TensorTy
 
 // On the device's copy stream, beside what the device and the node do meanwhile.
 template <typename Keep>
-TransferId Storage::Upload(DeviceIndex device, const BufferRef& target, const char* source,
-                           Keep keep, Arrival arrival, OnArrived arrived) {
+TransferId Storage::Upload(DeviceIndex device, int32_t lane, const BufferRef& target,
+                           const char* source, Keep keep, Arrival arrival, OnArrived arrived) {
   CountWork(kWorkPerTransfer);
-  return launcher_->Upload(device, target->address(), source, target->bytes(),
+  return launcher_->Upload(device, lane, target->address(), source, target->bytes(),
                            [keep = std::move(keep), target, arrival, arrived = std::move(arrived)](
                                const absl::Status& status) { arrived(arrival, status); });
 }
@@ -575,7 +591,7 @@ void Storage::MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& t
   if (!answer.ok()) return done(cell, answer);
   downloads_[key].push_back({cell, std::move(done)});
   char* const to = (*mirror)->host();
-  launcher_->Download(cell->device, to, cell->address(), cell->bytes,
+  launcher_->Download(cell->device, tenant->lane, to, cell->address(), cell->bytes,
                       [this, key, buffer = cell->buffer, offset = cell->offset,
                        copy = *std::move(mirror)](const absl::Status& status) {
                         if (status.ok()) buffer->AddMirror(offset, copy);

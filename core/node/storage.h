@@ -171,8 +171,8 @@ class Storage {
                     OnReadable done);
   // Keeps `keep`, which holds the source, until it is copied.
   template <typename Keep>
-  TransferId Upload(DeviceIndex device, const BufferRef& target, const char* source, Keep keep,
-                    Arrival arrival, OnArrived arrived);
+  TransferId Upload(DeviceIndex device, int32_t lane, const BufferRef& target, const char* source,
+                    Keep keep, Arrival arrival, OnArrived arrived);
   // Puts elements of client memory in order, beside the node thread.
   void Gather(const Session& session, std::shared_ptr<Arena> arena, const ExternalRange& range,
               const TensorType& type, int64_t work, BufferRef copy, std::function<void()> gathered);
@@ -203,6 +203,7 @@ class Storage {
     std::weak_ptr<Budget> budget;  // outlives it while something is charged
   };
   absl::flat_hash_map<std::string, TenantEntry> tenants_;
+  int32_t LeastUsedLane() const;
   // What waits for a range of a buffer that is on its way to the host: ranks have results in
   // common, and a rank may ask twice.
   using DownloadKey = std::tuple<const Buffer*, int64_t, int64_t>;  // its offset and bytes

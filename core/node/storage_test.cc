@@ -7,10 +7,12 @@
 #include <cstring>
 #include <future>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/backend/host/host_backend.h"
 #include "core/base/error.h"
 #include "core/base/shared_file.h"
@@ -284,6 +286,26 @@ TEST_F(StorageTest, PagesThatClientsKeepAreTheirTenantsUntilTheyLetGo) {
   timers_.Fire(timers_.Next());
   EXPECT_EQ(tenant->budget->used(), 0);
   EXPECT_EQ(timers_.Next(), absl::InfiniteFuture()) << "nothing is left to look at";
+}
+
+// As long as there are any; then those that the fewest have.
+TEST_F(StorageTest, EachTenantHasALaneOfItsOwn) {
+  std::vector<std::shared_ptr<Tenant>> tenants = {session_->tenant};
+  std::set<int32_t> lanes = {session_->tenant->lane};
+  while (tenants.size() < kMaxLanes) {
+    tenants.push_back(storage_->TenantNamed(absl::StrCat("uid:", 10 + tenants.size())));
+    EXPECT_TRUE(lanes.insert(tenants.back()->lane).second) << tenants.back()->lane;
+  }
+  EXPECT_EQ(*lanes.begin(), 0);
+  EXPECT_EQ(*lanes.rbegin(), kMaxLanes - 1);
+  const int32_t free_lane = tenants[5]->lane;
+  tenants[5].reset();
+  EXPECT_EQ((tenants[5] = storage_->TenantNamed("uid:5"))->lane, free_lane);
+  lanes.clear();
+  for (int more = 0; more < kMaxLanes; ++more) {
+    tenants.push_back(storage_->TenantNamed(absl::StrCat("uid:", 100 + more)));
+    EXPECT_TRUE(lanes.insert(tenants.back()->lane).second) << tenants.back()->lane;
+  }
 }
 
 // What is given back after this is not unmapped until it is opened.

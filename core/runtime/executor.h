@@ -52,7 +52,7 @@ class Executor {
   // launches; of one whose bytes cannot be read none is known. Of a large one a slice is enqueued,
   // so that the caller has time for others, and true is returned: then Continue(), the next slice,
   // must be called until it returns false. What must come behind waits inside, in the order of the
-  // calls.
+  // calls. Lanes (messages.h) take turns.
   static constexpr int64_t kSliceSteps = 64;
   virtual bool Launch(absl::string_view launch) = 0;
   virtual bool Continue() = 0;
@@ -64,12 +64,13 @@ class Executor {
   // whether it has failed. That is kept of each that has until then.
   virtual void Settled(LaunchId launch) = 0;
   virtual void Settled(TransferId upload) = 0;
-  // Copies between host memory and the device, on a stream of their own beside the launches' work;
-  // each ends with a TransferredMessage, until which the host memory must stand. Ids ascend.
-  // Launches that follow an Upload see it; a Download sees what launch `after` wrote (none: nothing
-  // to wait for).
-  virtual void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) = 0;
-  virtual void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
+  // Copies between host memory and the device, on a stream of their lane's own beside the launches'
+  // work; each ends with a TransferredMessage, until which the host memory must stand. Ids ascend.
+  // Launches of the lane that follow an Upload see it; a Download sees what launch `after` wrote
+  // (none: nothing to wait for).
+  virtual void Upload(TransferId id, int32_t lane, DeviceAddress to, const void* from,
+                      int64_t bytes) = 0;
+  virtual void Download(TransferId id, int32_t lane, void* to, DeviceAddress from, int64_t bytes,
                         LaunchId after) = 0;
   // After a LostMessage, of devices that can be lost: a caller that uses this one knows that
   // nothing that was loaded or opened is there any more, and goes on with the device as it is

@@ -604,6 +604,62 @@ TEST_P(ExecutorTest, CopiesGoOnBesideWorkThatWaits) {
 }
 
 // On both streams what needs them waits for them.
+// What stands in one lane, work and copies, is nothing to another.
+TEST_P(ExecutorTest, LanesDoNotWaitForEachOther) {
+  if (ranks() == 1) return;  // nothing waits for another rank
+  const auto graphs = [this] {
+    return Sessions([&](RankBuilder* b) {
+      const ValueIndex x = b->Input(F32({8}));
+      AddOutput(b, b->Op("neg", {b->AllReduce(b->Op("add", {x, x}))}));
+    });
+  };
+  const std::vector<Session> held_sessions = graphs();
+  const std::vector<Session> sessions = graphs();
+  const auto held = rig_.Prepare(held_sessions);
+  ASSERT_TRUE(held->status.ok()) << held->status;
+  const auto launch = [&](size_t i) {
+    ByteWriter bytes;
+    EncodeLaunch(held->messages[i].second, &bytes);
+    rig_.executor(held->messages[i].first)->Launch(bytes.bytes());
+  };
+  launch(0);
+  const int device = held->messages[0].first;
+  // Behind it, for it reads what that makes: the lane's copies stand still.
+  std::string late(4, '\0');
+  rig_.executor(device)->Download(TransferId(1'000'000), /*lane=*/0, &late[0],
+                                  rig_.Allocate(device, 4), 4, held->messages[0].second.launch);
+  for (const int32_t lane : {1, kMaxLanes - 1}) {
+    rig_.set_lane(lane);
+    const auto result = rig_.Launch(sessions);
+    EXPECT_TRUE(rig_.Wait(*result).ok()) << lane;
+    EXPECT_EQ(rig_.Differences(sessions, *result), "") << lane;
+  }
+  for (size_t i = 1; i < held->messages.size(); ++i) launch(i);
+  EXPECT_TRUE(rig_.Wait(*held).ok());
+  EXPECT_EQ(rig_.Differences(held_sessions, *held), "");
+}
+
+// Several programs at once, each in its lane.
+TEST_P(ExecutorTest, RandomProgramsInLanesGiveWhatTheReferenceGives) {
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::vector<Session>> programs;
+    std::vector<std::unique_ptr<GangRig::Result>> results;
+    for (const int32_t lane : {0, 1, 2}) {
+      rig_.set_lane(lane);
+      const uint64_t seed = random_();
+      programs.push_back(Sessions([&](RankBuilder* b) { BuildRandom(b, seed, 30); }));
+      results.push_back(rig_.Prepare(programs.back()));
+      ASSERT_TRUE(results.back()->status.ok()) << results.back()->status;
+    }
+    for (const auto& result : results) rig_.Start(*result);
+    for (size_t i = 0; i < results.size(); ++i) {
+      rig_.set_lane(static_cast<int32_t>(i));
+      EXPECT_TRUE(rig_.Wait(*results[i]).ok());
+      EXPECT_EQ(rig_.Differences(programs[i], *results[i]), "") << "lane " << i;
+    }
+  }
+}
+
 TEST_P(ExecutorTest, BytesMayComeWithTheLaunch) {
   for (int round = 0; round < 20; ++round) {
     const std::vector<Session> sessions = Sessions([&](RankBuilder* b) {
@@ -1116,6 +1172,52 @@ TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
   EXPECT_EQ(rig_.WaitFor(messages[2].launch).code(), absl::StatusCode::kNotFound);
 }
 
+// Nor is it behind a large launch of another lane that it is enqueued.
+TEST_P(ExecutorTest, LanesTakeTurnsToBeEnqueued) {
+  constexpr int kSteps = 100;
+  constexpr int kFewSteps = 7;
+  const auto prepare = [&](int32_t lane, int steps) {
+    RankBuilder b(0, 1);
+    ValueIndex value = b.Input(F32({4}));
+    for (int i = 0; i < steps; ++i) value = b.Op("neg", {value});
+    AddOutput(&b, value);
+    rig_.set_lane(lane);
+    return rig_.Prepare({MakeSession(&b)});
+  };
+  Executor& executor = *rig_.executor(0);
+  const auto launch = [&](const GangRig::Result& result) {
+    ByteWriter bytes;
+    EncodeLaunch(result.messages[0].second, &bytes);
+    return executor.Launch(bytes.bytes());
+  };
+  const auto launch_of = [](const GangRig::Result& result) {
+    return result.messages[0].second.launch;
+  };
+  const auto large = prepare(0, kSteps);
+  const auto behind = prepare(0, 1);
+  const auto small = prepare(1, 1);
+  const auto other = prepare(2, kFewSteps);
+  EXPECT_TRUE(launch(*large));
+  EXPECT_TRUE(launch(*behind));
+  EXPECT_TRUE(launch(*small)) << "the first one has more";
+  EXPECT_TRUE(rig_.CompletionOf(launch_of(*small), /*enqueue=*/false).status.ok());
+  // Of two that have more each has every second turn. What ends at once comes behind the other.
+  EXPECT_TRUE(launch(*other));
+  LaunchMessage unknown;
+  unknown.launch = rig_.NextLaunch();
+  unknown.lane = 2;
+  ByteWriter bytes;
+  EncodeLaunch(unknown, &bytes);
+  EXPECT_TRUE(executor.Launch(bytes.bytes()));
+  for (int turns = 0; !rig_.HasCompleted(unknown.launch); ++turns) {
+    ASSERT_LE(turns, 2 * (kFewSteps + 1)) << "a turn is a step at least";
+    EXPECT_TRUE(executor.Continue()) << "the large one has more";
+  }
+  for (const auto* result : {large.get(), behind.get(), other.get()}) {
+    EXPECT_TRUE(rig_.CompletionOf(launch_of(*result)).status.ok());
+  }
+}
+
 // --- Failures ---
 
 class ExecutorFailureTest : public ExecutorTest {
@@ -1264,6 +1366,34 @@ TEST_P(ExecutorFailureTest, OfALaunchThatIsAbandonedKernelsThatHaveNotBegunAreLe
     AddOutput(b, b->Op("neg", {b->Op("neg", {sum})}));
   })),
             "");
+}
+
+TEST_P(ExecutorFailureTest, OfALaunchThatIsAbandonedBeforeItsTurnNothingIsDone) {
+  const auto prepare = [&](int32_t lane, int steps) {
+    RankBuilder b(0, 1);
+    ValueIndex value = b.Input(F32({4}));
+    for (int i = 0; i < steps; ++i) value = b.Op("neg", {value});
+    AddOutput(&b, value);
+    rig_.set_lane(lane);
+    return rig_.Prepare({MakeSession(&b)});
+  };
+  std::vector<std::unique_ptr<GangRig::Result>> results;
+  for (const int32_t lane : {0, 1}) {
+    for (const int steps : {40, 1, 6}) results.push_back(prepare(lane, steps));
+  }
+  for (const auto& result : results) {
+    ByteWriter bytes;
+    EncodeLaunch(result->messages[0].second, &bytes);
+    EXPECT_TRUE(rig_.executor(0)->Launch(bytes.bytes())) << "the first one has more";
+  }
+  const auto launch_of = [&](size_t i) { return results[i]->messages[0].second.launch; };
+  for (const size_t abandoned : {1, 5}) rig_.executor(0)->Abandon(launch_of(abandoned));
+  for (const size_t i : {0, 1, 2, 3, 4, 5}) {
+    const absl::Status status = rig_.CompletionOf(launch_of(i)).status;
+    const bool was_abandoned = i == 1 || i == 5;
+    EXPECT_EQ(ErrorOf(status).reason, was_abandoned ? Reason::kCancelled : Reason::kUnspecified)
+        << i << ": " << status;
+  }
 }
 
 TEST_P(ExecutorFailureTest, PlansMustBeSoundBeforeTheyAreLoaded) {

@@ -66,7 +66,8 @@ struct LaunchHead {
   uint32_t hold_back;
   uint32_t inlines;
   uint64_t commit;
-  uint64_t uploads;
+  uint32_t uploads;
+  int32_t lane;
 };
 struct BindingHead {
   uint64_t communicator;
@@ -79,6 +80,8 @@ struct InlineHead {
 };
 static_assert(sizeof(LaunchHead) == 56 && sizeof(BindingHead) == 16 && sizeof(InlineHead) == 8,
               "no padding is sent");
+
+bool IsLane(int32_t lane) { return lane >= 0 && lane < kMaxLanes; }
 
 template <typename Array>
 void PutArray(const Array& array, ByteWriter* out) {
@@ -116,7 +119,8 @@ void EncodeLaunch(const LaunchMessage& message, ByteWriter* out) {
                         message.hold_back,
                         static_cast<uint32_t>(message.inlines.size()),
                         message.commit.value(),
-                        message.uploads.size()};
+                        static_cast<uint32_t>(message.uploads.size()),
+                        message.lane};
   out->PutRaw(&head, sizeof(head));
   PutArray(message.buffers, out);
   for (const LaunchMessage::CollectiveBinding& binding : message.collectives) {
@@ -140,6 +144,7 @@ bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
   LaunchHead head;
   if (!GetHead(&in, &head)) return false;
   message->launch = LaunchId(head.launch);
+  message->lane = head.lane;
   message->plan = PlanId(head.plan);
   message->hold_back = head.hold_back == 1;
   message->commit = CommunicatorId(head.commit);
@@ -166,7 +171,7 @@ bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message) {
     in_line.buffer = of.buffer;
     if (!GetArray(&in, of.bytes, &in_line.bytes)) return false;
   }
-  return in.Done() && head.hold_back <= 1;
+  return in.Done() && head.hold_back <= 1 && IsLane(head.lane);
 }
 
 absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes) {
@@ -181,6 +186,12 @@ LaunchId LaunchOf(absl::string_view bytes) {
   LaunchHead head;
   ByteReader in(bytes);
   return GetHead(&in, &head) ? LaunchId(head.launch) : LaunchId();
+}
+
+int32_t LaneOf(absl::string_view bytes) {
+  LaunchHead head;
+  ByteReader in(bytes);
+  return GetHead(&in, &head) && IsLane(head.lane) ? head.lane : 0;
 }
 
 void EncodeEvent(const EventMessage& message, ByteWriter* out) {

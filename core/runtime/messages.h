@@ -28,10 +28,15 @@ using LaunchId = StrongId<struct LaunchIdTag, uint64_t>;  // ascending; the orde
 using CommunicatorId = StrongId<struct CommunicatorIdTag, uint64_t>;
 using TransferId = StrongId<struct TransferIdTag, uint64_t>;
 
-// Launches of one executor are enqueued in the order of the calls, on two streams: local ops on
-// one, collectives on the other. Within a launch the plan orders them. Between launches there is
-// order where `after` says so (and, for collectives, the order of the calls): list the launches
-// whose results are read, or whose workspace is used again.
+// A device's work is in lanes, numbered from 0: launches and transfers of one wait for each other
+// as said below, and never for those of another. So whose work has nothing to do with each other's
+// has a lane of its own. What is read must have been written in the same lane, or have ended.
+inline constexpr int32_t kMaxLanes = 16;
+
+// Launches of one lane are enqueued in the order of the calls, on two streams: local ops on one,
+// collectives on the other. Within a launch the plan orders them. Between launches there is order
+// where `after` says so (and, for collectives, the order of the calls): list the launches whose
+// results are read, or whose workspace is used again.
 struct LaunchMessage {
   struct CollectiveBinding {
     CommunicatorId communicator;  // none: only the barrier behind equal work may go without
@@ -46,11 +51,12 @@ struct LaunchMessage {
     absl::InlinedVector<char, kMaxBytes> bytes;
   };
   LaunchId launch;
+  int32_t lane = 0;
   PlanId plan;
   absl::InlinedVector<DeviceAddress, 8> buffers;          // the plan's buffer table
   absl::InlinedVector<CollectiveBinding, 1> collectives;  // in the plan's order
-  absl::InlinedVector<LaunchId, 4> after;      // earlier launches on this device to wait for
-  absl::InlinedVector<TransferId, 1> uploads;  // earlier ones to this device whose bytes it reads
+  absl::InlinedVector<LaunchId, 4> after;      // earlier launches of this lane to wait for
+  absl::InlinedVector<TransferId, 1> uploads;  // earlier ones of this lane whose bytes it reads
   absl::InlinedVector<int32_t, 4> left_out;    // groups of equal work that another device does
   absl::InlinedVector<Inline, 1> inlines;
   // Outputs stand where donated inputs do: nothing is written there before everything else is
@@ -63,8 +69,9 @@ struct LaunchMessage {
 };
 void EncodeLaunch(const LaunchMessage& message, ByteWriter* out);
 absl::StatusOr<LaunchMessage> DecodeLaunch(absl::string_view bytes);
-// Of an encoded launch; none: it is none.
+// Of an encoded launch; none, and 0: it is none.
 LaunchId LaunchOf(absl::string_view bytes);
+int32_t LaneOf(absl::string_view bytes);
 // The same into a message whose memory is used again; false: it does not decode, and what the
 // message holds is unspecified, but for `launch` where the head came whole.
 bool DecodeLaunchInto(absl::string_view bytes, LaunchMessage* message);

@@ -14,6 +14,7 @@ namespace {
 TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   LaunchMessage message;
   message.launch = LaunchId(300);
+  message.lane = kMaxLanes - 1;
   message.plan = PlanId(70000);
   message.buffers = {0, ~uint64_t{0}, 4096};
   message.collectives.resize(2);
@@ -30,6 +31,7 @@ TEST(MessageTest, LaunchesComeBackAsTheyWere) {
   const absl::StatusOr<LaunchMessage> back = DecodeLaunch(out.bytes());
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->launch, LaunchId(300));
+  EXPECT_EQ(back->lane, kMaxLanes - 1);
   EXPECT_EQ(back->plan, PlanId(70000));
   EXPECT_EQ(back->buffers, message.buffers);
   ASSERT_EQ(back->collectives.size(), 2u);
@@ -107,14 +109,28 @@ TEST(MessageTest, ALossHasAReasonAndNoName) {
   EXPECT_FALSE(Sent(LostMessage{absl::OkStatus()}).ok());
 }
 
-TEST(MessageTest, TheNameOfALaunchIsReadAlone) {
+TEST(MessageTest, TheNameAndLaneOfALaunchAreReadAlone) {
   LaunchMessage launch;
   launch.launch = LaunchId(77);
+  launch.lane = 3;
   launch.buffers = {1, 2, 3};
   ByteWriter out;
   EncodeLaunch(launch, &out);
   EXPECT_EQ(LaunchOf(out.bytes()), LaunchId(77));
+  EXPECT_EQ(LaneOf(out.bytes()), 3);
   EXPECT_EQ(LaunchOf("short"), LaunchId());
+  EXPECT_EQ(LaneOf("short"), 0);
+}
+
+TEST(MessageTest, ALaneThatThereIsNotIsRefused) {
+  for (const int32_t lane : {-1, kMaxLanes}) {
+    LaunchMessage launch;
+    launch.lane = lane;
+    ByteWriter out;
+    EncodeLaunch(launch, &out);
+    EXPECT_FALSE(DecodeLaunch(out.bytes()).ok()) << lane;
+    EXPECT_EQ(LaneOf(out.bytes()), 0) << lane;
+  }
 }
 
 TEST(MessageTest, EventsCarryTheWholeError) {

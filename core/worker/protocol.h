@@ -120,19 +120,21 @@ struct Settled {  // a launch, or an upload
 struct Upload {
   int32_t device = 0;
   TransferId transfer;
+  int32_t lane = 0;
   DeviceAddress to = 0;
   int32_t slot = 0;
   int64_t bytes = 0;
   bool is_last = false;
-  CHORUS_FIELDS(m.device, m.transfer, m.to, m.slot, m.bytes, m.is_last)
+  CHORUS_FIELDS(m.device, m.transfer, m.lane, m.to, m.slot, m.bytes, m.is_last)
 };
 struct Download {
   int32_t device = 0;
   TransferId transfer;
+  int32_t lane = 0;
   DeviceAddress from = 0;
   int64_t bytes = 0;
   LaunchId after;
-  CHORUS_FIELDS(m.device, m.transfer, m.from, m.bytes, m.after)
+  CHORUS_FIELDS(m.device, m.transfer, m.lane, m.from, m.bytes, m.after)
 };
 struct FreeSlot {
   int32_t slot = 0;

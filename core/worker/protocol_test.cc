@@ -36,8 +36,8 @@ std::vector<ToWorker> EachToWorker() {
           CloseCommunicator{1, CommunicatorId(9)},
           Launch{1, "launch"},
           Settled{1, LaunchId(5), TransferId(6)},
-          Upload{2, TransferId(8), 4096, 7, 100, true},
-          Download{2, TransferId(8), 4096, 100, LaunchId(3)},
+          Upload{2, TransferId(8), 5, 4096, 7, 100, true},
+          Download{2, TransferId(8), 5, 4096, 100, LaunchId(3)},
           FreeSlot{3},
           AskWorkspace{11, "node"},
           Ping(),
@@ -127,9 +127,10 @@ TEST(ProtocolTest, EachMessageDecodesToItself) {
 
 TEST(ProtocolTest, FieldsComeBack) {
   const auto upload = absl::get<Upload>(
-      *DecodeToWorker(Bytes(ToWorker(Upload{3, TransferId(8), 4096, 7, 100, true}))));
+      *DecodeToWorker(Bytes(ToWorker(Upload{3, TransferId(8), 5, 4096, 7, 100, true}))));
   EXPECT_EQ(upload.device, 3);
   EXPECT_EQ(upload.transfer, TransferId(8));
+  EXPECT_EQ(upload.lane, 5);
   EXPECT_EQ(upload.to, 4096u);
   EXPECT_EQ(upload.slot, 7);
   EXPECT_EQ(upload.bytes, 100);

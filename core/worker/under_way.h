@@ -19,6 +19,7 @@ namespace chorus::worker {
 class UnderWay {
  public:
   struct Transfer {
+    int32_t lane = 0;
     DeviceAddress address = 0;
     int64_t bytes = 0;
     const char* from = nullptr;  // an upload's

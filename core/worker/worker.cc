@@ -291,11 +291,17 @@ class Server {
     return absl::OkStatus();
   }
 
+  static absl::Status CheckLane(int32_t lane) {
+    if (lane >= 0 && lane < kMaxLanes) return absl::OkStatus();
+    return MakeError(Reason::kDeviceLost, absl::StrCat("the daemon asks for lane ", lane));
+  }
+
   absl::Status Do(const Upload& request, Executor* executor) {
     if (request.slot < 0 || request.slot >= kSlots || request.bytes < 0 ||
         request.bytes > kSlotBytes) {
       return MakeError(Reason::kDeviceLost, "the daemon uploads from beyond the window");
     }
+    CHORUS_RETURN_IF_ERROR(CheckLane(request.lane));
     const absl::StatusOr<DeviceAddress> to = memory_.Find(request.device, request.to);
     {
       MutexLock lock(&transfers_mutex_);
@@ -304,7 +310,8 @@ class Server {
           {/*is_upload=*/true, request.slot, 0, request.bytes, request.is_last});
     }
     if (to.ok()) {
-      executor->Upload(request.transfer, *to, window_->upload_slot(request.slot), request.bytes);
+      executor->Upload(request.transfer, request.lane, *to, window_->upload_slot(request.slot),
+                       request.bytes);
     } else {
       OnTransferred(request.device, {request.transfer, to.status()});
     }
@@ -312,6 +319,7 @@ class Server {
   }
 
   absl::Status Do(const Download& request, Executor*) {
+    CHORUS_RETURN_IF_ERROR(CheckLane(request.lane));
     downloading_.push_back({request, 0});
     return absl::OkStatus();
   }
@@ -352,7 +360,7 @@ class Server {
       const Download download = request;
       if (piece.is_last) downloading_.pop_front();
       executors_[static_cast<size_t>(download.device)]->Download(
-          download.transfer, window_->download_slot(piece.slot),
+          download.transfer, download.lane, window_->download_slot(piece.slot),
           *from + static_cast<DeviceAddress>(piece.offset), piece.bytes, download.after);
     }
     return has_begun;

@@ -199,22 +199,25 @@ class FarDevices final : public WorkerDevices {
     void Settled(TransferId upload) override {
       devices_->Post(device_, worker::Settled{device_, {}, upload}).IgnoreError();
     }
-    void Upload(TransferId id, DeviceAddress to, const void* from, int64_t bytes) override {
+    void Upload(TransferId id, int32_t lane, DeviceAddress to, const void* from,
+                int64_t bytes) override {
       UnderWay::Transfer transfer;
+      transfer.lane = lane;
       transfer.address = to;
       transfer.bytes = bytes;
       transfer.from = static_cast<const char*>(from);
       const auto status = devices_->PostUpload(device_, id, transfer);
       if (!status.ok()) devices_->Say(device_, TransferredMessage{id, status});
     }
-    void Download(TransferId id, void* to, DeviceAddress from, int64_t bytes,
+    void Download(TransferId id, int32_t lane, void* to, DeviceAddress from, int64_t bytes,
                   LaunchId after) override {
       UnderWay::Transfer transfer;
+      transfer.lane = lane;
       transfer.address = from;
       transfer.bytes = bytes;
       transfer.to = static_cast<char*>(to);
       const auto status =
-          devices_->Post(device_, worker::Download{device_, id, from, bytes, after},
+          devices_->Post(device_, worker::Download{device_, id, lane, from, bytes, after},
                          [&](UnderWay* under_way) { under_way->Add(id, transfer); });
       if (!status.ok()) devices_->Say(device_, TransferredMessage{id, status});
     }
@@ -346,6 +349,7 @@ class FarDevices final : public WorkerDevices {
       worker::Upload piece;
       piece.device = entry.device;
       piece.transfer = entry.transfer;
+      piece.lane = transfer.lane;
       piece.to = transfer.address + static_cast<DeviceAddress>(bytes_sent);
       piece.slot = free_slots_.back();
       piece.bytes = std::min(transfer.bytes - bytes_sent, kSlotBytes);

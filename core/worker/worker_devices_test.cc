@@ -32,6 +32,7 @@ namespace {
 
 constexpr char kWorker[] = "core/worker/testing/sim_worker";
 constexpr int kDevices = 2;
+constexpr int32_t kLane = 3;  // of all that is launched and copied
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 WorkerOptions OptionsOf(const std::vector<std::string>& more = {}) {
@@ -112,7 +113,7 @@ class WorkerDevicesTest : public ::testing::Test {
   DeviceAddress Put(int device, const std::vector<float>& values) {
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
     const DeviceAddress address = *devices_->Allocate(device, bytes);
-    executor(device)->Upload(++last_transfer_, address, values.data(), bytes);
+    executor(device)->Upload(++last_transfer_, kLane, address, values.data(), bytes);
     const auto ended = events_[device].Next<TransferredMessage>();
     EXPECT_TRUE(ended.status.ok()) << ended.status;
     return address;
@@ -120,7 +121,7 @@ class WorkerDevicesTest : public ::testing::Test {
   absl::StatusOr<std::vector<float>> Get(int device, DeviceAddress address, size_t count,
                                          LaunchId after = LaunchId()) {
     std::vector<float> values(count, 77);
-    executor(device)->Download(++last_transfer_, values.data(), address,
+    executor(device)->Download(++last_transfer_, kLane, values.data(), address,
                                static_cast<int64_t>(count * sizeof(float)), after);
     CHORUS_RETURN_IF_ERROR(events_[device].Next<TransferredMessage>().status);
     return values;
@@ -141,6 +142,7 @@ class WorkerDevicesTest : public ::testing::Test {
   void Launch(int device, PlanId plan, DeviceAddress from, DeviceAddress to) {
     LaunchMessage message;
     message.launch = ++last_launch_;
+    message.lane = kLane;
     message.plan = plan;
     message.buffers = {from, to};
     ByteWriter bytes;
@@ -217,10 +219,10 @@ TEST_F(WorkerDevicesTest, LaunchesThatFollowAnUploadSeeIt) {
   const DeviceAddress from = *devices_->Allocate(0, kBytes);
   const DeviceAddress to = *devices_->Allocate(0, kBytes);
   for (const std::vector<float>* values : {&ones, &twos}) {
-    executor(0)->Upload(++last_transfer_, from, values->data(), kBytes);
+    executor(0)->Upload(++last_transfer_, kLane, from, values->data(), kBytes);
     Launch(0, PlanId(1), from, to);
     std::vector<float> result(kCount);
-    executor(0)->Download(++last_transfer_, result.data(), to, kBytes, last_launch_);
+    executor(0)->Download(++last_transfer_, kLane, result.data(), to, kBytes, last_launch_);
     EXPECT_TRUE(events_[0].Next<TransferredMessage>().status.ok());
     EXPECT_TRUE(events_[0].Next<TransferredMessage>().status.ok());
     EXPECT_TRUE(Completed(0).ok());
@@ -343,7 +345,7 @@ TEST_F(WorkerDevicesTest, APlanThatWaitsBehindUploadsIsNotLate) {
   // 24 pieces, of which 8 have a slot: the plan is sent when 16 of them are through.
   const std::vector<float> values(size_t{6} << 20, 5);
   const DeviceAddress to = *devices_->Allocate(0, 24 << 20);
-  executor(0)->Upload(++last_transfer_, to, values.data(), 24 << 20);
+  executor(0)->Upload(++last_transfer_, kLane, to, values.data(), 24 << 20);
   const absl::Status loaded = Load(0, PlanId(1), 3);
   EXPECT_TRUE(loaded.ok()) << loaded;
   EXPECT_TRUE(events_[0].Next<TransferredMessage>().status.ok());
@@ -381,7 +383,7 @@ TEST_F(WorkerDevicesTest, TheWorkerKeepsNoMemoryThatWasFreed) {
     std::vector<DeviceAddress> pieces;
     for (int64_t i = 0; i < 9; ++i) {
       pieces.push_back(*devices_->Allocate(device, (kMemory >> 4) - 4096 * (round + i)));
-      executor(device)->Upload(++last_transfer_, pieces.back(), values.data(), 12);
+      executor(device)->Upload(++last_transfer_, kLane, pieces.back(), values.data(), 12);
       const absl::Status put = events_[device].Next<TransferredMessage>().status;
       ASSERT_TRUE(put.ok()) << "round " << round << ", piece " << i << ": " << put;
       EXPECT_EQ(*Get(device, pieces.back(), 3), values);
@@ -460,10 +462,10 @@ TEST_F(WorkerDevicesTest, WhatIsUnderWayEndsWithTheWorker) {
     const std::vector<float> values(kCount, 1);
     std::vector<float> result(kCount);
     const pid_t pid = devices_->pid();
-    executor(0)->Upload(++last_transfer_, from, values.data(), kCount * 4);
+    executor(0)->Upload(++last_transfer_, kLane, from, values.data(), kCount * 4);
     if (round % 2 == 1) kill(pid, SIGKILL);
     for (int i = 0; i < 4; ++i) Launch(0, plan, from, to);
-    executor(0)->Download(++last_transfer_, result.data(), to, kCount * 4, last_launch_);
+    executor(0)->Download(++last_transfer_, kLane, result.data(), to, kCount * 4, last_launch_);
     executor(0)->LoadPlan(++last_plan_, NegPlan(kCount));
     if (round % 2 == 0) kill(pid, SIGKILL);
     for (int i = 0; i < 2; ++i) events_[0].Next<TransferredMessage>();
@@ -582,6 +584,7 @@ TEST_F(WorkerDevicesTest, ItIsKilledWhereItsWorkDoesNotEnd) {
   ASSERT_TRUE(events_[0].Next<OpenedMessage>().status.ok());
   LaunchMessage message;
   message.launch = ++last_launch_;
+  message.lane = kLane;
   message.plan = PlanId(1);
   message.collectives.emplace_back();
   message.collectives[0].communicator = CommunicatorId(1);

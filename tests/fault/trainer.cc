@@ -130,7 +130,9 @@ void Trap(absl::string_view name) {
 // when: rank 0 says so in the last element.
 class Pair {
  public:
-  Pair(const SessionOptions& options, const std::string& name) {
+  // `computes`: each step has local ops as well.
+  Pair(const SessionOptions& options, const std::string& name, bool computes)
+      : computes_(computes) {
     for (int rank = 0; rank < 2; ++rank) {
       threads_[rank] = std::thread([this, options, name, rank] {
         status_[rank] = Loop(options, name, rank);
@@ -175,7 +177,9 @@ class Pair {
       const float last = rank == 0 && stop_.load() ? 1 : 0;
       std::vector<float> values = Parts(step, rank, kElements);
       values.push_back(last);
-      const Tensor sum = AllReduce(FromHost<float>(world, values, {kElements + 1}), world);
+      Tensor part = FromHost<float>(world, values, {kElements + 1});
+      if (computes_) part = -(-part);
+      const Tensor sum = AllReduce(part, world);
       absl::StatusOr<std::vector<float>> read = sum.Read<float>();
       // What others of this user have may leave no room for a copy of what a device has computed.
       while (ErrorOf(read.status()).reason == Reason::kOutOfMemory && sum.Wait().ok()) {
@@ -195,6 +199,7 @@ class Pair {
     }
   }
 
+  const bool computes_;
   std::atomic<bool> stop_{false};
   mutable Mutex mutex_;
   CondVar changed_;
@@ -632,11 +637,11 @@ class Trainer {
     return Full(world_, DType::kF32, {1}, 1).Wait();
   }
 
-  // pair ADDRESS NAME; pair-steps COUNT: until so many more are done; pair-stop
+  // pair ADDRESS NAME [computes]; pair-steps COUNT: until so many more are done; pair-stop
   absl::Status StartPair(const Words& words) {
     SessionOptions options;
     options.address = Text(words, 1);
-    pair_ = std::make_unique<Pair>(options, Text(words, 2));
+    pair_ = std::make_unique<Pair>(options, Text(words, 2), Text(words, 3) == "computes");
     return absl::OkStatus();
   }
   absl::Status WaitPair(const Words& words) {

@@ -713,8 +713,8 @@ Graph Products(int nodes, int64_t side) {
 
 // Runs of much arithmetic on little memory, which nobody waits for: the device has enough to do for
 // hours. What the graph was refused with.
-absl::StatusOr<absl::Status> KeepDeviceBusy(Attacker::Impl* impl, int runs) {
-  const Graph graph = Products(20000, 512);  // each of a quarter of a milliard steps
+absl::StatusOr<absl::Status> KeepDeviceBusy(Attacker::Impl* impl, int runs, int products = 20000) {
+  const Graph graph = Products(products, 512);  // each of a quarter of a milliard steps
   const TensorType& square = graph.inputs[0].type;
   CHORUS_ASSIGN_OR_RETURN(const absl::Status refused,
                           impl->RegisterStaged(EncodeGraph(graph), /*slot=*/0));
@@ -737,6 +737,22 @@ absl::StatusOr<Report> Compute(Attacker* attacker) {
   constexpr int kRuns = 4;
   CHORUS_ASSIGN_OR_RETURN(report.refused, KeepDeviceBusy(&attacker->impl(), kRuns));
   if (report.refused.ok()) report.done = kRuns;
+  return report;
+}
+
+// All of the daemon's devices, for longer than anybody waits: each session is given one that few
+// have.
+absl::StatusOr<Report> Computes(Attacker* attacker) {
+  Report report;
+  constexpr int kSessions = 4;
+  while (report.refused.ok() && report.done < kSessions) {
+    CHORUS_ASSIGN_OR_RETURN(std::unique_ptr<Attacker> opened,
+                            Attacker::Open(attacker->impl().address, "computes"));
+    CHORUS_ASSIGN_OR_RETURN(report.refused,
+                            KeepDeviceBusy(&opened->impl(), /*runs=*/4, /*products=*/4000));
+    attacker->impl().others.push_back(std::move(opened));
+    ++report.done;
+  }
   return report;
 }
 
@@ -985,6 +1001,7 @@ const std::map<std::string, RingAttack>& RingAttacks() {
       {"sizes", &Sizes},
       {"steps", &Steps},
       {"compute", &Compute},
+      {"computes", &Computes},
       {"queues", &Queues},
       {"unloads", &Unloads},
       {"strides", &Strides},

@@ -157,6 +157,7 @@ constexpr Case kCases[] = {
     {"flood", "OK", 20000, 20000, false, true},
     {"downloads", "RESOURCE_EXHAUSTED", 16, 64, false, true},
     {"results", "RESOURCE_EXHAUSTED", 10, kShare >> 22, false, true},
+    {"computes", "OK", 4, 4, true, true},
 };
 
 // Nobody's; none where this process may not act as another user.
@@ -206,7 +207,8 @@ std::ostream& operator<<(std::ostream& os, const Kind& kind) { return os << kind
 class Beside : public ::testing::Test {
  protected:
   // `cgroup`: the folder of the one that the daemon is alone in; empty: it is among others.
-  void Start(const Kind& kind, const std::string& cgroup = "") {
+  // `computes`: the honest ones' devices do, too.
+  void Start(const Kind& kind, const std::string& cgroup = "", bool computes = false) {
     ASSERT_EQ(chmod(scratch_.path().c_str(), 0711), 0);
     fault::Daemon::Options options;
     options.socket = scratch_.path() + "/chorusd";
@@ -233,7 +235,8 @@ class Beside : public ::testing::Test {
         fault::Trainer::Start(scratch_.path() + "/honest.log");
     ASSERT_TRUE(honest.ok()) << honest.status();
     honest_ = *std::move(honest);
-    ASSERT_TRUE(honest_->Ask(absl::StrCat("pair ", daemon_->address(), " honest")).ok);
+    const char* const how = computes ? " honest computes" : " honest";
+    ASSERT_TRUE(honest_->Ask(absl::StrCat("pair ", daemon_->address(), how)).ok);
     ExpectHonestOnesGoOn();
   }
 
@@ -299,7 +302,10 @@ class Beside : public ::testing::Test {
 };
 class HostileTest : public Beside, public ::testing::WithParamInterface<Case> {
  protected:
-  void SetUp() override { Start({"", GetParam().of_a_worker}); }
+  void SetUp() override {
+    const absl::string_view attack = GetParam().attack;
+    Start({"", GetParam().of_a_worker}, /*cgroup=*/"", /*computes=*/attack == "computes");
+  }
 };
 class MixedTest : public Beside, public ::testing::WithParamInterface<Kind> {
  protected:

@@ -124,8 +124,8 @@ GangRig::~GangRig() {
 
 // --- Waiting and bytes ---
 
-CompletionMessage GangRig::CompletionOf(LaunchId launch) {
-  Pump();
+CompletionMessage GangRig::CompletionOf(LaunchId launch, bool enqueue) {
+  if (enqueue) Pump();
   const absl::Time deadline = absl::Now() + kDeadline;
   MutexLock lock(&mutex_);
   while (true) {
@@ -184,7 +184,7 @@ absl::Status GangRig::LoadPlan(int device, PlanId id, const std::string& plan) {
 
 absl::Status GangRig::Upload(int device, DeviceAddress to, const std::string& bytes) {
   const TransferId id = ++last_transfer_;
-  executor(device)->Upload(id, to, bytes.data(), static_cast<int64_t>(bytes.size()));
+  executor(device)->Upload(id, lane_, to, bytes.data(), static_cast<int64_t>(bytes.size()));
   Pump();
   return WaitFor(KeyOf(device, TransferredMessage{id, absl::OkStatus()}));
 }
@@ -192,7 +192,7 @@ absl::Status GangRig::Upload(int device, DeviceAddress to, const std::string& by
 std::string GangRig::Download(int device, DeviceAddress from, int64_t bytes, LaunchId after) {
   std::string result(static_cast<size_t>(bytes), '\0');
   const TransferId id = ++last_transfer_;
-  executor(device)->Download(id, &result[0], from, bytes, after);
+  executor(device)->Download(id, lane_, &result[0], from, bytes, after);
   Pump();
   const absl::Status status = WaitFor(KeyOf(device, TransferredMessage{id, absl::OkStatus()}));
   if (!status.ok()) Die("Download", status);
@@ -200,10 +200,10 @@ std::string GangRig::Download(int device, DeviceAddress from, int64_t bytes, Lau
 }
 
 CommunicatorId GangRig::CommunicatorOf(const std::vector<int>& devices) {
-  const auto found = communicators_.find(devices);
+  const auto found = communicators_.find({lane_, devices});
   if (found != communicators_.end()) return found->second;
   const CommunicatorId id(communicators_.size() + 1);
-  communicators_.emplace(devices, id);
+  communicators_.emplace(std::make_pair(lane_, devices), id);
   for (size_t member = 0; member < devices.size(); ++member) {
     executor(devices[member])->OpenCommunicator(id, devices, static_cast<int>(member));
     const absl::Status status =
@@ -350,6 +350,7 @@ absl::Status GangRig::PrepareInto(const std::vector<Session>& sessions, Result* 
     }
     for (size_t slot = 0; slot < on.devices.size(); ++slot) {
       LaunchMessage message;
+      message.lane = lane_;
       message.plan = ++last_plan_;
       std::string bytes = on.plan.device_plans[slot];
       if (mutate_) {

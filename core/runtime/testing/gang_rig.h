@@ -87,6 +87,8 @@ class GangRig {
 
   // Outputs take over the inputs that plans let them.
   void set_donate(bool donate) { donate_ = donate; }
+  // Of what is prepared and copied from now on. Its sources must be of this lane, or have ended.
+  void set_lane(int32_t lane) { lane_ = lane; }
 
   // Plans a gang and gives it memory, which waits for the device; Start() enqueues it and returns
   // at once. Gangs are started in the order in which they were prepared.
@@ -107,8 +109,12 @@ class GangRig {
   std::string Differences(const std::vector<Session>& sessions, const Result& result);
 
   absl::Status WaitFor(LaunchId launch) { return CompletionOf(launch).status; }
-  // Waits for it.
-  CompletionMessage CompletionOf(LaunchId launch);
+  // Waits for it. `enqueue`: has the executors enqueue all that they were given.
+  CompletionMessage CompletionOf(LaunchId launch, bool enqueue = true);
+  bool HasCompleted(LaunchId launch) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return completions_.count(launch) > 0;
+  }
   LaunchId NextLaunch() { return ++last_launch_; }
   CommunicatorId CommunicatorOf(const std::vector<int>& devices);
   // On any thread.
@@ -169,10 +175,11 @@ class GangRig {
   std::function<void(DevicePlan*)> mutate_;
   std::vector<int> launch_order_;
   bool donate_ = false;
+  int32_t lane_ = 0;
   LaunchId last_launch_;
   PlanId last_plan_;
   TransferId last_transfer_;
-  std::map<std::vector<int>, CommunicatorId> communicators_;
+  std::map<std::pair<int32_t, std::vector<int>>, CommunicatorId> communicators_;  // by lane
   std::vector<std::pair<int, DeviceAddress>> allocated_;
 
   // Of the gang being prepared.
