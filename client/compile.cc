@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "client/internal/access.h"
@@ -80,7 +81,6 @@ class CompiledImpl {
   // A call whose end has not been seen.
   struct UnderWay {
     std::weak_ptr<SessionCore> session;
-    const void* rank = nullptr;
     Sequence run;
   };
 
@@ -299,26 +299,25 @@ class CompiledImpl {
     return infos;
   }
 
+  void ForgetRanksOfEndedSessions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    absl::erase_if(under_way_, [](const auto& calls) {
+      return calls.second.empty() || calls.second.back().session.expired();
+    });
+  }
+
   // Waits while as many calls of this rank are under way as may be: another's may wait for this
   // one. Their errors are not its business. `rank`: the member whose calls a run has or waits for;
   // where there is none, the session.
   void Await(const void* rank) {
-    const auto is_of_rank = [rank](const UnderWay& call) { return call.rank == rank; };
+    const auto most = static_cast<size_t>(std::max(1, options_.max_under_way));
     while (true) {
       UnderWay oldest;
       {
         MutexLock lock(&mutex_);
-        under_way_.erase(
-            std::remove_if(under_way_.begin(), under_way_.end(),
-                           [](const UnderWay& call) { return call.session.expired(); }),
-            under_way_.end());
-        if (std::count_if(under_way_.begin(), under_way_.end(), is_of_rank) <
-            std::max(1, options_.max_under_way)) {
-          return;
-        }
-        const auto first = std::find_if(under_way_.begin(), under_way_.end(), is_of_rank);
-        oldest = std::move(*first);
-        under_way_.erase(first);
+        const auto calls = under_way_.find(rank);
+        if (calls == under_way_.end() || calls->second.size() < most) return;
+        oldest = std::move(calls->second.front());
+        calls->second.pop_front();
       }
       const std::shared_ptr<SessionCore> session = oldest.session.lock();
       if (session == nullptr || session->Forked()) continue;
@@ -359,7 +358,9 @@ class CompiledImpl {
     if (!refused.ok()) return AwaitRefused(session, refusals_sent, refused);
     {
       MutexLock lock(&mutex_);
-      under_way_.push_back({program.session, rank, *sequence});
+      const auto [calls, is_new] = under_way_.try_emplace(rank);
+      calls->second.push_back({program.session, *sequence});
+      if (is_new) ForgetRanksOfEndedSessions();
     }
     std::vector<Tensor> results;
     for (const ProgramResult& result : program.results) {
@@ -393,7 +394,9 @@ class CompiledImpl {
   std::vector<Calls> calls_ ABSL_GUARDED_BY(mutex_);
   bool calls_are_all_ ABSL_GUARDED_BY(mutex_) = true;  // no other had to be left out
   int traces_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<UnderWay> under_way_ ABSL_GUARDED_BY(mutex_);  // oldest first
+  // By rank, the oldest first. Of a session that has ended what is left under its rank goes when
+  // another one comes, or is found to have ended where that is a new one's.
+  absl::flat_hash_map<const void*, std::deque<UnderWay>> under_way_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace internal
