@@ -61,12 +61,12 @@ absl::StatusOr<Sequence> Log::Send(Command* command) {
   CHORUS_RETURN_IF_ERROR(broken_);
   command->sequence = Sequence(next_sequence_);
   const absl::Status status = link_->Submit(*command);
-  // A full ring may have room later, and the next command may be one that can be sent; a daemon
-  // that is gone stays so.
   if (status.ok()) {
     has_no_room_.store(false, std::memory_order_relaxed);
     return Sequence(next_sequence_++);
   }
+  // A full ring may have room later, and the next command may be one that can be sent; a daemon
+  // that is gone stays so.
   const Reason reason = ErrorOf(status).reason;
   has_no_room_.store(reason == Reason::kTransportTimeout, std::memory_order_relaxed);
   if (reason != Reason::kTransportTimeout && reason != Reason::kMalformed) broken_ = status;
