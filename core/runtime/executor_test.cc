@@ -589,9 +589,7 @@ TEST_P(ExecutorTest, CopiesGoOnBesideWorkThatWaits) {
   const auto result = rig_.Prepare(sessions);
   ASSERT_TRUE(result->status.ok()) << result->status;
   const auto launch = [&](size_t i) {
-    ByteWriter bytes;
-    EncodeLaunch(result->messages[i].second, &bytes);
-    rig_.executor(result->messages[i].first)->Launch(bytes.bytes());
+    rig_.Send(result->messages[i].first, result->messages[i].second);
   };
   launch(0);
   const int device = result->messages[0].first;
@@ -618,9 +616,7 @@ TEST_P(ExecutorTest, LanesDoNotWaitForEachOther) {
   const auto held = rig_.Prepare(held_sessions);
   ASSERT_TRUE(held->status.ok()) << held->status;
   const auto launch = [&](size_t i) {
-    ByteWriter bytes;
-    EncodeLaunch(held->messages[i].second, &bytes);
-    rig_.executor(held->messages[i].first)->Launch(bytes.bytes());
+    rig_.Send(held->messages[i].first, held->messages[i].second);
   };
   launch(0);
   const int device = held->messages[0].first;
@@ -680,9 +676,7 @@ TEST_P(ExecutorTest, BytesMayComeWithTheLaunch) {
         ASSERT_TRUE(rig_.Upload(device, address, std::string(bytes.size(), '\x55')).ok());
         message.inlines.push_back({input, {bytes.begin(), bytes.end()}});
       }
-      ByteWriter encoded;
-      EncodeLaunch(message, &encoded);
-      rig_.executor(device)->Launch(encoded.bytes());
+      rig_.Send(device, message);
     }
     ASSERT_TRUE(rig_.Wait(*result).ok());
     ASSERT_EQ(rig_.Differences(sessions, *result), "");
@@ -699,9 +693,7 @@ TEST_P(ExecutorTest, BytesForABufferThatThePlanDoesNotHaveAreRefused) {
     LaunchMessage message = prepared;
     message.launch = rig_.NextLaunch();
     message.inlines = {{buffer, {'a', 'b', 'c', 'd'}}};
-    ByteWriter encoded;
-    EncodeLaunch(message, &encoded);
-    rig_.executor(device)->Launch(encoded.bytes());
+    rig_.Send(device, message);
     const CompletionMessage completion = rig_.CompletionOf(message.launch);
     EXPECT_EQ(completion.status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_TRUE(completion.held_back);
@@ -908,9 +900,7 @@ TEST(HoldBackTest, IsForLaunchesInWhichSomethingMayFail) {
     LaunchMessage unknown;
     unknown.launch = rig.NextLaunch();
     unknown.plan = PlanId(77);
-    ByteWriter bytes;
-    EncodeLaunch(unknown, &bytes);
-    rig.executor(0)->Launch(bytes.bytes());
+    rig.Send(0, unknown);
     ASSERT_EQ(rig.WaitFor(unknown.launch).code(), absl::StatusCode::kNotFound);
   }
   launch("mul", 2, {forgiven.get(), 0, 0}, &completion);
@@ -1099,9 +1089,7 @@ TEST_P(ExecutorTest, PlansAreLoadedOnOtherThreadsBesideTheWork) {
     LaunchMessage message;
     message.launch = rig_.NextLaunch();
     message.plan = PlanId(id);
-    ByteWriter bytes;
-    EncodeLaunch(message, &bytes);
-    executor.Launch(bytes.bytes());
+    rig_.Send(0, message);
     EXPECT_EQ(rig_.WaitFor(message.launch).code(), absl::StatusCode::kInvalidArgument);
     executor.UnloadPlan(PlanId(id));
     EXPECT_TRUE(rig_.LoadPlan(0, PlanId(id), plan).ok()) << "the id is free again";
@@ -1146,9 +1134,7 @@ TEST_P(ExecutorTest, ALargeLaunchIsEnqueuedInSlicesAndWhatComesBehindWaits) {
     }
   }
   for (int i = 0; i < 3; ++i) {
-    ByteWriter bytes;
-    EncodeLaunch(messages[i], &bytes);
-    unfinished = executor.Launch(bytes.bytes());
+    unfinished = rig_.Send(0, messages[i]);
     EXPECT_TRUE(unfinished);
   }
   int slices = 1;
@@ -1186,9 +1172,7 @@ TEST_P(ExecutorTest, LanesTakeTurnsToBeEnqueued) {
   };
   Executor& executor = *rig_.executor(0);
   const auto launch = [&](const GangRig::Result& result) {
-    ByteWriter bytes;
-    EncodeLaunch(result.messages[0].second, &bytes);
-    return executor.Launch(bytes.bytes());
+    return rig_.Send(0, result.messages[0].second);
   };
   const auto launch_of = [](const GangRig::Result& result) {
     return result.messages[0].second.launch;
@@ -1206,9 +1190,7 @@ TEST_P(ExecutorTest, LanesTakeTurnsToBeEnqueued) {
   LaunchMessage unknown;
   unknown.launch = rig_.NextLaunch();
   unknown.lane = 2;
-  ByteWriter bytes;
-  EncodeLaunch(unknown, &bytes);
-  EXPECT_TRUE(executor.Launch(bytes.bytes()));
+  EXPECT_TRUE(rig_.Send(0, unknown));
   for (int turns = 0; !rig_.HasCompleted(unknown.launch); ++turns) {
     ASSERT_LE(turns, 2 * (kFewSteps + 1)) << "a turn is a step at least";
     EXPECT_TRUE(executor.Continue()) << "the large one has more";
@@ -1223,9 +1205,7 @@ TEST_P(ExecutorTest, LanesTakeTurnsToBeEnqueued) {
 class ExecutorFailureTest : public ExecutorTest {
  protected:
   absl::Status LaunchBytes(const LaunchMessage& message) {
-    ByteWriter bytes;
-    EncodeLaunch(message, &bytes);
-    rig_.executor(0)->Launch(bytes.bytes());
+    rig_.Send(0, message);
     return rig_.WaitFor(message.launch);
   }
 
@@ -1257,9 +1237,7 @@ class ExecutorFailureTest : public ExecutorTest {
     ASSERT_TRUE(gang->status.ok()) << gang->status;
     for (auto [device, message] : gang->messages) {
       if (device == 1) spoil(&message);
-      ByteWriter bytes;
-      EncodeLaunch(message, &bytes);
-      rig_.executor(device)->Launch(bytes.bytes());
+      rig_.Send(device, message);
     }
     for (const auto& launched : gang->messages) {
       const absl::Status status = rig_.WaitFor(launched.second.launch);
@@ -1309,9 +1287,7 @@ TEST_P(ExecutorFailureTest, AnAbortEndsTheLaunchThatWaitsAndLeavesTheDeviceUsabl
   const Plan plan = CompileEager();
   ASSERT_TRUE(rig_.LoadPlan(0, PlanId(1000), plan.device_plans[0]).ok());
   const LaunchMessage message = MessageFor(plan);
-  ByteWriter bytes;
-  EncodeLaunch(message, &bytes);
-  rig_.executor(0)->Launch(bytes.bytes());
+  rig_.Send(0, message);
   const CommunicatorId id = message.collectives[0].communicator;
   // It goes while the launch uses it.
   rig_.executor(0)->AbortCommunicator(id, absl::AbortedError("rank 1 died"));
@@ -1344,9 +1320,7 @@ TEST_P(ExecutorFailureTest, OfALaunchThatIsAbandonedKernelsThatHaveNotBegunAreLe
   std::sort(gang->messages.begin(), gang->messages.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [device, message] : gang->messages) {
-    ByteWriter bytes;
-    EncodeLaunch(message, &bytes);
-    rig_.executor(device)->Launch(bytes.bytes());
+    rig_.Send(device, message);
     if (device == 0) rig_.executor(0)->Abandon(message.launch);
   }
   for (const auto& [device, message] : gang->messages) {
@@ -1382,9 +1356,7 @@ TEST_P(ExecutorFailureTest, OfALaunchThatIsAbandonedBeforeItsTurnNothingIsDone) 
     for (const int steps : {40, 1, 6}) results.push_back(prepare(lane, steps));
   }
   for (const auto& result : results) {
-    ByteWriter bytes;
-    EncodeLaunch(result->messages[0].second, &bytes);
-    EXPECT_TRUE(rig_.executor(0)->Launch(bytes.bytes())) << "the first one has more";
+    EXPECT_TRUE(rig_.Send(0, result->messages[0].second)) << "the first one has more";
   }
   const auto launch_of = [&](size_t i) { return results[i]->messages[0].second.launch; };
   for (const size_t abandoned : {1, 5}) rig_.executor(0)->Abandon(launch_of(abandoned));

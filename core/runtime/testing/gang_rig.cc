@@ -124,6 +124,12 @@ GangRig::~GangRig() {
 
 // --- Waiting and bytes ---
 
+bool GangRig::Send(int device, const LaunchMessage& message) {
+  ByteWriter bytes;
+  EncodeLaunch(message, &bytes);
+  return executor(device)->Launch(bytes.bytes());
+}
+
 CompletionMessage GangRig::CompletionOf(LaunchId launch, bool enqueue) {
   if (enqueue) Pump();
   const absl::Time deadline = absl::Now() + kDeadline;
@@ -432,12 +438,7 @@ std::unique_ptr<GangRig::Result> GangRig::Prepare(const std::vector<Session>& se
 }
 
 void GangRig::Start(const Result& result) {
-  ByteWriter bytes;
-  for (const auto& [device, message] : result.messages) {
-    bytes.Clear();
-    EncodeLaunch(message, &bytes);
-    executor(device)->Launch(bytes.bytes());
-  }
+  for (const auto& [device, message] : result.messages) Send(device, message);
 }
 
 Value GangRig::Output(const Result& result, int session, int output) {

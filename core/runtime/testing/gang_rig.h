@@ -111,6 +111,8 @@ class GangRig {
   absl::Status WaitFor(LaunchId launch) { return CompletionOf(launch).status; }
   // Waits for it. `enqueue`: has the executors enqueue all that they were given.
   CompletionMessage CompletionOf(LaunchId launch, bool enqueue = true);
+  // Whether the executor has more to enqueue.
+  bool Send(int device, const LaunchMessage& message);
   bool HasCompleted(LaunchId launch) ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     return completions_.count(launch) > 0;
