@@ -269,7 +269,7 @@ ABSL_FLAG(int32_t, max_connections, chorus::server::Defaults().max_connections,
           "Fewer where there are not eight descriptors for each.");
 ABSL_FLAG(int32_t, max_streams, chorus::server::Defaults().max_streams,
           "Streams of commands by gRPC at a time, 7/8 of them of one uid, or by TCP; each takes up "
-          "to 328 KiB.");
+          "to 360 KiB.");
 ABSL_FLAG(int32_t, max_calls, chorus::server::Defaults().max_calls,
           "Calls of gRPC under way at a time, 7/8 of them of one uid, or by TCP; each takes up to "
           "120 KiB.");
