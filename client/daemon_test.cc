@@ -32,6 +32,7 @@
 #include "core/backend/host/host_backend.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/failpoint.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "core/base/unique_fd.h"
@@ -1046,6 +1047,77 @@ TEST_P(DaemonTest, WhatWasGivenAwayIsNeverReadAsSomethingElse) {
     x = (*next)[0];
     ASSERT_TRUE(x.Wait().ok());
   }
+}
+
+// How far the reader and the daemon of the test below have come; each waits for the other.
+class ReadAndDonation {
+ public:
+  enum Place { kNowhere, kCopied, kMidRecord, kReaderWaits, kOver };
+
+  void Reach(absl::string_view failpoint) {
+    if (failpoint == "ring_reader.before_copy") {
+      Await(kCopied);
+    } else if (failpoint == "ring_link.result_copied") {
+      GoOn(kNowhere, kCopied);
+      Await(kMidRecord);
+    } else if (failpoint == "completion_writer.mid_record") {
+      if (GoOn(kCopied, kMidRecord)) Await(kReaderWaits);
+    } else if (failpoint == "completion.waiting") {
+      GoOn(kMidRecord, kReaderWaits);
+    }
+  }
+
+  // From `from`; false: it is somewhere else.
+  bool GoOn(Place from, Place to) {
+    const MutexLock lock(&mutex_);
+    if (place_ != from) return false;
+    place_ = to;
+    changed_.SignalAll();
+    return true;
+  }
+  void Set(Place place) {
+    const MutexLock lock(&mutex_);
+    place_ = place;
+    changed_.SignalAll();
+  }
+  void Await(Place place) {
+    const MutexLock lock(&mutex_);
+    while (place_ < place) changed_.Wait(&mutex_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  Place place_ ABSL_GUARDED_BY(mutex_) = kNowhere;
+};
+
+// Of the process: the daemon's thread may still be there when the test has ended.
+ReadAndDonation* TheReadAndDonation() {
+  static auto* const both = new ReadAndDonation;
+  return both;
+}
+
+// Nothing can be said of bytes whose name is between two states: the reader waits for the second.
+TEST_P(RingTest, WhoHasCopiedWhatIsBeingGivenAwayIsTold) {
+  const Session session = Open();
+  CompileOptions options;
+  options.donate = {0};
+  const Compiled step = Compile(
+      [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] + 1}; }, options);
+  const auto first = step.Run({Zeros(session, DType::kF32, {1000}) + 0});
+  ASSERT_TRUE(first.ok()) << first.status();
+  const Tensor x = (*first)[0];
+  // Its arena is mapped, for which the daemon is not asked then.
+  ASSERT_TRUE(x.Read<float>().ok());
+  TheReadAndDonation()->Set(ReadAndDonation::kNowhere);
+  SetFailpointHook([](absl::string_view name) { TheReadAndDonation()->Reach(name); });
+  const auto next = step.Run({x});
+  const auto read = x.Read<float>();
+  TheReadAndDonation()->Set(ReadAndDonation::kOver);
+  SetFailpointHook(nullptr);
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_TRUE((*next)[0].Wait().ok());
+  EXPECT_EQ(ErrorOf(read.status()).reason, Reason::kDonated) << read.status();
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, DaemonTest,

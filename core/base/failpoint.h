@@ -36,6 +36,10 @@ inline constexpr const char* kFailpoints[] = {
     "ring_reader.before_copy",
     // Client: asleep until a tensor or a run is done.
     "completion.waiting",
+    // Client: a result has been copied, and not been looked at again.
+    "ring_link.result_copied",
+    // Daemon: the record of a tensor that has been there, or has failed, between two states.
+    "completion_writer.mid_record",
     // Daemon: a run between its frame and its outcome.
     "node.before_prepare",
     "node.before_vote",

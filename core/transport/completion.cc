@@ -48,6 +48,7 @@ bool CompletionWriter::PublishTensor(TensorId id, const TensorRecord& record) {
     // While the rest changes the record says "pending": a reader that sees a mixture reads the word
     // again and finds it changed.
     slot.word.store(Word(id.generation, TensorState::kPending), std::memory_order_relaxed);
+    CHORUS_FAILPOINT("completion_writer.mid_record");
     slot.arena.store(ready ? record.arena.value() : 0, std::memory_order_release);
     slot.offset.store(ready ? record.offset : 0, std::memory_order_release);
     slot.value.store(ready ? record.bytes : record.error.value(), std::memory_order_release);

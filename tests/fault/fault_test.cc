@@ -653,10 +653,12 @@ TEST_P(FaultModesTest, ADeviceThatFailsOrNeverEndsACollectiveFailsItForAllRanks)
 
 // The client's failpoints, and the daemon's.
 bool IsOfClient(absl::string_view failpoint) {
-  return absl::StartsWith(failpoint, "ring.") || absl::StartsWith(failpoint, "completion.");
+  return absl::StartsWith(failpoint, "ring.") || absl::StartsWith(failpoint, "ring_link.") ||
+         absl::StartsWith(failpoint, "completion.");
 }
 bool IsOfDaemon(absl::string_view failpoint) {
-  return absl::StartsWith(failpoint, "node.") || absl::StartsWith(failpoint, "ring_reader.");
+  return absl::StartsWith(failpoint, "node.") || absl::StartsWith(failpoint, "ring_reader.") ||
+         absl::StartsWith(failpoint, "completion_writer.");
 }
 
 TEST(FailpointsTest, SomeProcessIsKilledAtEachOfThem) {
