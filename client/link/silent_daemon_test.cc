@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "chorus/v1/log.grpc.pb.h"
 #include "chorus/v1/sessions.grpc.pb.h"
+#include "chorus/v1/worlds.grpc.pb.h"
 #include "client/attach/attach_client.h"
 #include "client/internal/link.h"
 #include "client/link/grpc_links.h"
@@ -170,6 +171,47 @@ TEST(TalkingDaemonTest, WhatIsLongOverIsToldHoweverShortTheWait) {
   EXPECT_TRUE(outcome.ok()) << outcome;
   const auto tensor = link->WaitTensor(TensorId{0, 1}, Sequence(1), absl::ZeroDuration());
   EXPECT_TRUE(tensor.ok()) << tensor.status();
+}
+
+// Ends each wait for others too early, but for one of a millisecond.
+class LateDaemon : public v1::Worlds::Service {
+ public:
+  LateDaemon() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  std::unique_ptr<Link> Connect() const {
+    OpenedSession opened;
+    opened.address = absl::StrCat("127.0.0.1:", port_);
+    opened.channel = grpc::CreateChannel(opened.address, grpc::InsecureChannelCredentials());
+    opened.session = 1;
+    return MakeUnaryLink(std::move(opened));
+  }
+
+  grpc::Status Join(grpc::ServerContext*, const v1::JoinWorldRequest* request,
+                    v1::JoinWorldResponse*) override {
+    const auto& timeout = request->join_timeout();
+    const bool is_last = timeout.seconds() == 0 && timeout.nanos() == 1000000;
+    return is_last ? grpc::Status(grpc::StatusCode::ABORTED, "missing rank 1")
+                   : grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
+  }
+
+ private:
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(LateDaemonTest, WhoseTimeIsOverAsksOnceMoreWhoIsMissing) {
+  const LateDaemon daemon;
+  const std::unique_ptr<Link> link = daemon.Connect();
+  WorldOptions options;
+  options.rank = 0;
+  options.size = 2;
+  options.join_timeout = std::chrono::milliseconds(20);
+  const absl::Status joined = link->Join(options, DeviceIndex(0)).status();
+  EXPECT_THAT(std::string(joined.message()), HasSubstr("missing rank 1"));
 }
 
 // Whose commands wait for others, until all are there.
