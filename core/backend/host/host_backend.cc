@@ -224,6 +224,8 @@ class HostEngine : public CpuEngine {
   struct KernelRun {
     absl::InlinedVector<ResolvedKernel, 4> kernels;
     Mutex mutex;
+    // Of the first chunk that has failed: what is told does not depend on which thread was first.
+    int64_t failed_chunk ABSL_GUARDED_BY(mutex) = 0;
     absl::Status status ABSL_GUARDED_BY(mutex);
 
     int64_t units() const { return kernels[0].prepared->kernel->units(); }
@@ -274,7 +276,9 @@ class HostEngine : public CpuEngine {
                 absl::Status status = run->Run(begin, std::min(units, begin + units_per_chunk));
                 if (status.ok()) return;
                 MutexLock lock(&run->mutex);
-                if (run->status.ok()) run->status = std::move(status);
+                if (!run->status.ok() && run->failed_chunk < i) return;
+                run->failed_chunk = i;
+                run->status = std::move(status);
               },
               [this, stream, run]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                 absl::Status status;
