@@ -84,7 +84,8 @@ void Sequencer::SetMember(Rank rank, MemberInfo info) {
 }
 
 absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> members,
-                                            absl::optional<InstanceKey::Request> request) {
+                                            absl::optional<InstanceKey::Request> request,
+                                            ReserveGroup reserve) {
   if (members.empty()) return Malformed("a group needs at least one member; got none");
   std::vector<int32_t> list;
   std::vector<bool> seen(members_.size(), false);
@@ -127,6 +128,7 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
                                   " groups, as many as it may in its life: ask for a group once, "
                                   "and keep it"));
   }
+  if (is_new) CHORUS_RETURN_IF_ERROR(reserve());
   GroupRequests& requests = group_requests_[list];
   InstanceKey::Request& next = requests.next[rank.value()];
   next = std::max(next, InstanceKey::Request{wanted_request.step, wanted_request.number + 1});

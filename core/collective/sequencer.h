@@ -39,6 +39,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -73,10 +74,14 @@ class Sequencer {
   // Defines a group of this world's present membership; ranks in group order, none twice. Requests
   // for the same ordered list with the same step and number (which of the rank's requests for it in
   // that step) give the same group, so nobody waits for it. `request` absent: the rank's next one,
-  // as counted here. INVALID_ARGUMENT: empty list, unknown rank, duplicate, or `rank` not in it.
-  // RESOURCE_EXHAUSTED kQuota: the world has had as many as it may.
-  absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members,
-                                   absl::optional<InstanceKey::Request> request = absl::nullopt);
+  // as counted here. `reserve` is asked before one is made that was not there. INVALID_ARGUMENT:
+  // empty list, unknown rank, duplicate, or `rank` not in it. RESOURCE_EXHAUSTED kQuota: the world
+  // has had as many as it may. Else what `reserve` says.
+  using ReserveGroup = absl::FunctionRef<absl::Status()>;
+  absl::StatusOr<GroupId> AddGroup(
+      Rank rank, absl::Span<const Rank> members,
+      absl::optional<InstanceKey::Request> request = absl::nullopt,
+      ReserveGroup reserve = [] { return absl::OkStatus(); });
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const;
 
   // --- Events. Each appends to `actions`. -----------------------------------------------------

@@ -119,8 +119,9 @@ class Agreement {
   // --- What it knows (Sequencer) ---
   Epoch epoch() const { return sequencer_.epoch(); }
   absl::StatusOr<GroupId> AddGroup(Rank rank, absl::Span<const Rank> members,
-                                   absl::optional<InstanceKey::Request> request) {
-    return sequencer_.AddGroup(rank, members, request);
+                                   absl::optional<InstanceKey::Request> request,
+                                   Sequencer::ReserveGroup reserve) {
+    return sequencer_.AddGroup(rank, members, request, reserve);
   }
   absl::StatusOr<absl::Span<const Rank>> GroupMembers(GroupId group) const {
     return sequencer_.GroupMembers(group);

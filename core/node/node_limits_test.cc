@@ -538,26 +538,33 @@ TEST_F(NodeTest, GroupsAreChargedBeforeTheyAreMade) {
   NodeOptions options;
   options.memory_limit_bytes = 8 << 20;
   Start(2, options);
-  const auto make = [&](int groups) {
-    absl::Status status;
-    for (int i = 0; i < groups && status.ok(); ++i) {
-      status = ranks_[0]
-                   ->Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
-                     done->Set(node.CreateGroup(
-                         ranks_[0]->session(),
-                         {ranks_[0]->world(), Rank(0), {Rank(0), Rank(1)}, {}, {}}));
-                   })
-                   .status();
+  std::vector<GroupId> made[2];
+  const auto make = [&](size_t rank, int groups) -> absl::Status {
+    DirectRank& asks = *ranks_[rank];
+    for (int i = 0; i < groups; ++i) {
+      const auto group =
+          asks.Call<absl::StatusOr<GroupId>>([&](LocalNode& node, absl::Time, auto* done) {
+            done->Set(node.CreateGroup(
+                asks.session(),
+                {asks.world(), Rank(static_cast<int>(rank)), {Rank(0), Rank(1)}, {}, {}}));
+          });
+      if (!group.ok()) return group.status();
+      made[rank].push_back(*group);
     }
-    return status;
+    return absl::OkStatus();
   };
   const int64_t idle = ranks_[0]->Stats().memory_used_bytes;
-  EXPECT_TRUE(make(200).ok());
+  EXPECT_TRUE(make(0, 200).ok());
   const int64_t used = ranks_[0]->Stats().memory_used_bytes;
   EXPECT_GE(used, idle + 200 * 512);
   const int64_t free_bytes = options.memory_limit_bytes / 8 * 7 - used;
   ASSERT_TRUE(ranks_[0]->CreateStaging(free_bytes / 4096 * 4096).ok());
-  EXPECT_EQ(ErrorOf(make(200)).reason, Reason::kOutOfMemory);
+  EXPECT_EQ(ErrorOf(make(0, 200)).reason, Reason::kOutOfMemory);
+  // What is there takes nothing more.
+  const absl::Status others = make(1, static_cast<int>(made[0].size()));
+  EXPECT_TRUE(others.ok()) << others;
+  EXPECT_EQ(made[1], made[0]);
+  EXPECT_EQ(ErrorOf(make(1, 1)).reason, Reason::kOutOfMemory);
 }
 
 TEST_F(NodeTest, WhatARefusalCountsIsChargedOrItsRankIsOutOfLine) {

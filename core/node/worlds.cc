@@ -270,8 +270,9 @@ absl::StatusOr<GroupId> Worlds::CreateGroup(const Session& session,
   }
   absl::optional<InstanceKey::Request> position;
   if (request.step.has_value()) position = InstanceKey::Request{*request.step, *request.number};
-  CHORUS_RETURN_IF_ERROR(member.world->ReserveGroup(request.members.size()));
-  return member.world->agreement->AddGroup(request.rank, request.members, position);
+  return member.world->agreement->AddGroup(request.rank, request.members, position, [&] {
+    return member.world->ReserveGroup(request.members.size());
+  });
 }
 
 absl::Status Worlds::Leave(const Session& session, WorldId world, Rank rank, absl::Time now) {
