@@ -561,6 +561,17 @@ TEST(EagerTest, FullTakesTheNumbersThatTheDtypeHas) {
   EXPECT_THAT(Values<float>(Full(session, DType::kF32, {1}, infinity)), ElementsAre(infinity));
 }
 
+// By way of f32 it would be 1.
+TEST(EagerTest, NumbersBecomeHalvesRoundedOnce) {
+  FakeDaemon daemon;
+  const Session session = daemon.Open();
+  const double above = 1 + 0x1p-11 + 0x1p-30;
+  for (const Tensor& half :
+       {Full(session, DType::kF16, {1}, above), Zeros(session, DType::kF16, {1}) + above}) {
+    EXPECT_EQ(static_cast<float>(Values<F16>(half)[0]), 1 + 0x1p-10f);
+  }
+}
+
 TEST(EagerTest, UploadsOfAllSizes) {
   FakeDaemon daemon;
   const Session session = daemon.Open();

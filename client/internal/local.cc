@@ -11,6 +11,7 @@
 #include "chorus/math.h"
 #include "client/internal/access.h"
 #include "core/base/error.h"
+#include "core/tensor/rounding.h"
 
 namespace chorus {
 namespace internal {
@@ -55,11 +56,11 @@ absl::StatusOr<InlineData> ElementOf(DType dtype, const Number& value) {
   };
   switch (dtype) {
     case DType::kF16:
-      return put(F16(static_cast<float>(value.value())));
+      return put(RoundTo<F16>(value.value()));
     case DType::kBF16:
-      return put(BF16(static_cast<float>(value.value())));
+      return put(RoundTo<BF16>(value.value()));
     case DType::kF32:
-      return put(static_cast<float>(value.value()));
+      return put(RoundTo<float>(value.value()));
     case DType::kF64:
       return put(value.value());
     default:

@@ -1871,6 +1871,11 @@ TEST_F(CudaKernelsTest, FillWritesItsValue) {
   const Outcome outcome =
       Run("fill", {}, {{"dims", Ints{2}}, {"dtype", std::string("i64")}, {"value", large}});
   EXPECT_EQ(testing::Elements<int64_t>(outcome.value), (Ints{large, large}));
+  // Rounded once: by way of f32 it would be 1.
+  const Outcome half =
+      Run("fill", {},
+          {{"dims", Ints{1}}, {"dtype", std::string("f16")}, {"value", 1 + 0x1p-11 + 0x1p-30}});
+  EXPECT_EQ(testing::ToDoubles(half.value), (std::vector<double>{1 + 0x1p-10}));
 }
 
 TEST(CudaKernelListTest, EveryLocalOpHasOneAndNoCollective) {

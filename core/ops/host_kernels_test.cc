@@ -361,6 +361,13 @@ TEST(HostKernelsTest, FillWritesItsValue) {
                       {{"dims", Ints{2}}, {"dtype", std::string("i64")}, {"value", large}});
   ASSERT_TRUE(kernel.ok());
   EXPECT_EQ(testing::Elements<int64_t>(kernel.Run({2})), (Ints{large, large}));
+  // Rounded once: by way of f32 it would be 1.
+  const Kernel half(
+      "fill", {},
+      {{"dims", Ints{1}}, {"dtype", std::string("f16")}, {"value", 1 + 0x1p-11 + 0x1p-30}});
+  ASSERT_TRUE(half.ok());
+  EXPECT_EQ(half.Run({1}), half.Expected());
+  EXPECT_EQ(testing::ToDoubles(half.Run({1})), (std::vector<double>{1 + 0x1p-10}));
 }
 
 // In f16 a quarter more than 512 is 512.

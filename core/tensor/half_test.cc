@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/tensor/rounding.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
@@ -70,6 +71,31 @@ TYPED_TEST(HalfTest, RoundsToTheNearestAndTiesToEven) {
       ASSERT_EQ(TypeParam(towards_high).bits, sign | high) << low;
     }
   }
+}
+
+// Also where a float cannot tell the number from the middle of two halves.
+TYPED_TEST(HalfTest, DoublesAndIntegersAreRoundedOnce) {
+  for (const double sign : {1.0, -1.0}) {
+    for (uint32_t low = 0; std::isfinite(this->Value(low + 1)); ++low) {
+      const uint32_t high = low + 1;
+      const uint32_t sign_bit = sign < 0 ? 0x8000 : 0;
+      const double middle = (this->Value(low) + this->Value(high)) / 2;
+      ASSERT_EQ(RoundTo<TypeParam>(sign * middle).bits, sign_bit | (low % 2 == 0 ? low : high));
+      ASSERT_EQ(RoundTo<TypeParam>(sign * std::nextafter(middle, 0)).bits, sign_bit | low);
+      ASSERT_EQ(RoundTo<TypeParam>(sign * std::nextafter(middle, HUGE_VAL)).bits, sign_bit | high);
+      if (middle >= 0x1p62 || std::floor(middle) != middle) continue;
+      const int64_t whole = static_cast<int64_t>(middle);
+      for (const int64_t beside : {-1, 0, 1}) {
+        const uint32_t nearest = beside < 0 || (beside == 0 && low % 2 == 0) ? low : high;
+        const int64_t number = static_cast<int64_t>(sign) * (whole + beside);
+        ASSERT_EQ(TypeParam(ToOdd(number)).bits, sign_bit | nearest) << number;
+      }
+    }
+  }
+  EXPECT_EQ(static_cast<float>(RoundTo<TypeParam>(1e300)), HUGE_VALF);
+  EXPECT_EQ(static_cast<float>(RoundTo<TypeParam>(-HUGE_VAL)), -HUGE_VALF);
+  EXPECT_TRUE(std::isnan(static_cast<float>(RoundTo<TypeParam>(std::nan("")))));
+  EXPECT_EQ(RoundTo<float>(1 + 0x1p-11 + 0x1p-30), 1 + 0x1p-11f);
 }
 
 TYPED_TEST(HalfTest, WhatIsTooLargeBecomesInfinite) {

@@ -10,7 +10,7 @@
 
 #include "core/base/device.h"
 #include "core/ops/arithmetic.h"
-#include "core/tensor/half.h"
+#include "core/tensor/rounding.h"
 
 namespace chorus {
 namespace compare {
@@ -57,28 +57,6 @@ struct OfElements {
     return Bool(F::Of(static_cast<typename ComparedAs<T>::type>(elements)...));
   }
 };
-
-// To float such that rounding that once more, to a half type, gives what rounding the number itself
-// gives: where it is not exact, to the neighbour whose last bit is 1.
-CHORUS_DEVICE float ToOdd(double x) {
-  const float nearest = static_cast<float>(x);
-  const double back = static_cast<double>(nearest);
-  if (back == x || x != x) return nearest;
-  const uint32_t bits = FloatBits(nearest);
-  if ((bits & 1) != 0) return nearest;
-  const bool too_large = (back < 0 ? -back : back) > (x < 0 ? -x : x);
-  return FloatOfBits(too_large ? bits - 1 : bits + 1);
-}
-CHORUS_DEVICE float ToOdd(int64_t x) {
-  const bool negative = x < 0;
-  uint64_t magnitude = negative ? 0 - static_cast<uint64_t>(x) : static_cast<uint64_t>(x);
-  // What a double cannot hold is put into the last bit that it can.
-  if (magnitude >> 53 != 0) {
-    magnitude = (magnitude & ~uint64_t{0x7ff}) | ((magnitude & 0x7ff) != 0 ? 0x800 : 0);
-  }
-  const double exact = static_cast<double>(magnitude);
-  return ToOdd(negative ? -exact : exact);
-}
 
 template <typename To, typename From>
 CHORUS_DEVICE To ToInteger(From x) {

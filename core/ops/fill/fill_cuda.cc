@@ -8,6 +8,7 @@
 #include "core/base/error.h"
 #include "core/ops/fill/fill_kernels.h"
 #include "core/ops/host_arithmetic.h"
+#include "core/tensor/rounding.h"
 
 namespace chorus {
 namespace {
@@ -27,7 +28,7 @@ uint64_t BitsOf(const AttributeValue& value, DType dtype) {
         if constexpr (std::is_integral<T>::value) {
           keep(static_cast<T>(absl::get<int64_t>(value)));
         } else {
-          keep(static_cast<T>(static_cast<Arithmetic<T>>(absl::get<double>(value))));
+          keep(RoundTo<T>(absl::get<double>(value)));
         }
       },
       [] {});

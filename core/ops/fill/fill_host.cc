@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/ops/host_arithmetic.h"
+#include "core/tensor/rounding.h"
 
 namespace chorus {
 namespace {
@@ -38,8 +39,7 @@ HostKernelOrError Make(const NodeView& node, absl::Span<const TensorType> output
         if constexpr (std::is_integral<T>::value) {
           return std::make_unique<Fill<T>>(size, static_cast<T>(absl::get<int64_t>(value)));
         } else {
-          return std::make_unique<Fill<T>>(
-              size, static_cast<T>(static_cast<Arithmetic<T>>(absl::get<double>(value))));
+          return std::make_unique<Fill<T>>(size, RoundTo<T>(absl::get<double>(value)));
         }
       },
       [&] { return HostKernelOrError(NoHostKernel(node, outputs)); });

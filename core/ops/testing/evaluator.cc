@@ -38,7 +38,7 @@ std::vector<W> Read(const Value& value) {
 // of one that is near.
 template <typename T>
 T Nearest(long double x) {
-  if constexpr (sizeof(T) != 2) {
+  if constexpr (std::is_arithmetic<T>::value) {
     return static_cast<T>(x);
   } else {
     // What comes after the largest stands for infinity.
@@ -759,7 +759,9 @@ bool Fill(Local<T>& l) {
   const AttributeValue& value = *FindAttribute(l.node.attributes, "value");
   const auto* integer = absl::get_if<int64_t>(&value);
   const T element =
-      integer != nullptr ? static_cast<T>(*integer) : static_cast<T>(absl::get<double>(value));
+      integer != nullptr ? static_cast<T>(*integer) : Dispatch(l.type.dtype, [&](auto t) {
+        return static_cast<T>(Nearest<decltype(t)>(absl::get<double>(value)));
+      });
   for (T& out : l.out) out = element;
   return true;
 }
