@@ -99,22 +99,36 @@ TEST_F(SilentDaemonTest, OneCallMoreThanMayBeUnderWayIsNotSent) {
   ExpectLate(SubmitUntilItFails(link.get(), 4), address);
 }
 
+// Serves on a port of this machine.
+class LocalServer {
+ public:
+  explicit LocalServer(const std::vector<grpc::Service*>& services) {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    for (grpc::Service* const service : services) builder.RegisterService(service);
+    server_ = builder.BuildAndStart();
+    address_ = absl::StrCat("127.0.0.1:", port);
+  }
+  // As of session 1.
+  OpenedSession Open() const {
+    OpenedSession opened;
+    opened.address = address_;
+    opened.channel = grpc::CreateChannel(opened.address, grpc::InsecureChannelCredentials());
+    opened.session = 1;
+    return opened;
+  }
+
+ private:
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
 // Has done each command at once, and tells of others too.
 class TalkingDaemon : public v1::Log::Service {
  public:
-  explicit TalkingDaemon(std::vector<int64_t> others) : others_(std::move(others)) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  std::unique_ptr<Link> Connect() const {
-    OpenedSession opened;
-    opened.address = absl::StrCat("127.0.0.1:", port_);
-    opened.channel = grpc::CreateChannel(opened.address, grpc::InsecureChannelCredentials());
-    opened.session = 1;
-    return MakeStreamLink(std::move(opened));
-  }
+  explicit TalkingDaemon(std::vector<int64_t> others) : others_(std::move(others)) {}
+  std::unique_ptr<Link> Connect() const { return MakeStreamLink(server_.Open()); }
 
   grpc::Status Commands(
       grpc::ServerContext*,
@@ -141,8 +155,7 @@ class TalkingDaemon : public v1::Log::Service {
 
  private:
   const std::vector<int64_t> others_;
-  int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
+  const LocalServer server_{{this}};
 };
 
 TEST(TalkingDaemonTest, AnOutcomeOfWhatWasNotSentIsNone) {
@@ -176,19 +189,7 @@ TEST(TalkingDaemonTest, WhatIsLongOverIsToldHoweverShortTheWait) {
 // Ends each wait for others too early, but for one of a millisecond.
 class LateDaemon : public v1::Worlds::Service {
  public:
-  LateDaemon() {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  std::unique_ptr<Link> Connect() const {
-    OpenedSession opened;
-    opened.address = absl::StrCat("127.0.0.1:", port_);
-    opened.channel = grpc::CreateChannel(opened.address, grpc::InsecureChannelCredentials());
-    opened.session = 1;
-    return MakeUnaryLink(std::move(opened));
-  }
+  std::unique_ptr<Link> Connect() const { return MakeUnaryLink(server_.Open()); }
 
   grpc::Status Join(grpc::ServerContext*, const v1::JoinWorldRequest* request,
                     v1::JoinWorldResponse*) override {
@@ -199,8 +200,7 @@ class LateDaemon : public v1::Worlds::Service {
   }
 
  private:
-  int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
+  const LocalServer server_{{this}};
 };
 
 TEST(LateDaemonTest, WhoseTimeIsOverAsksOnceMoreWhoIsMissing) {
@@ -217,22 +217,8 @@ TEST(LateDaemonTest, WhoseTimeIsOverAsksOnceMoreWhoIsMissing) {
 // Whose commands wait for others, until all are there.
 class WaitingDaemon {
  public:
-  WaitingDaemon() : log_(this) {
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(&log_);
-    builder.RegisterService(&sessions_);
-    server_ = builder.BuildAndStart();
-    address_ = absl::StrCat("127.0.0.1:", port);
-  }
-  std::unique_ptr<Link> Connect() const {
-    OpenedSession opened;
-    opened.address = address_;
-    opened.channel = grpc::CreateChannel(opened.address, grpc::InsecureChannelCredentials());
-    opened.session = 1;
-    return MakeUnaryLink(std::move(opened));
-  }
+  WaitingDaemon() : log_(this) {}
+  std::unique_ptr<Link> Connect() const { return MakeUnaryLink(server_.Open()); }
   // From now on commands are over as they come.
   void AllAreThere() {
     MutexLock lock(&mutex_);
@@ -291,8 +277,7 @@ class WaitingDaemon {
   std::vector<grpc::ServerUnaryReactor*> waiting_ ABSL_GUARDED_BY(mutex_);
   LogService log_;
   SessionsService sessions_;
-  std::string address_;
-  std::unique_ptr<grpc::Server> server_;
+  const LocalServer server_{{&log_, &sessions_}};
 };
 
 TEST(WaitingDaemonTest, CommandsThatWaitForOthersHoldUpNothing) {
