@@ -211,10 +211,10 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesTheOldFile) {
   const Tensor failed = FromError(session_, absl::InternalError("lost"));
   EXPECT_THAT(std::string(SaveTensors(path_, {{"a", failed}}).message()), HasSubstr("lost"));
   // No reader would take it.
-  EXPECT_THAT(
-      std::string(
-          SaveTensors(path_, {{"a", one}}, {{"text", std::string(100000001, 'x')}}).message()),
-      HasSubstr("metadata of 100000000 bytes at most, got 10000"));
+  std::string too_long;
+  too_long.resize(100000001, 'x');
+  EXPECT_THAT(std::string(SaveTensors(path_, {{"a", one}}, {{"text", too_long}}).message()),
+              HasSubstr("metadata of 100000000 bytes at most, got 10000"));
   EXPECT_EQ(ReadAll(), before);
   EXPECT_FALSE(SaveTensors(folder_ + "/no/such", {{"a", one}}).ok());
 }
