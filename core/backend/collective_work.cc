@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -633,6 +634,14 @@ absl::Status CollectiveWork::FinishRuntime(absl::Span<const Member> members) {
   return absl::OkStatus();
 }
 
+CollectiveWork::Common CollectiveWork::Common::Of(const CollectiveCall& call, int member) {
+  if (OnlyOrders(call.kind)) return {call.kind, Reduction::kNone, DType(), -1};
+  if (!HasPeer(call.kind)) {
+    return {call.kind, call.reduction, call.dtype, call.root, call.runtime.has_value()};
+  }
+  return {MeetsAs(call.kind), call.reduction, call.dtype, IsSender(call.kind) ? member : call.root};
+}
+
 absl::Status CollectiveWork::Prepare(const Common& common, absl::Span<const Member> members,
                                      const AddressSpace* space) {
   common_ = common;
@@ -671,6 +680,12 @@ int64_t CollectiveWork::Cut(int64_t chunk_bytes) {
     chunks += (move.count + chunk_elements_ - 1) / chunk_elements_;
   }
   return chunks;
+}
+
+void CollectiveWork::RunWhole() {
+  constexpr int64_t kWhole = std::numeric_limits<int64_t>::max() / 2;
+  const int64_t chunks = Cut(kWhole);
+  for (int64_t i = 0; i < chunks; ++i) RunChunk(i, /*streaming=*/false);
 }
 
 void CollectiveWork::RunChunk(int64_t chunk, bool streaming) const {

@@ -56,6 +56,14 @@ class CollectiveWork {
     DType dtype = DType::kUnspecified;
     int32_t root = -1;
     bool runtime = false;  // pieces are placed by runtime counts
+
+    // Of a member's call.
+    static Common Of(const CollectiveCall& call, int member);
+    friend bool operator==(const Common& a, const Common& b) {
+      return a.kind == b.kind && a.reduction == b.reduction && a.dtype == b.dtype &&
+             a.root == b.root && a.runtime == b.runtime;
+    }
+    friend bool operator!=(const Common& a, const Common& b) { return !(a == b); }
   };
   struct Member {
     int device = 0;
@@ -116,6 +124,8 @@ class CollectiveWork {
   // result. How many they are.
   int64_t Cut(int64_t chunk_bytes);
   void RunChunk(int64_t chunk, bool streaming) const;
+  // All of it, on this thread.
+  void RunWhole();
 
  private:
   // For texts: "member 2's input 0".

@@ -375,20 +375,6 @@ std::vector<int32_t> Participants(const CollectiveCall& call, int size, int memb
   return present;
 }
 
-// The same for all members of one meeting.
-CollectiveWork::Common CommonOf(const CollectiveCall& call, int member) {
-  if (OnlyOrders(call.kind)) return {call.kind, Reduction::kNone, DType(), -1};
-  if (!HasPeer(call.kind)) {
-    return {call.kind, call.reduction, call.dtype, call.root, call.runtime.has_value()};
-  }
-  return {MeetsAs(call.kind), call.reduction, call.dtype, IsSender(call.kind) ? member : call.root};
-}
-
-bool Same(const CollectiveWork::Common& a, const CollectiveWork::Common& b) {
-  return a.kind == b.kind && a.reduction == b.reduction && a.dtype == b.dtype && a.root == b.root &&
-         a.runtime == b.runtime;
-}
-
 // Into the memory of the call before it. Most lists are empty, and stay so.
 template <typename T>
 void CopyList(const std::vector<T>& from, std::vector<T>* to) {
@@ -448,7 +434,7 @@ StreamEngine::Meeting* StreamEngine::Join(Group* group, int member, const Collec
     group->live.push_back(std::move(free_meetings_.back()));
     free_meetings_.pop_back();
     fresh->parts.resize(group->size());
-    fresh->common = CommonOf(call, member);
+    fresh->common = CollectiveWork::Common::Of(call, member);
     fresh->expected = present.empty() ? group->size() : static_cast<int32_t>(present.size());
     fresh->arrived = fresh->reached = fresh->passed = 0;
     fresh->started = false;
@@ -481,9 +467,9 @@ absl::Status StreamEngine::EnqueueCall(Group* group, int member, const Collectiv
   if (!group->broken.ok()) return Detached(group->broken);
   Meeting* meeting = Join(group, member, call);
   meeting->parts[member].stream = stream;
-  const CollectiveWork::Common common = CommonOf(call, member);
+  const CollectiveWork::Common common = CollectiveWork::Common::Of(call, member);
   PushLocked(stream, CollectiveItem{meeting, member});
-  if (!Same(common, meeting->common)) {
+  if (common != meeting->common) {
     Break(group, MakeError(Reason::kInternal,
                            absl::StrCat("communicator ", group->id, ": member ", member, " calls ",
                                         Describe(common), " where others call ",

@@ -1,5 +1,6 @@
 #include "core/runtime/device_program.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -60,6 +61,44 @@ absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const DevicePlan::Kernel& ker
 }
 
 }  // namespace
+
+DeviceAddress DeviceProgram::AddressOf(const DevicePlan::Location& location,
+                                       absl::Span<const DeviceAddress> buffers) {
+  if (location.buffer < 0) return 0;
+  const DeviceAddress base = buffers[static_cast<size_t>(location.buffer)];
+  return base == 0 ? 0 : base + static_cast<DeviceAddress>(location.offset);
+}
+
+const CollectiveCall& DeviceProgram::FillCall(LoadedStep* step,
+                                              absl::Span<const DeviceAddress> buffers,
+                                              const LaunchMessage::CollectiveBinding& binding) {
+  LoadedCall& collective = *step->collective;
+  CollectiveCall& call = collective.call;
+  const auto& present = binding.present;
+  call.present.assign(present.begin(), present.end());
+  const auto operand = [&](const DevicePlan::Location& at) { return AddressOf(at, buffers); };
+  const auto result = [&](const DevicePlan::Location& at) {
+    const bool stands_there =
+        at.producer >= 0 && (present.empty() || std::find(present.begin(), present.end(),
+                                                          at.producer) != present.end());
+    return stands_there ? 0 : operand(at);
+  };
+  const DevicePlan::Location* from = step->inputs.data();
+  for (DeviceAddress& address : call.inputs) address = operand(*from++);
+  const DevicePlan::Location* to = step->outputs.data();
+  for (DeviceAddress& address : call.outputs) address = result(*to++);
+  if (call.runtime.has_value()) {
+    call.runtime->rank = binding.rank;
+    if (collective.sends) call.runtime->sends = operand(*from++);
+    if (collective.receives) call.runtime->receives = operand(*from++);
+    if (collective.received) call.runtime->received = result(*to++);
+  }
+  if (call.reduction == Reduction::kPremulSum) call.factor = operand(*from++);
+  for (std::vector<DeviceAddress>* extras : {&call.factors, &call.holders}) {
+    for (DeviceAddress& address : *extras) address = result(*to++);
+  }
+  return call;
+}
 
 absl::StatusOr<std::unique_ptr<DeviceProgram>> LoadProgram(absl::string_view bytes,
                                                            Device* device) {

@@ -13,8 +13,10 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "core/backend/backend.h"
 #include "core/runtime/device_plan.h"
+#include "core/runtime/messages.h"
 
 namespace chorus {
 
@@ -40,6 +42,13 @@ struct DeviceProgram {
     absl::InlinedVector<DevicePlan::Location, 1> outputs;
     DevicePlan::Location workspace;
   };
+  // Where that is in a launch with these buffers; 0: it is nothing.
+  static DeviceAddress AddressOf(const DevicePlan::Location& location,
+                                 absl::Span<const DeviceAddress> buffers);
+  // The call of a step that is one, its operands at these buffers. Valid until it is filled again.
+  static const CollectiveCall& FillCall(LoadedStep* step, absl::Span<const DeviceAddress> buffers,
+                                        const LaunchMessage::CollectiveBinding& binding);
+
   size_t num_buffers = 0;
   size_t num_bindings = 0;
   size_t num_equal_groups = 0;

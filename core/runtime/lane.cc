@@ -257,12 +257,6 @@ void Lane::BringInlines() {
   streams_[kCommunication]->Wait(crossing_[kCompute].get());
 }
 
-DeviceAddress Lane::AddressOf(const DevicePlan::Location& location) const {
-  if (location.buffer < 0) return 0;
-  const DeviceAddress base = message_.buffers[static_cast<size_t>(location.buffer)];
-  return base == 0 ? 0 : base + static_cast<DeviceAddress>(location.offset);
-}
-
 // What follows on the compute stream waits for all of the launch so far, collectives too, and
 // learns whether any of it has failed, here, in a launch whose results it reads or on a device
 // that launches together with this one.
@@ -318,31 +312,10 @@ void Lane::Enqueue(DeviceProgram::LoadedStep* step, const Guard* guard, Failure*
 }
 
 void Lane::EnqueueCollective(DeviceProgram::LoadedStep* step, Stream* stream, Failure* failure) {
-  DeviceProgram::LoadedCall& collective = *step->collective;
-  CollectiveCall& call = collective.call;
-  const auto& present = message_.collectives[collective.binding].present;
-  call.present.assign(present.begin(), present.end());
-  const auto result = [&](const DevicePlan::Location& location) {
-    const bool stands_there = location.producer >= 0 &&
-                              (present.empty() || std::find(present.begin(), present.end(),
-                                                            location.producer) != present.end());
-    return stands_there ? 0 : AddressOf(location);
-  };
-  const DevicePlan::Location* from = step->inputs.data();
-  for (DeviceAddress& address : call.inputs) address = AddressOf(*from++);
-  const DevicePlan::Location* to = step->outputs.data();
-  for (DeviceAddress& address : call.outputs) address = result(*to++);
-  if (call.runtime.has_value()) {
-    call.runtime->rank = message_.collectives[collective.binding].rank;
-    if (collective.sends) call.runtime->sends = AddressOf(*from++);
-    if (collective.receives) call.runtime->receives = AddressOf(*from++);
-    if (collective.received) call.runtime->received = result(*to++);
-  }
-  if (call.reduction == Reduction::kPremulSum) call.factor = AddressOf(*from++);
-  for (std::vector<DeviceAddress>* extras : {&call.factors, &call.holders}) {
-    for (DeviceAddress& address : *extras) address = result(*to++);
-  }
-  const DeviceNames::OpenedCommunicator* const bound = bound_[collective.binding];
+  const size_t binding = step->collective->binding;
+  const CollectiveCall& call =
+      DeviceProgram::FillCall(step, message_.buffers, message_.collectives[binding]);
+  const DeviceNames::OpenedCommunicator* const bound = bound_[binding];
   if (bound != nullptr) {
     const absl::Status enqueued = EnqueueIn(*bound, call, stream);
     // Others have made theirs, or will, and would wait for this one.

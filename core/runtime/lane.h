@@ -131,7 +131,9 @@ class Lane {
   std::shared_ptr<Guard> MakeGuard(const bool (&uses)[kPlanStreams], const Failure& enqueued);
   void Enqueue(DeviceProgram::LoadedStep* step, const Guard* guard, Failure* failure);
   void EnqueueCollective(DeviceProgram::LoadedStep* step, Stream* stream, Failure* failure);
-  DeviceAddress AddressOf(const DevicePlan::Location& location) const;
+  DeviceAddress AddressOf(const DevicePlan::Location& location) const {
+    return DeviceProgram::AddressOf(location, message_.buffers);
+  }
   Event* EventAt(int32_t index);
 
   // --- Order between launches ---

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -176,9 +175,7 @@ class HostEngine : public CpuEngine {
     const int64_t traffic = work.traffic_bytes();
     *budget -= kItemCost;
     if (RunsHere(traffic, on_pool, *budget)) {
-      constexpr int64_t kWhole = std::numeric_limits<int64_t>::max() / 2;
-      const int64_t chunks = work.Cut(kWhole);
-      for (int64_t i = 0; i < chunks; ++i) work.RunChunk(i, /*streaming=*/false);
+      work.RunWhole();
       *budget -= traffic;
       return absl::OkStatus();
     }
