@@ -184,6 +184,10 @@ class Backend {
   // True: device addresses are pointers of this process, so that arenas are device memory. All
   // devices are of one domain then.
   virtual bool host_addressable() const = 0;
+  // Collectives that read and write no more than so many bytes may also be run by whoever would
+  // call them, without communicators and streams, once their operands are there (CollectiveWork):
+  // for small ones that takes less. 0: none may.
+  virtual int64_t at_once_bytes() const { return 0; }
   // Devices of one domain share an address space: work on each of them may read and write what was
   // allocated on any, and results that are equal may be one. An address of one domain means nothing
   // in another, where it may stand for something else. Domains are numbered from 0.

@@ -105,19 +105,34 @@ int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction
     }
     world->shared.erase(instance.key);
   }
-  gang.status = PrepareGang(action, members, &gang);
-  // From here on every device gets its part, in ticket order. A failure so far launches nothing.
-  if (gang.status.ok()) {
-    for (RunHandle handle : action.donating) donations_->Take(runs_->Find(handle));
-    for (RunState* run : members) gang.launches_left += run->launches_left;
-    for (RunState* run : members) LaunchRun(run);
-    gang.fails_unseen |= gang.launches.size() > 1 && gang.commit == CommunicatorId();
+  if (at_once_.Takes(action, members)) {
+    gang.status = RunAtOnce(action, members);
   } else {
-    for (RunState* run : members) run->launches_left = 0;
+    LaunchOnDevices(action, members, &gang);
   }
   CHORUS_FAILPOINT("node.after_launch");
   for (RunState* run : members) run->instances.clear();
   return index;
+}
+
+void Gangs::LaunchOnDevices(const SequencerAction& action, absl::Span<RunState* const> members,
+                            Gang* gang) {
+  gang->status = PrepareGang(action, members, gang);
+  // From here on every device gets its part, in ticket order. A failure so far launches nothing.
+  if (gang->status.ok()) {
+    for (RunHandle handle : action.donating) donations_->Take(runs_->Find(handle));
+    for (RunState* run : members) gang->launches_left += run->launches_left;
+    for (RunState* run : members) LaunchRun(run);
+    gang->fails_unseen |= gang->launches.size() > 1 && gang->commit == CommunicatorId();
+  } else {
+    for (RunState* run : members) run->launches_left = 0;
+  }
+}
+
+absl::Status Gangs::RunAtOnce(const SequencerAction& action, absl::Span<RunState* const> members) {
+  CHORUS_RETURN_IF_ERROR(FindBytes(action, members));
+  for (const RunState* run : members) launcher_->CountLaunch(run->devices.front());
+  return at_once_.Run(action);
 }
 
 // Everything that may fail before the devices hear of the gang.

@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "core/base/ids.h"
 #include "core/collective/decisions.h"
+#include "core/node/at_once.h"
 #include "core/node/communicators.h"
 #include "core/node/domains.h"
 #include "core/node/donation.h"
@@ -99,10 +100,12 @@ class Gangs {
         donations_(donations),
         equal_work_(equal_work),
         timers_(timers),
-        stats_(stats) {}
+        stats_(stats),
+        at_once_(runs, launcher) {}
 
   // Launches the runs of `action`, or one that takes part in no collective. Returns the gang's
-  // index. If its status is not OK nothing was launched; it is to be finished at once.
+  // index. If no launches are left the gang is complete, and is to be finished at once: it has run,
+  // or its status is not OK and nothing was launched.
   int32_t Launch(const std::shared_ptr<World>& world, const SequencerAction& action,
                  absl::Time now);
   int32_t LaunchLocal(RunState* run, absl::Time now);
@@ -128,8 +131,11 @@ class Gangs {
 
  private:
   int32_t New();
+  void LaunchOnDevices(const SequencerAction& action, absl::Span<RunState* const> members,
+                       Gang* gang);
   absl::Status PrepareGang(const SequencerAction& action, absl::Span<RunState* const> members,
                            Gang* gang);
+  absl::Status RunAtOnce(const SequencerAction& action, absl::Span<RunState* const> members);
   absl::Status CheckMeetings(absl::Span<RunState* const> members) const;
   absl::Status JoinCommit(absl::Span<RunState* const> members, Gang* gang);
   absl::Status FindBytes(const SequencerAction& action, absl::Span<RunState* const> members);
@@ -158,6 +164,7 @@ class Gangs {
   EqualWork* const equal_work_;
   TimerQueue* const timers_;
   NodeStats* const stats_;
+  AtOnce at_once_;
 
   // Of gangs that have ended, and of tables of launches: nobody is charged for these.
   static constexpr size_t kKeptGangs = 256;

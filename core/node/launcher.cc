@@ -20,6 +20,7 @@ constexpr int64_t kPlanBytesOfWork = 3;
 Launcher::Launcher(Devices* devices, Background* background, std::function<void()> wake)
     : background_(background),
       wake_(std::move(wake)),
+      at_once_bytes_(devices->info().at_once_bytes),
       launch_counts_(static_cast<size_t>(devices->info().count())),
       lost_plans_(launch_counts_.size()),
       communicators_(std::make_shared<CommunicatorPool>(&executors_)) {
@@ -198,7 +199,7 @@ void Launcher::LetGo(UnloadedPart part) {
 }
 
 void Launcher::Launch(DeviceIndex device, const LaunchMessage& message) {
-  ++launch_counts_[static_cast<size_t>(device.value())];
+  CountLaunch(device);
   scratch_.Clear();
   EncodeLaunch(message, &scratch_);
   const bool enqueued_whole = !executor(device)->Launch(scratch_.bytes());

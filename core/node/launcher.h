@@ -39,6 +39,8 @@ class Launcher {
 
   int device_count() const { return static_cast<int>(executors_.size()); }
   Executor* executor(DeviceIndex device) { return executors_[device.value()].get(); }
+  // Backend::at_once_bytes.
+  int64_t at_once_bytes() const { return at_once_bytes_; }
   int64_t launches(DeviceIndex device) const { return launch_counts_[device.value()]; }
 
   // Loads the parts of a plan of the record (null: its main one) on `devices`, by slot, where they
@@ -66,6 +68,8 @@ class Launcher {
   // Ids ascend in the order of launches.
   LaunchId NextLaunchId() { return ++last_launch_; }
   void Launch(DeviceIndex device, const LaunchMessage& message);
+  // Counts one that the node has run itself (AtOnce).
+  void CountLaunch(DeviceIndex device) { ++launch_counts_[device.value()]; }
   // Goes on with launches that were too large to be enqueued at once. Whether there were any.
   bool Continue();
   bool HasMore() const { return !unfinished_.empty(); }
@@ -138,6 +142,7 @@ class Launcher {
   AllEvents taken_;  // from events_, all before others are
   bool some_are_left_ = false;
 
+  const int64_t at_once_bytes_;
   std::vector<int64_t> launch_counts_;
   PlanId last_plan_;
   std::vector<PlanId> lost_plans_;  // by device: these, and those before them

@@ -913,6 +913,16 @@ HostKernelOrError MakeGatedKernel(const NodeView& node, absl::Span<const TensorT
   return MakeHostKernel(node, outputs);
 }
 
+// An all_reduce with a kernel in front of it, so that it is launched.
+Graph LaunchedGraph(int rank, int size, const TensorType& type) {
+  GraphBuilder builder(1, {SlotOf(rank, size)});
+  NodeSpec kernel;
+  kernel.op = "abs";
+  kernel.inputs = {AddInput(&builder, type)};
+  AddOutput(&builder, AddAllReduce(&builder, (*builder.Emit(kernel))[0], rank, "x.cc:1"));
+  return builder.Build();
+}
+
 // Two worlds on the same devices, in the same order. The second one's gang stands behind the first
 // one's and fails meanwhile; what it ends is its own.
 TEST_F(NodeTest, AGangThatFailsFailsNoOtherWorldOfItsDevices) {
@@ -926,7 +936,9 @@ TEST_F(NodeTest, AGangThatFailsFailsNoOtherWorldOfItsDevices) {
   for (int r = 0; r < 2; ++r) ranks_[2 + r]->AwaitWorld();
   for (size_t i = 0; i < ranks_.size(); ++i) {
     const TensorType type(DType::kF32, {kGated});
-    ranks_[i]->Register(0, AllReduceGraph(static_cast<int>(i) % 2, 2, type, "x.cc:1"));
+    const int rank = static_cast<int>(i) % 2;
+    ranks_[i]->Register(
+        0, i < 2 ? AllReduceGraph(rank, 2, type, "x.cc:1") : LaunchedGraph(rank, 2, type));
   }
   const std::vector<float> x = {1, 2, 3, 4, 5, 6, 7};
   ranks_[0]->Register(1, NegateGraph(kGated));
@@ -943,6 +955,38 @@ TEST_F(NodeTest, AGangThatFailsFailsNoOtherWorldOfItsDevices) {
   for (int r = 0; r < 2; ++r) {
     EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
     EXPECT_THAT(*ranks_[r]->Read({0, 1}), testing::Each(0));
+  }
+}
+
+// Whatever its devices still have to do, one that is small and whose operands are there is done;
+// one that reads what they make, or has a kernel of its own, is not.
+TEST_F(NodeTest, ASmallCollectiveDoesNotWaitForItsDevices) {
+  gate.Set(false);
+  StartOn(HostDevices(2, MakeGatedKernel), OneEach(2), {});
+  const TensorType type(DType::kF32, {kGated});
+  for (int r = 0; r < 2; ++r) {
+    ranks_[r]->Register(0, AllReduceGraph(r, 2, type, "x.cc:1"));
+    ranks_[r]->Register(1, LaunchedGraph(r, 2, type));
+    ranks_[r]->Register(2, NegateGraph(kGated));
+  }
+  const std::vector<float> x = {1, 2, 3, 4, 5, 6, 7};
+  ranks_[0]->RunLocal(2, {DirectRank::Inline(x)}, {0, 1});
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunInline(0, x, {1, 1});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_THAT(*ranks_[r]->Read({1, 1}), testing::ElementsAre(2, 4, 6, 8, 10, 12, 14));
+  }
+  const int64_t published = ranks_[0]->Stats().runs_published;
+  ranks_[0]->RunOn(0, TensorId{0, 1}, {2, 1});
+  ranks_[1]->RunInline(0, x, {2, 1});
+  for (int r = 0; r < 2; ++r) ranks_[r]->RunInline(1, x, {3, 1});
+  for (int r = 0; r < 2; ++r) ranks_[r]->WaitUntilTaken();
+  EXPECT_EQ(ranks_[0]->Stats().runs_published, published);
+  gate.Set(true);
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks_[r]->LastOutcome().ok()) << ranks_[r]->LastOutcome();
+    EXPECT_THAT(*ranks_[r]->Read({2, 1}), testing::Each(0));
+    EXPECT_THAT(*ranks_[r]->Read({3, 1}), testing::ElementsAre(2, 4, 6, 8, 10, 12, 14));
   }
 }
 

@@ -396,6 +396,7 @@ void Runs::OnLaunch(const std::shared_ptr<World>& world, const SequencerAction& 
   for (RunHandle handle : action.runs) {
     if (RunState* run = table_->Find(handle)) ReleaseConsumers(run, now);
   }
+  if (gangs_->at(index).launches_left == 0) FinishGang(index, now);
 }
 
 bool Runs::AwaitsGangs(RunState* run) {

@@ -12,6 +12,7 @@ class LocalDevices final : public Devices {
     for (int i = 0; i < backend->device_count(); ++i) info_.domains.push_back(backend->domain(i));
     info_.cores_per_device = backend->cores_per_device();
     info_.host_addressable = backend->host_addressable();
+    info_.at_once_bytes = backend->at_once_bytes();
   }
 
   const DevicesInfo& info() const override { return info_; }

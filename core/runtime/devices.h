@@ -22,6 +22,7 @@ struct DevicesInfo {
   std::vector<int> domains;       // of each device: Backend::domain
   int cores_per_device = 1;       // Backend::cores_per_device
   bool host_addressable = false;  // Backend::host_addressable
+  int64_t at_once_bytes = 0;      // Backend::at_once_bytes
   // They belong to another process: WorkspaceBytes waits for its answer.
   bool is_far = false;
 

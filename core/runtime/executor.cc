@@ -47,6 +47,17 @@ class DeviceExecutor final : public Executor {
     return HasMore();
   }
 
+  const CollectiveCall* FillCall(PlanId id, size_t binding,
+                                 absl::Span<const DeviceAddress> buffers) override {
+    DeviceProgram* const plan = names_.FindPlan(id);
+    if (plan == nullptr || plan->num_buffers != buffers.size()) return nullptr;
+    // Bindings are numbered as collectives come.
+    if (binding >= plan->steps.size()) return nullptr;
+    DeviceProgram::LoadedStep* const step = &plan->steps[binding];
+    if (step->collective == nullptr || step->collective->binding != binding) return nullptr;
+    return &DeviceProgram::FillCall(step, buffers, {});
+  }
+
   // Of one lane, each in its turn.
   bool Continue() override {
     for (size_t i = 0; i < lanes_.size(); ++i) {

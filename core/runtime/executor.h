@@ -9,6 +9,7 @@
 #ifndef CHORUS_CORE_RUNTIME_EXECUTOR_H_
 #define CHORUS_CORE_RUNTIME_EXECUTOR_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -56,6 +57,14 @@ class Executor {
   static constexpr int64_t kSliceSteps = 64;
   virtual bool Launch(absl::string_view launch) = 0;
   virtual bool Continue() = 0;
+  // Of a plan of collectives alone, the call that has binding `binding`, with its operands at these
+  // buffers and all members taking part: for who runs it in place of a launch, as
+  // Backend::at_once_bytes says. Null: there is no such plan or call here. Valid until it is filled
+  // again.
+  virtual const CollectiveCall* FillCall(PlanId /*plan*/, size_t /*binding*/,
+                                         absl::Span<const DeviceAddress> /*buffers*/) {
+    return nullptr;
+  }
   // Nobody wants what this launch makes, nor what is made of that: kernels that have not begun are
   // left out. One of which something may have been left out completes with kCancelled, if with no
   // other failure.

@@ -41,6 +41,7 @@ class HostEngine : public CpuEngine {
   }
 
   int cores() const { return options_.pool->size(); }
+  int64_t inline_bytes() const { return options_.inline_bytes; }
 
  private:
   // The engine whose ready streams this thread is running, further up its stack: callbacks may
@@ -379,6 +380,7 @@ class HostBackend : public Backend {
   int cores_per_device() const override { return engine_.cores(); }
   Device* device(int index) override { return devices_[index].get(); }
   bool host_addressable() const override { return true; }
+  int64_t at_once_bytes() const override { return engine_.inline_bytes(); }
   int domain(int) const override { return 0; }
   absl::StatusOr<int64_t> WorkspaceBytes(const NodeView& node,
                                          absl::Span<const TensorType> outputs) const override {

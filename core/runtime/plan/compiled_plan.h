@@ -144,6 +144,7 @@ struct Plan {
   // values are copied between device slots.
   std::vector<std::vector<int32_t>> meetings;
   std::vector<std::string> device_plans;  // by device slot: bytes for LoadPlan
+  bool only_collectives = false;          // there is one device slot, and it has no kernels
   std::vector<int64_t> workspace_bytes;   // by device slot
 };
 

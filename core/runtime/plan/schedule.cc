@@ -88,6 +88,7 @@ class Scheduler {
           static_cast<int32_t>(plan_.collectives[plan_.device_plans.size()].size());
       plan_.device_plans.push_back(EncodeDevicePlan(slot.plan));
     }
+    plan_.only_collectives = slots_.size() == 1 && slots_.front().plan.nodes.empty();
   }
 
  private:
