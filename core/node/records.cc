@@ -39,16 +39,22 @@ absl::string_view FlightKindName(FlightKind kind) {
 }
 
 void FlightRecord::Add(const FlightEvent& event, absl::string_view tenant) {
-  // Users come and go; of those whose events are gone nothing is kept.
-  constexpr size_t kManyTenants = 1024;
-  const auto last = last_.find(tenant);
-  if (last == last_.end() && last_.size() >= kManyTenants) {
-    absl::erase_if(last_, [this](const auto& one) { return !IsKept(one.second); });
-  }
+  // Most events are of the tenant that the one before was of.
+  if (newest_ == nullptr || newest_->first != tenant) newest_ = &LastOf(tenant);
   Row& row = ring_[static_cast<size_t>(count_++ % ring_.size())];
   row.event = event;
-  uint64_t& newest = last != last_.end() ? last->second : last_[std::string(tenant)];
-  row.before = std::exchange(newest, count_);
+  row.before = std::exchange(newest_->second, count_);
+}
+
+std::pair<const std::string, uint64_t>& FlightRecord::LastOf(absl::string_view tenant) {
+  const auto last = last_.find(tenant);
+  if (last != last_.end()) return *last;
+  // Users come and go; of those whose events are gone nothing is kept.
+  constexpr size_t kManyTenants = 1024;
+  if (last_.size() >= kManyTenants) {
+    absl::erase_if(last_, [this](const auto& one) { return !IsKept(one.second); });
+  }
+  return *last_.emplace(std::string(tenant), 0).first;
 }
 
 std::vector<FlightEvent> FlightRecord::Latest(size_t limit) const {

@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
@@ -65,6 +67,7 @@ class FlightRecord {
     FlightEvent event;
     uint64_t before = 0;  // its tenant's event before this one, counted from 1; 0: it is the first
   };
+  std::pair<const std::string, uint64_t>& LastOf(absl::string_view tenant);
   bool IsKept(uint64_t number) const { return number > 0 && number + ring_.size() > count_; }
   const Row& RowOf(uint64_t number) const {
     return ring_[static_cast<size_t>((number - 1) % ring_.size())];
@@ -72,7 +75,10 @@ class FlightRecord {
 
   std::vector<Row> ring_;
   uint64_t count_ = 0;
-  absl::flat_hash_map<std::string, uint64_t> last_;  // event of each tenant, counted from 1
+  // The last event of each tenant, counted from 1; and that tenant's of which the newest one is,
+  // null: there is none.
+  absl::node_hash_map<std::string, uint64_t> last_;
+  std::pair<const std::string, uint64_t>* newest_ = nullptr;
 };
 
 // Errors that a node keeps.
