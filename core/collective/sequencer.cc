@@ -54,6 +54,12 @@ int64_t OverUntil(const sequencer_tables::Member& member) {
   return member.step + (member.left_rest ? 1 : 0);
 }
 
+// The end of the line of the member's last call.
+void KeepLine(const std::string& source, sequencer_tables::Counter* counter) {
+  const size_t size = source.size();
+  counter->last.assign(source, size - std::min(size, kLineBytes), kLineBytes);
+}
+
 // Of a row that is free from now on; `counted` has the bytes of it.
 void LetGoOfPath(InstanceKey* key, int64_t* counted) {
   *counted -= HeapBytesOf(*key);
@@ -632,9 +638,7 @@ void Sequencer::EndMoves(Epoch asked_in) {
       ++member_pairs_;
     }
     counter->next = move.next;
-    if (move.source == nullptr) continue;
-    const size_t size = move.source->size();
-    counter->last.assign(*move.source, size - std::min(size, kLineBytes), kLineBytes);
+    if (move.source != nullptr) KeepLine(*move.source, counter);
   }
   for (const Asked& request : requests_) {
     TapeEntry& entry = tapes_[request.tape].entries[request.seat];
@@ -1101,6 +1105,41 @@ absl::Status Sequencer::Take(const Vote& vote, absl::Time now, Actions* actions)
 
 // Enters a resolved vote into its instances. `fault` is set when the epoch must end, `passed` when
 // the run must fail alone: a member that it needs has passed one of its calls.
+absl::optional<Sequencer::Met> Sequencer::Meet(GroupId group, absl::Span<const MetCall> calls,
+                                               int64_t results, absl::Time now) {
+  const int32_t id = group.value();
+  if (!IsQuiet() || id < 0 || id >= num_groups()) return absl::nullopt;
+  Group& row = groups_[id];
+  const auto count = static_cast<int64_t>(row.members.size());
+  if (calls.size() != row.members.size() || calls.empty() || options_.max_pending == 0 ||
+      count + results > options_.max_gang_size) {
+    return absl::nullopt;
+  }
+  CallPosition at;
+  for (size_t m = 0; m < calls.size(); ++m) {
+    const CallPosition next = NextOf(row.members[m], row.counters[m]);
+    if (m == 0) at = next;
+    const bool is_there = next == at && (calls[m].at == nullptr || *calls[m].at == at);
+    if (!is_there || members_[row.members[m].value()].left_rest) return absl::nullopt;
+  }
+  if (at.part != 0 || at.call >= kMaxCallNumber) return absl::nullopt;
+  BeginEvent(now);
+  for (size_t m = 0; m < calls.size(); ++m) {
+    Counter& counter = row.counters[m];
+    counter.next = {at.step, at.call + 1, 0};
+    KeepLine(*calls[m].source, &counter);
+  }
+  next_order_ += count;
+  Met met;
+  met.key.group = group;
+  met.key.since = since_;
+  met.key.at = at;
+  met.ticket = next_ticket_;
+  next_ticket_ = Ticket(next_ticket_.value() + 1);
+  if (id == 0) NotePublished(met.key);
+  return met;
+}
+
 void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* fault,
                            absl::optional<Error>* passed, Actions* actions) {
   const std::vector<Participation>& parts = vote.what->participations;
@@ -2626,11 +2665,7 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
   if (gang == nullptr) return;
   const int32_t g = *gang;
   if (status.ok()) {
-    if (gangs_[g].last_of_world.has_value()) {
-      // Gangs may finish in another order than they were launched in.
-      const InstanceKey& key = *gangs_[g].last_of_world;
-      if (!last_published_.has_value() || *last_published_ < key) last_published_ = key;
-    }
+    if (gangs_[g].last_of_world.has_value()) NotePublished(*gangs_[g].last_of_world);
     ForgetGang(g);
     ForgetSome();
     return;
@@ -2639,6 +2674,11 @@ void Sequencer::Finished(Ticket ticket, const absl::Status& status, absl::Time n
   if (error.reason == Reason::kUnspecified) error.SetReason(Reason::kExecFailed);
   NameGang(gangs_[g], &error);
   FailGang(g, error, actions);
+}
+
+// Gangs may finish in another order than they were launched in.
+void Sequencer::NotePublished(const InstanceKey& key) {
+  if (!last_published_.has_value() || *last_published_ < key) last_published_ = key;
 }
 
 void Sequencer::Advance(absl::Time now, Actions* actions) {
@@ -3124,6 +3164,10 @@ CallPosition Sequencer::NextCall(GroupId group, Rank rank) const {
   return NextOf(rank, row.counters[it - row.members.begin()]);
 }
 int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
+bool Sequencer::IsQuiet() const {
+  return pending_.head == kNone && launched_.head == kNone && ready_.empty() &&
+         gone_pairs_.empty() && !passing() && !marking() && !searching() && !somebody_gone_;
+}
 bool Sequencer::IsPending(RunHandle run) const { return run_by_handle_.Contains(run); }
 absl::Span<const Rank> Sequencer::RanksOf(RunHandle run) const {
   const int32_t* const row = run_by_handle_.Find(run);

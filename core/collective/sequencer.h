@@ -102,6 +102,23 @@ class Sequencer {
   // run that is that event does not look again: its template must be that very one, which is held,
   // and its groups and bound instances the same.
   absl::StatusOr<absl::Span<const InstanceKey>> Resolve(const Vote& vote);
+  // What Submit() of each member of a group comes to where they all are at one position and call
+  // the same there, and nothing else is pending: the gang is launched. And Finished() without
+  // error. Callers that have such calls whole need no votes, runs and actions. Each call is one
+  // collective of its whole run, of no pair, that nobody wants a gradient of; `results`:
+  // Vote::results of all of them together. Absent: not all members are at one position, or it is
+  // not IsQuiet(), or they would be too large a gang; nothing has happened, and votes are needed to
+  // say more.
+  struct MetCall {
+    const CallPosition* at = nullptr;  // null: as counted here
+    const std::string* source = nullptr;
+  };
+  struct Met {
+    InstanceKey key;
+    Ticket ticket;
+  };
+  absl::optional<Met> Meet(GroupId group, absl::Span<const MetCall> calls, int64_t results,
+                           absl::Time now);
   // All results from outside are there.
   void Unblock(RunHandle run, absl::Time now, Actions* actions);
   // The run can follow the order that kReserve asked for.
@@ -165,10 +182,20 @@ class Sequencer {
   int size() const;
   // The position of a rank's next call of a group, as counted here.
   CallPosition NextCall(GroupId group, Rank rank) const;
+  // The same of a member of a group that is there.
+  CallPosition NextCall(GroupId group, GroupRank member) const {
+    const Group& row = groups_[static_cast<size_t>(group.value())];
+    const auto at = static_cast<size_t>(member.value());
+    return NextOf(row.members[at], row.counters[at]);
+  }
+  // With which the present membership began.
+  Epoch since() const { return since_; }
   // GroupIds ever given are below; GroupMembers tells which are still there.
   int num_groups() const;
   // Of all groups that are there, together.
   int64_t num_group_members() const { return group_members_; }
+  // Nothing is pending, under way or to be gone on with, and all members are here.
+  bool IsQuiet() const;
   // By run, in order of submission, until there is no more `room`: 8 are taken for each that is
   // looked at, and one for each rank of it.
   std::vector<PendingInstance> Pending(absl::Time now, int64_t* room) const;
@@ -405,6 +432,7 @@ class Sequencer {
                            std::shared_ptr<const Error> error, Actions* actions);
   void FailGang(int32_t gang, const Error& error, Actions* actions);
   void KeepCause(std::shared_ptr<const Error> cause);
+  void NotePublished(const InstanceKey& key);
   void ForgetGang(int32_t gang);
   std::shared_ptr<const Error> CauseOrForgotten(Epoch epoch) const;
 

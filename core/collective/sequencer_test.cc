@@ -4247,6 +4247,147 @@ TEST(SequencerMemoryTest, LiveRowsAreThoseOfGroupsAndPairsThatAreThere) {
             none + static_cast<size_t>(groups) + requests.size() + sequencer.HeldRows());
 }
 
+// --- Calls that are there whole -----------------------------------------------------------------
+
+// By the first members of the group; the last one's position is further on by `ahead`.
+absl::optional<Sequencer::Met> Met(Sequencer* sequencer, GroupId group, int64_t call,
+                                   int64_t ahead = 0, bool named = true) {
+  static const std::string* const source = new std::string("meet.cc:7");
+  const size_t count = sequencer->GroupMembers(group)->size();
+  std::vector<CallPosition> at(count, {0, call, 0});
+  at.back().call += ahead;
+  std::vector<Sequencer::MetCall> calls(count);
+  for (size_t m = 0; m < count; ++m) {
+    calls[m].source = source;
+    if (named) calls[m].at = &at[m];
+  }
+  return sequencer->Meet(group, calls, static_cast<int64_t>(count), At(1));
+}
+
+// As CanonicalState(), and what that leaves out.
+std::string WholeState(const Sequencer& sequencer) {
+  std::string state = sequencer.CanonicalState();
+  absl::StrAppend(&state, " rows ", sequencer.LiveRows(), " due ",
+                  absl::FormatTime(sequencer.NextDeadline()));
+  for (int32_t rank = 0; rank < sequencer.size(); ++rank) {
+    const absl::optional<InstanceKey> last = sequencer.LastPublished(Rank(rank));
+    if (last.has_value()) absl::StrAppend(&state, " last ", last->ToString());
+    for (int32_t g = 0; g < sequencer.num_groups(); ++g) {
+      absl::StrAppend(&state, " ", sequencer.NextCall(GroupId(g), Rank(rank)).ToString());
+    }
+  }
+  return state;
+}
+
+TEST(SequencerMeetTest, IsWhatVotesALaunchAndItsEndComeTo) {
+  Sequencer by_votes = World(3);
+  const GroupId pair = AddGroup(&by_votes, {2, 0});
+  Sequencer whole = by_votes;
+  int64_t run = 0;
+  const auto vote = [&](GroupId group, int64_t call, bool named) {
+    const std::vector<Rank> members(by_votes.GroupMembers(group)->begin(),
+                                    by_votes.GroupMembers(group)->end());
+    const auto count = static_cast<int32_t>(members.size());
+    Actions actions;
+    for (int32_t m = 0; m < count; ++m) {
+      TestRun one(++run, by_votes.epoch());
+      one.AllReduce(one.Slot(group, count, {m},
+                             named ? std::vector<int64_t>{call} : std::vector<int64_t>{}),
+                    m)
+          .source = "meet.cc:7";
+      actions = Cast(&by_votes, std::move(one), At(1));
+    }
+    EXPECT_THAT(actions, SizeIs(1));
+    const Ticket ticket = actions.front().ticket;
+    by_votes.Finished(ticket, absl::OkStatus(), At(1), &actions);
+    return std::make_pair(ticket, actions.front().instances.front().key);
+  };
+  for (int64_t call = 0; call < 3; ++call) {
+    for (const GroupId group : {kWorld, pair}) {
+      for (const bool named : {true, false}) {
+        const int64_t next = 2 * call + (named ? 0 : 1);
+        const auto voted = vote(group, next, named);
+        const absl::optional<Sequencer::Met> met = Met(&whole, group, next, 0, named);
+        ASSERT_TRUE(met.has_value());
+        EXPECT_EQ(met->ticket, voted.first);
+        EXPECT_EQ(met->key, voted.second);
+        EXPECT_EQ(WholeState(whole), WholeState(by_votes));
+      }
+    }
+  }
+  // Who goes back is told the same; who is behind, too, with the line of the last call.
+  for (const int64_t call : {5, 9}) {
+    Actions a;
+    Actions b;
+    TestRun one = Simple(by_votes, ++run, 1, call);
+    const absl::Status voted = by_votes.Submit(one.Build(), At(1), &a);
+    EXPECT_EQ(whole.Submit(one.Build(), At(1), &b), voted);
+    TestRun behind = Simple(by_votes, ++run, 0, 6);
+    EXPECT_EQ(whole.Submit(behind.Build(), At(1), &b), by_votes.Submit(behind.Build(), At(1), &a));
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      ASSERT_EQ(a[i].kind, b[i].kind);
+      if (a[i].error != nullptr) {
+        EXPECT_EQ(a[i].error->message, b[i].error->message);
+      }
+    }
+    EXPECT_EQ(WholeState(whole), WholeState(by_votes));
+  }
+}
+
+TEST(SequencerMeetTest, NeedsAllAtOnePositionAndNothingElse) {
+  const Sequencer fresh = World(3);
+  const auto refuses = [](Sequencer sequencer, int64_t call, int64_t ahead = 0) {
+    const std::string before = WholeState(sequencer);
+    EXPECT_FALSE(Met(&sequencer, kWorld, call, ahead).has_value());
+    EXPECT_EQ(WholeState(sequencer), before);
+  };
+  Actions actions;
+  refuses(fresh, /*call=*/1);
+  refuses(fresh, 0, /*ahead=*/1);
+  {
+    Sequencer pending = fresh;
+    Cast(&pending, Simple(pending, 1, 0, 0));
+    refuses(pending, 0);
+    refuses(pending, 1);
+  }
+  {
+    Sequencer launched = fresh;
+    for (int32_t m = 0; m < 3; ++m) actions = Cast(&launched, Simple(launched, m + 1, m, 0));
+    EXPECT_FALSE(launched.IsQuiet());
+    refuses(launched, 1);
+    launched.Finished(actions.front().ticket, absl::OkStatus(), At(0), &actions);
+    EXPECT_TRUE(Met(&launched, kWorld, 1).has_value());
+  }
+  {
+    Sequencer left = fresh;
+    left.Left(Rank(1), At(0), &actions);
+    refuses(left, 0);
+  }
+  {
+    Sequencer dead = fresh;
+    dead.Dead(Rank(1), "it is dead", At(0), &actions);
+    refuses(dead, 0);
+  }
+  {
+    // Its step is over for one of them.
+    Sequencer out_of_line = fresh;
+    RefusedMember member;
+    member.rank = Rank(2);
+    member.rest_of_step = true;
+    out_of_line.Refuse({member}, Epoch(1), Error(Reason::kMalformed, "no"), At(0), &actions);
+    refuses(out_of_line, 0);
+  }
+  {
+    SequencerOptions options;
+    options.max_gang_size = 5;
+    refuses(Sequencer(3, options), 0);
+    options.max_gang_size = 6;
+    Sequencer enough(3, options);
+    EXPECT_TRUE(Met(&enough, kWorld, 0).has_value());
+  }
+}
+
 TEST(SequencerMemoryTest, DoesNotGrowWithTheNumberOfInstances) {
   Sequencer sequencer = World(2);
   size_t size = 0;
