@@ -79,6 +79,10 @@ void Agreement::CarryOut(Sequencer::Actions* actions, absl::Time now) {
   ArmTimer();
 }
 
+void Agreement::MakeWay() {
+  if (world_->stands_short) world_->make_way();
+}
+
 void Agreement::ArmTimer() {
   const absl::Time due = sequencer_.NextDeadline();
   if (due >= timer_due_) return;
@@ -93,6 +97,7 @@ void Agreement::ArmTimer() {
 }
 
 absl::Status Agreement::Submit(const Vote& vote, absl::Time now) {
+  MakeWay();
   CHORUS_FAILPOINT("node.before_vote");
   constexpr int64_t kWorkPerVote = 4;
   CountWork(kWorkPerVote * static_cast<int64_t>(vote.what->participations.size()));
@@ -115,18 +120,21 @@ absl::StatusOr<absl::Span<const InstanceKey>> Agreement::Resolve(const Vote& vot
 }
 
 void Agreement::Unblock(RunHandle run, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   sequencer_.Unblock(run, now, &actions);
   CarryOut(&actions, now);
 }
 
 void Agreement::Reserved(RunHandle run, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   sequencer_.Reserved(run, now, &actions);
   CarryOut(&actions, now);
 }
 
 void Agreement::Cancel(RunHandle run, Rank rank, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   sequencer_.Cancel(run, rank, now, &actions);
   CarryOut(&actions, now);
@@ -134,30 +142,35 @@ void Agreement::Cancel(RunHandle run, Rank rank, absl::Time now) {
 
 void Agreement::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch,
                          absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   sequencer_.DropTape(rank, key, consumed, epoch, now, &actions);
   CarryOut(&actions, now);
 }
 
 void Agreement::Finished(Ticket ticket, const absl::Status& status, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   sequencer_.Finished(ticket, status, now, &actions);
   CarryOut(&actions, now);
 }
 
 void Agreement::Abort(const Error& cause, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   sequencer_.Abort(cause, now, &actions);
   CarryOut(&actions, now);
 }
 
 void Agreement::Dead(Rank rank, absl::string_view how, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   sequencer_.Dead(rank, how, now, &actions);
   CarryOut(&actions, now);
 }
 
 void Agreement::Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   for (RunHandle run : pending) {
     if (!sequencer_.RanksOf(run).empty()) sequencer_.Cancel(run, rank, now, &actions);
@@ -171,14 +184,17 @@ void Agreement::Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time 
 }
 
 std::vector<int32_t> Agreement::Shrink(absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   std::vector<int32_t> new_ranks = sequencer_.Shrink(now, &actions);
+  world_->places.reset();  // their groups are gone
   CarryOut(&actions, now);
   return new_ranks;
 }
 
 Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, Epoch epoch,
                                       const Error& why, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   const int64_t seats = sequencer_.SeatsOf(members);
   const bool too_many_seats = seats > sequencer_.max_seats();
@@ -209,6 +225,7 @@ Agreement::Decision Agreement::Refuse(absl::Span<const RefusedMember> members, E
 }
 
 Agreement::Decision Agreement::Withdraw(RunHandle run, const Error& why, absl::Time now) {
+  MakeWay();
   Sequencer::Actions actions;
   sequencer_.Withdraw(run, why, now, &actions);
   return Decision(this, std::move(actions));

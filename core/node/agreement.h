@@ -96,7 +96,7 @@ class Agreement {
   };
 
   // --- Events (Sequencer); what they decide is carried out before they return, unless actions are
-  // being carried out already ---
+  // being carried out already. Runs that stand at the world's meeting places make way first ---
   absl::Status Submit(const Vote& vote, absl::Time now);
   void Unblock(RunHandle run, absl::Time now);
   void Reserved(RunHandle run, absl::Time now);
@@ -109,6 +109,11 @@ class Agreement {
   // Those that speak for no rank fail alone.
   void Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time now);
   std::vector<int32_t> Shrink(absl::Time now);
+  // One that decides nothing, for those that stand (ShortWay).
+  absl::optional<Sequencer::Met> Meet(GroupId group, absl::Span<const Sequencer::MetCall> calls,
+                                      int64_t results, absl::Time now) {
+    return sequencer_.Meet(group, calls, results, now);
+  }
 
   // --- Events of which the caller tells others before they are carried out ---
   // Where what the members count cannot be charged, they are out of line instead.
@@ -139,6 +144,11 @@ class Agreement {
     return sequencer_.LastPublished(rank);
   }
   CallPosition NextCall(GroupId group, Rank rank) const { return sequencer_.NextCall(group, rank); }
+  CallPosition NextCall(GroupId group, GroupRank member) const {
+    return sequencer_.NextCall(group, member);
+  }
+  Epoch since() const { return sequencer_.since(); }
+  bool IsQuiet() const { return sequencer_.IsQuiet(); }
   int num_groups() const { return sequencer_.num_groups(); }
   int64_t num_group_members() const { return sequencer_.num_group_members(); }
   std::vector<PendingInstance> Pending(absl::Time now, int64_t* room) const {
@@ -149,6 +159,8 @@ class Agreement {
   int64_t BytesPerCall() const { return sequencer_.BytesPerCall(); }
 
  private:
+  // Before an event.
+  void MakeWay();
   void CarryOut(std::vector<SequencerAction>* actions, absl::Time now);
   // Re-armed when an earlier deadline appears.
   void ArmTimer();

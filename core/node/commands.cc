@@ -33,6 +33,12 @@ absl::StatusOr<CommandLog::Sender> Commands::Take(const std::shared_ptr<Session>
   }
   // Answered from the record, never executed again.
   if (command.sequence < log.next()) return log.Repeat(command.sequence, std::move(done));
+  if (const auto sender = short_way_->Take(session, command, frame, now, &done)) return *sender;
+  // The log may be parked for it now.
+  short_way_->MakeWay(*session);
+  if (log.IsEarly(command.sequence)) {
+    return log.Hold(command.sequence, frame, now, std::move(done));
+  }
   const CommandLog::Sender sender = log.Begin(command.sequence, std::move(done));
   Execute(session, command, frame, now);
   if (log.holds()) TakeHeld(session, now);
@@ -254,8 +260,17 @@ absl::Status Commands::NameGraph(Session* session, GraphId id,
 void Commands::Submit(const std::shared_ptr<Session>& session, const Run& command,
                       Sequence sequence, absl::string_view frame, const absl::Status& planned,
                       absl::Time now) {
+  // Before it is prepared: what it finds is to stay so until its vote.
+  if (!command.groups.empty()) short_way_->MakeWayInWorldsOf(*session);
   const auto wait = [&] { return AskAgain(session, sequence, frame); };
   if (!runs_->Submit(session, sequence, command, {planned, wait}, now)) session->log.Park();
+}
+
+void Commands::SubmitBegun(const std::shared_ptr<Session>& session, Sequence sequence,
+                           absl::string_view frame, absl::Time now) {
+  CountWork(WorkOf(frame));
+  const absl::StatusOr<Command> command = DecodeFrame(frame);
+  Submit(session, absl::get<Run>(command->body), sequence, frame, absl::OkStatus(), now);
 }
 
 absl::StatusOr<GraphStore::OnMade> Commands::AskAgain(const std::shared_ptr<Session>& session,

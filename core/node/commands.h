@@ -24,6 +24,7 @@
 #include "core/node/requests.h"
 #include "core/node/runs.h"
 #include "core/node/session.h"
+#include "core/node/short_way.h"
 #include "core/node/storage.h"
 #include "core/node/worlds.h"
 #include "core/transport/command.h"
@@ -41,6 +42,7 @@ class Commands {
     Storage* storage = nullptr;
     Runs* runs = nullptr;
     Worlds* worlds = nullptr;
+    ShortWay* short_way = nullptr;
     Failures* failures = nullptr;
     Holders* holders = nullptr;
     const Clock* clock = nullptr;
@@ -54,6 +56,7 @@ class Commands {
         storage_(parts.storage),
         runs_(parts.runs),
         worlds_(parts.worlds),
+        short_way_(parts.short_way),
         failures_(parts.failures),
         holders_(parts.holders),
         clock_(parts.clock),
@@ -66,6 +69,9 @@ class Commands {
   // UNIMPLEMENTED: the bytes are no frame; nothing has happened, and `done` was not called.
   absl::StatusOr<CommandLog::Sender> Take(const std::shared_ptr<Session>& session,
                                           absl::string_view frame, absl::Time now, OnOutcome done);
+  // A Run that the log has begun, and that has not gone the short way.
+  void SubmitBegun(const std::shared_ptr<Session>& session, Sequence sequence,
+                   absl::string_view frame, absl::Time now);
   // What the log was parked for is over.
   void GoOn(const std::shared_ptr<Session>& session, absl::Time now);
 
@@ -127,6 +133,7 @@ class Commands {
   Storage* const storage_;
   Runs* const runs_;
   Worlds* const worlds_;
+  ShortWay* const short_way_;
   Failures* const failures_;
   Holders* const holders_;
   const Clock* const clock_;

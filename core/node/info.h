@@ -87,6 +87,7 @@ struct NodeStats {
   // The part of these that is kept for the next results: what is free of arenas, and rows.
   int64_t idle_bytes = 0;
   int64_t runs_published = 0;
+  int64_t short_runs = 0;  // of these, the ones that went the short way (short_way.h)
   int64_t runs_failed = 0;
   int64_t shared_kernels = 0;  // that were not run, because another rank ran an equal one
   // Parts of gradients that ranks gave up though a leaf of theirs lay behind, and others asked for.

@@ -51,11 +51,6 @@ absl::StatusOr<CellRef> Names::FindTensor(TensorId id) const {
                    ", which is not launched yet: it can be used again if that run fails"));
 }
 
-const Cell* Names::CellOf(TensorId id) const {
-  const TensorSlot* const slot = SlotOf(id);
-  return slot == nullptr ? nullptr : slot->cell.get();
-}
-
 bool Names::IsFresh(TensorId id) const {
   if (id.slot < 0 || id.slot >= limits_.tensors) return false;
   if (static_cast<size_t>(id.slot) >= tensors_.size()) return id.generation > 0;

@@ -79,9 +79,17 @@ class Names {
   // to a run that is not launched.
   absl::StatusOr<CellRef> FindTensor(TensorId id) const;
   // The same, of whatever the name stands for; null: it names nothing. Until the name is changed.
-  const Cell* CellOf(TensorId id) const;
+  const Cell* CellOf(TensorId id) const {
+    const CellRef* const cell = SharedCellOf(id);
+    return cell == nullptr ? nullptr : cell->get();
+  }
+  const CellRef* SharedCellOf(TensorId id) const {
+    const TensorSlot* const slot = SlotOf(id);
+    return slot == nullptr ? nullptr : &slot->cell;
+  }
   // INVALID_ARGUMENT kMalformed: the slot is out of range or in use, or the generation not new.
   absl::Status CheckFresh(TensorId id) const;
+  bool IsFresh(TensorId id) const;
   // Charges for `count` names that come next, in slots up to `top_slot`, and for the spare ones.
   // RESOURCE_EXHAUSTED kOutOfMemory.
   absl::Status Reserve(size_t count, int32_t top_slot) {
@@ -126,6 +134,12 @@ class Names {
   absl::Status NameGraph(GraphId id, absl::StatusOr<std::shared_ptr<GraphRecord>> record);
   // NOT_FOUND kUnknownName, or why it was refused.
   absl::StatusOr<std::shared_ptr<GraphRecord>> FindGraph(GraphId id) const;
+  // The same; null: there is none. Until the name is released.
+  const GraphRecord* RecordOf(GraphId id) const {
+    if (id.slot < 0 || static_cast<size_t>(id.slot) >= graphs_.size()) return nullptr;
+    const GraphSlot& slot = graphs_[static_cast<size_t>(id.slot)];
+    return slot.generation == id.generation ? slot.record.get() : nullptr;
+  }
   void ReleaseGraph(GraphId id);  // as ReleaseTensor
   int64_t live_graphs() const { return live_graphs_; }
 
@@ -174,7 +188,6 @@ class Names {
                          static_cast<int64_t>(graph_slots) * kBytesPerGraphSlot +
                          refused * kBytesPerRefusal);
   }
-  bool IsFresh(TensorId id) const;
   // Null: it names nothing.
   const TensorSlot* SlotOf(TensorId id) const;
   TensorSlot* SlotOf(TensorId id) {

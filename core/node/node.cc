@@ -24,6 +24,7 @@
 #include "core/node/run_state.h"
 #include "core/node/runs.h"
 #include "core/node/session.h"
+#include "core/node/short_way.h"
 #include "core/node/storage.h"
 #include "core/node/timers.h"
 #include "core/node/views.h"
@@ -38,6 +39,7 @@ struct LocalNode::Parts {
   Parts(NodeOptions node_options, std::unique_ptr<chorus::Devices> node_devices,
         std::function<void()> wake, LocalNode* node);
   ~Parts() {
+    short_way.MakeWay();
     // What waits for runs that fail is told.
     while (worlds.Continue(clock.now) || runs.Continue(clock.now)) {
     }
@@ -81,6 +83,7 @@ struct LocalNode::Parts {
   Preparer preparer;
   Gangs gangs;
   Runs runs;
+  ShortWay short_way;
   Commands commands;
   Launcher launcher;
 };
@@ -175,8 +178,12 @@ LocalNode::Parts::Parts(NodeOptions node_options, std::unique_ptr<chorus::Device
             &background, &failures, &holders, &stats,
             [this](const std::shared_ptr<Session>& session) { commands.GoOn(session, clock.now); },
             GoOnLaterOf(&rings)}),
-      commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &failures,
-                &holders, &clock, GoOnLaterOf(&rings)}),
+      short_way({&options, &sessions, &domains, &storage, &launcher, &failures, &timers, &stats,
+                 [this](const std::shared_ptr<Session>& session, Sequence sequence,
+                        absl::string_view frame,
+                        absl::Time now) { commands.SubmitBegun(session, sequence, frame, now); }}),
+      commands({&options, &sessions, &graphs, &launcher, &storage, &runs, &worlds, &short_way,
+                &failures, &holders, &clock, GoOnLaterOf(&rings)}),
       launcher(devices.get(), &background, std::move(wake)) {}
 
 LocalNode::LocalNode(NodeOptions options, std::unique_ptr<chorus::Devices> devices,
@@ -221,7 +228,9 @@ bool LocalNode::Poll(absl::Time now) {
 }
 
 absl::Time LocalNode::NextDeadline() const { return parts_->timers.Next(); }
-bool LocalNode::Busy() const { return parts_->runs_under_way.live() > 0; }
+bool LocalNode::Busy() const {
+  return parts_->runs_under_way.live() > 0 || parts_->short_way.stands();
+}
 int LocalNode::doorbell_fd() const { return parts_->rings.doorbell_fd(); }
 int LocalNode::wake_epoll_fd() const { return parts_->rings.wake_epoll_fd(); }
 bool LocalNode::SleepUnlessBusy(const std::function<void()>& sleep) {
@@ -275,6 +284,7 @@ void LocalNode::EndSession(const std::shared_ptr<Session>& session, const std::s
                            absl::Time now) {
   Parts& parts = *parts_;
   if (session->dead()) return;
+  parts.short_way.MakeWayInWorldsOf(*session);
   session->state = SessionState::kDead;
   Error error = ErrorOf(SessionLost(died));
   if (!died.empty()) {
@@ -444,6 +454,7 @@ absl::StatusOr<GroupId> LocalNode::CreateGroup(SessionId id, const CreateGroupRe
 }
 absl::Status LocalNode::LeaveWorld(SessionId id, WorldId world, Rank rank, absl::Time now) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    parts_->short_way.MakeWayInWorldsOf(*session);
     return parts_->worlds.Leave(*session, world, rank, now);
   });
 }
@@ -541,6 +552,7 @@ void LocalNode::ReadTensor(SessionId id, TensorId tensor, absl::Time deadline, O
     const TimerQueue::Id timer = parts_->storage.ReadTensor(*reader, tensor, deadline, done);
     if (wait != nullptr) wait->deadline = timer;
   };
+  parts_->short_way.MakeWay(**session);
   const bool waits = (*session)->log.parked();
   const TimerQueue::Id timer = (*session)->log.WhenTaken(deadline, read);
   if (waits && wait != nullptr) wait->deadline = timer;
@@ -554,27 +566,33 @@ std::vector<DeviceInfo> LocalNode::Devices(absl::string_view tenant) const {
 }
 absl::StatusOr<SessionInfo> LocalNode::Describe(SessionId id, absl::Time now) const {
   CHORUS_ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, parts_->sessions.Find(id));
+  parts_->short_way.MakeWay(*session);
   return node::Describe(*session, now);
 }
 std::vector<SessionInfo> LocalNode::Sessions(absl::string_view tenant, absl::Time now) const {
+  parts_->short_way.MakeWay();
   return ViewSessions(parts_->viewed(), tenant, now);
 }
 absl::StatusOr<Listing<WorldInfo>> LocalNode::Worlds(absl::string_view tenant,
                                                      absl::optional<WorldId> one,
                                                      absl::Time now) const {
+  parts_->short_way.MakeWay();
   Listing<WorldInfo> worlds = ViewWorlds(parts_->viewed(), tenant, one, now);
   if (!one.has_value() || !worlds.rows.empty()) return worlds;
   return UnknownName(absl::StrCat("there is no world ", one->value()));
 }
 Listing<PendingView> LocalNode::Pending(absl::string_view tenant, absl::Time now) const {
+  parts_->short_way.MakeWay();
   return ViewPending(parts_->viewed(), tenant, now);
 }
 absl::StatusOr<std::vector<FlightEvent>> LocalNode::Flight(absl::string_view tenant,
                                                            int64_t limit) const {
   CHORUS_ASSIGN_OR_RETURN(const int64_t most, FlightEventLimit(limit));
+  parts_->short_way.MakeWay();
   return ViewFlight(parts_->viewed(), tenant, most);
 }
 NodeStats LocalNode::Stats(absl::string_view tenant) const {
+  parts_->short_way.MakeWay();
   parts_->storage.LookAtHeld();
   return ViewStats(parts_->viewed(), tenant, parts_->stats);
 }
@@ -595,6 +613,8 @@ void LocalNode::StartDraining() { parts_->draining = true; }
 bool LocalNode::Idle() const { return !Busy(); }
 void LocalNode::AbortAll(absl::Time now) {
   Parts& parts = *parts_;
+  parts.short_way.MakeWay();
+  parts.short_way.Stop();
   parts.runs.StopTaking();
   parts.storage.StopWaiting();
   const Error error = ErrorOf(DrainingError());

@@ -77,6 +77,10 @@ struct NodeOptions {
     fail_work = -1;
   }
 
+  // Small collectives that all ranks call alike go their short way (short_way.h). Results and
+  // errors are the same either way.
+  bool short_way = true;
+
   // Looks whether the kernel may be asked for more memory that clients map
   // (core/runtime/memory_guard.h); outlives the node. Null: what fits into the limit is asked for.
   MemoryGuard* memory_guard = nullptr;

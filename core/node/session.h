@@ -39,6 +39,8 @@
 namespace chorus::node {
 
 class CommunicatorLease;
+struct MeetingPlace;
+struct RunTemplates;
 struct World;
 
 // The user that sessions act for, and what belongs to all of them. A tenant has one set of result
@@ -124,6 +126,9 @@ struct Session : std::enable_shared_from_this<Session> {
   Patience patience;  // with memory that its command is refused for now
   Reservation reservation;
   std::vector<Membership> memberships;
+  // The short way of its runs (short_way.h): null until it has had one; and where one stands.
+  std::shared_ptr<RunTemplates> templates;
+  MeetingPlace* stands_at = nullptr;
   // For copies between its devices in runs of its own. Null until there is one.
   std::shared_ptr<CommunicatorLease> communicators;
 

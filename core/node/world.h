@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,6 +32,7 @@
 namespace chorus::node {
 
 class CommunicatorLease;
+struct MeetingPlaces;
 struct Session;
 
 struct World : std::enable_shared_from_this<World> {
@@ -81,6 +83,11 @@ struct World : std::enable_shared_from_this<World> {
   std::deque<std::shared_ptr<const Error>> warnings;
   int64_t warning_bytes = 0;
   int64_t warnings_left_out = 0;
+  // Of the short way of runs (short_way.h): null until there was one; whether runs stand there, and
+  // what has them make way.
+  std::shared_ptr<MeetingPlaces> places;
+  bool stands_short = false;
+  std::function<void()> make_way;
   // Of its members' devices, and nobody else's. Null until they are launched together.
   std::shared_ptr<CommunicatorLease> communicators;
 

@@ -1,0 +1,210 @@
+// The short way of the usual run: one small collective whose operands are there, which all ranks of
+// its group call alike.
+//
+// A session's runs of one graph and group have a *template* from the first one on: that the graph
+// is one such collective, what it agrees with and whose part it is, is found out once. Each of them
+// then stands at the *meeting place* of its group until all members' do. The last one's arrival
+// carries them out in one piece: memory, positions (Sequencer::Meet), the work (CollectiveAtOnce),
+// names and outcomes, without rows, votes, actions and launches of their own.
+//
+// It decides nothing that the general way would decide otherwise, and knows no errors. Whatever is
+// not as usual, or concerns a world or a session of which somebody stands here, has them make way
+// first: they go the general way (Commands, Runs), in the order and as of the time in which they
+// came. So does whoever has stood for kMostWait. While somebody stands nothing else of his world is
+// pending or under way, and nothing else of his session's log has been taken.
+//
+// Threads: the node thread. Ownership: sessions own their templates, worlds their places; a run
+// that stands shares its session and the cells of its inputs. Errors: none.
+#ifndef CHORUS_CORE_NODE_SHORT_WAY_H_
+#define CHORUS_CORE_NODE_SHORT_WAY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "core/base/ids.h"
+#include "core/collective/instance.h"
+#include "core/collective/sequencer.h"
+#include "core/node/at_once.h"
+#include "core/node/cell.h"
+#include "core/node/domains.h"
+#include "core/node/failures.h"
+#include "core/node/graph_store.h"
+#include "core/node/info.h"
+#include "core/node/launcher.h"
+#include "core/node/options.h"
+#include "core/node/session.h"
+#include "core/node/storage.h"
+#include "core/node/timers.h"
+#include "core/node/world.h"
+#include "core/runtime/budget.h"
+#include "core/runtime/buffer.h"
+#include "core/transport/command.h"
+
+namespace chorus::node {
+
+// What a session's runs of one graph and group have in common.
+struct RunTemplate {
+  static constexpr int32_t kNone = -1;
+
+  GraphId graph;
+  WorldId world;
+  Epoch since;  // of the world's membership
+  GroupId group;
+  // Of those that the group's place tells apart: runs of one kind meet. kNone: they go the general
+  // way.
+  int32_t kind = kNone;
+  GroupRank member;
+  DeviceIndex device;
+  const GraphRecord* record = nullptr;  // while the session's name for it is
+  bool keeps_inputs = false;            // of what is computed something stands in an input
+};
+
+// A session's. By the graph's slot: those of one place in the table take turns.
+struct RunTemplates {
+  static constexpr size_t kMost = 16;
+  std::vector<RunTemplate> rows{kMost};
+  RunTemplate* Of(GraphId graph) { return &rows[static_cast<size_t>(graph.slot) % kMost]; }
+};
+
+// A run that stands at a meeting place.
+struct StandingRun {
+  std::shared_ptr<Session> session;  // null: nobody stands there
+  const RunTemplate* of = nullptr;
+  Sequence sequence;
+  absl::Time came;
+  std::string frame;  // what it goes the general way by
+  absl::optional<CallPosition> at;
+  absl::InlinedVector<CellRef, 1> inputs;  // null: bytes that came with it
+  // Of one input, where the host reads them.
+  alignas(64) char inlined[InlineData::kMaxBytes];
+  absl::InlinedVector<absl::optional<TensorId>, 1> outputs;
+};
+
+// A group's.
+struct MeetingPlace {
+  explicit MeetingPlace(BudgetRef budget)
+      : charge(std::move(budget), Resource::kAgreementBytes, int64_t{8} << 10) {}
+
+  std::shared_ptr<World> world;  // while somebody stands here
+  GroupId group;
+  std::vector<StandingRun> standing;  // by member
+  std::vector<int32_t> order;         // of those that stand here, as they came
+  // What runs ask for, as the sequencer compares them.
+  struct Kind {
+    GroupRank member;
+    Descriptor descriptor;
+    std::string source;
+  };
+  std::vector<Kind> kinds;
+  SteppedCharge charge;
+};
+
+// A world's, by its first groups.
+struct MeetingPlaces {
+  static constexpr size_t kMost = 16;
+  std::vector<std::unique_ptr<MeetingPlace>> of_group{kMost};  // null: nobody has been there
+};
+
+class ShortWay {
+ public:
+  // More members make for a long piece of work.
+  static constexpr size_t kMostMembers = 64;
+  // A frame is kept for as long as its run stands.
+  static constexpr size_t kMostFrameBytes = 256;
+  static constexpr size_t kMostKinds = 64;
+  static constexpr size_t kMostOutputs = 8;
+  static constexpr absl::Duration kMostWait = absl::Milliseconds(10);
+  // Of all places together: so many may have to make way in one slice. Others go the general way.
+  static constexpr size_t kMostStanding = 256;
+
+  // Takes a Run that has been begun in its session's log, the general way, as of `now`.
+  using Submit = std::function<void(const std::shared_ptr<Session>& session, Sequence sequence,
+                                    absl::string_view frame, absl::Time now)>;
+  // All outlive it.
+  struct Parts {
+    const NodeOptions* options = nullptr;
+    const SessionTable* sessions = nullptr;
+    const Domains* domains = nullptr;
+    Storage* storage = nullptr;
+    Launcher* launcher = nullptr;
+    Failures* failures = nullptr;
+    TimerQueue* timers = nullptr;
+    NodeStats* stats = nullptr;
+    Submit submit;
+  };
+  explicit ShortWay(Parts parts) : parts_(std::move(parts)), collective_(parts_.launcher) {}
+  ShortWay(const ShortWay&) = delete;
+  ShortWay& operator=(const ShortWay&) = delete;
+
+  // Takes the command whose turn it is in the session's log, begun with `done`, if it may go this
+  // way. Absent: it may not, and nothing has happened.
+  absl::optional<CommandLog::Sender> Take(const std::shared_ptr<Session>& session,
+                                          const Command& command, absl::string_view frame,
+                                          absl::Time now, OnOutcome* done);
+  // Something else comes: of this session's log; of a world, or of those of a session; whatever.
+  void MakeWay(const Session& session);
+  void MakeWay(const World& world);
+  void MakeWayInWorldsOf(const Session& session);
+  void MakeWay();
+  bool stands() const { return !places_.empty(); }
+  // Nothing is taken any more.
+  void Stop() { stopped_ = true; }
+
+ private:
+  RunTemplate* TemplateOf(Session* session, const Run& run);
+  void MakeTemplate(const Session& session, const Run& run, const GraphRecord& record, World* world,
+                    RunTemplate* made);
+  static int32_t KindOf(const Participation& part, CheckCallSites check, MeetingPlace* place);
+  static int64_t BytesOf(const MeetingPlace& place, size_t kinds);
+  bool FindOperands(const Session& session, const Run& run, StandingRun* standing) const;
+  bool FindOutputs(Session* session, const Run& run, StandingRun* standing) const;
+  // Whether runs may stand by what the session, or the run's world, has otherwise.
+  bool MayStand(const Session& session) const;
+  static bool MayStandThere(const Run& run, const RunTemplate& of, const World& world,
+                            const MeetingPlace& place);
+  // The run that has been found to may, and has begun.
+  void Stand(const std::shared_ptr<World>& world, MeetingPlace* place, GroupRank member);
+  // False: they have to go the general way, and nothing has happened.
+  bool Meet(MeetingPlace* place, absl::Time now);
+  bool FindBytes(MeetingPlace* place);
+  bool FindBuffer(const MeetingPlace& place, size_t member, size_t index);
+  void Note(FlightKind kind, absl::Time time, const World& world, const StandingRun& run,
+            Ticket ticket);
+  void Publish(const World& world, const Sequencer::Met& met, const StandingRun& run,
+               absl::Time now);
+  // All who stand there go the general way.
+  void MakeWayAt(MeetingPlace* place);
+  // Nobody stands there any more. Those who did, as they came; what they are is at the place until
+  // the next one comes.
+  absl::InlinedVector<int32_t, 8> Leave(MeetingPlace* place);
+  void ArmTimer(absl::Time first_came);
+
+  const Parts parts_;
+  bool stopped_ = false;
+  bool armed_ = false;
+  std::vector<MeetingPlace*> places_;  // where somebody stands
+  size_t num_standing_ = 0;
+  // Of one meeting after the other: kept for what they have grown to.
+  CollectiveAtOnce collective_;
+  struct Bytes {  // by plan buffer
+    absl::InlinedVector<DeviceAddress, 4> addresses;
+    absl::InlinedVector<BufferRef, 4> refs;
+  };
+  std::vector<Bytes> bytes_;  // by member
+  std::vector<Sequencer::MetCall> calls_;
+};
+
+}  // namespace chorus::node
+
+#endif  // CHORUS_CORE_NODE_SHORT_WAY_H_
