@@ -168,15 +168,16 @@ absl::StatusOr<std::string> HostileClient::Impl::WildNumbers() {
   int64_t sequence = 0;
   for (int i = 0; i < kEach * static_cast<int>(std::size(kKinds)); ++i) {
     const int kind = i % static_cast<int>(std::size(kKinds));
-    Command command = WildCommand(kind);
-    command.sequence = Sequence(++sequence);
+    Command command;
     ByteWriter frame;
-    EncodeFrame(command, &frame);
     // The limits of form are the decoder's: what breaks them ends a session.
-    if (!DecodeFrame(frame.bytes()).ok()) {
-      --sequence;
-      continue;
-    }
+    do {
+      command = WildCommand(kind);
+      command.sequence = Sequence(sequence + 1);
+      frame = ByteWriter();
+      EncodeFrame(command, &frame);
+    } while (!DecodeFrame(frame.bytes()).ok());
+    ++sequence;
     CHORUS_RETURN_IF_ERROR(submitter.Submit(frame.bytes(), kPatience));
     CHORUS_ASSIGN_OR_RETURN(const RunOutcome outcome,
                             waiter.WaitForRun(command.sequence, deadline));
