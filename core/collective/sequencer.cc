@@ -1103,8 +1103,6 @@ absl::Status Sequencer::Take(const Vote& vote, absl::Time now, Actions* actions)
   return absl::OkStatus();
 }
 
-// Enters a resolved vote into its instances. `fault` is set when the epoch must end, `passed` when
-// the run must fail alone: a member that it needs has passed one of its calls.
 absl::optional<Sequencer::Met> Sequencer::Meet(GroupId group, absl::Span<const MetCall> calls,
                                                int64_t results, absl::Time now) {
   const int32_t id = group.value();
@@ -1140,6 +1138,8 @@ absl::optional<Sequencer::Met> Sequencer::Meet(GroupId group, absl::Span<const M
   return met;
 }
 
+// Enters a resolved vote into its instances. `fault` is set when the epoch must end, `passed` when
+// the run must fail alone: a member that it needs has passed one of its calls.
 void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* fault,
                            absl::optional<Error>* passed, Actions* actions) {
   const std::vector<Participation>& parts = vote.what->participations;
