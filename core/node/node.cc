@@ -383,6 +383,8 @@ absl::Status LocalNode::ConfirmStaging(SessionId id, ArenaId arena) {
 }
 absl::Status LocalNode::ReleaseStaging(SessionId id, ArenaId arena) {
   return WithSession(id, [&](const std::shared_ptr<Session>& session) {
+    // A run that stands names what it reads there once more when it makes way.
+    parts_->short_way.MakeWay(*session);
     return parts_->storage.ReleaseStaging(session.get(), arena);
   });
 }

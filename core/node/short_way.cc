@@ -176,7 +176,7 @@ RunTemplate* ShortWay::TemplateOf(Session* session, const Run& run) {
 // Whether all are there, and as the graph wants them.
 bool ShortWay::FindOperands(const Session& session, const Run& run, StandingRun* standing) const {
   const RunTemplate& of = *standing->of;
-  standing->inputs.assign(run.inputs.size(), nullptr);
+  standing->inputs.assign(run.inputs.size(), {});
   bool has_inlined = of.keeps_inputs;
   for (size_t i = 0; i < run.inputs.size(); ++i) {
     const TensorType& type = of.record->graph.inputs[i].type;
@@ -187,7 +187,13 @@ bool ShortWay::FindOperands(const Session& session, const Run& run, StandingRun*
           *(*cell)->type != type) {
         return false;
       }
-      standing->inputs[i] = *cell;
+      standing->inputs[i].cell = *cell;
+      continue;
+    }
+    if (const auto* range = absl::get_if<ExternalRange>(&run.inputs[i])) {
+      if (!of.record->main.plan.input_may_be_staging[i]) return false;
+      standing->inputs[i].staged = parts_.storage->BindInPlace(session, *range, type);
+      if (!standing->inputs[i].staged) return false;
       continue;
     }
     const auto* const data = absl::get_if<InlineData>(&run.inputs[i]);
@@ -378,12 +384,15 @@ bool ShortWay::FindBuffer(const MeetingPlace& place, size_t member, size_t index
   if (spec.bytes == 0) return true;
   switch (spec.kind) {
     case BufferSpec::Kind::kInput: {
-      const CellRef& cell = run.inputs[static_cast<size_t>(spec.index)];
-      if (cell == nullptr) {
-        bytes.addresses[index] = reinterpret_cast<DeviceAddress>(&run.inlined[0]);
+      const StandingRun::Operand& operand = run.inputs[static_cast<size_t>(spec.index)];
+      if (operand.cell != nullptr) {
+        bytes.addresses[index] = operand.cell->address();
+        bytes.refs[index] = operand.cell->buffer;
+      } else if (operand.staged) {
+        bytes.addresses[index] = operand.staged->address();
+        bytes.refs[index] = operand.staged;
       } else {
-        bytes.addresses[index] = cell->address();
-        bytes.refs[index] = cell->buffer;
+        bytes.addresses[index] = reinterpret_cast<DeviceAddress>(&run.inlined[0]);
       }
       return true;
     }

@@ -14,7 +14,7 @@
 // pending or under way, and nothing else of his session's log has been taken.
 //
 // Threads: the node thread. Ownership: sessions own their templates, worlds their places; a run
-// that stands shares its session and the cells of its inputs. Errors: none.
+// that stands shares its session and its inputs. Errors: none.
 #ifndef CHORUS_CORE_NODE_SHORT_WAY_H_
 #define CHORUS_CORE_NODE_SHORT_WAY_H_
 
@@ -85,7 +85,11 @@ struct StandingRun {
   absl::Time came;
   std::string frame;  // what it goes the general way by
   absl::optional<CallPosition> at;
-  absl::InlinedVector<CellRef, 1> inputs;  // null: bytes that came with it
+  struct Operand {  // both null: bytes that came with it
+    CellRef cell;
+    BufferRef staged;  // of staging memory
+  };
+  absl::InlinedVector<Operand, 1> inputs;
   // Of one input, where the host reads them.
   alignas(64) char inlined[InlineData::kMaxBytes];
   absl::InlinedVector<absl::optional<TensorId>, 1> outputs;

@@ -11,7 +11,9 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +38,7 @@ namespace {
 
 constexpr int kRanks = 3;
 constexpr int kElements = 4;
+constexpr int64_t kStagingBytes = 256;
 
 const TensorType& Type() {
   static const TensorType type(DType::kF32, {kElements});
@@ -162,8 +165,38 @@ class Job {
         Submit(r, std::move(graph));
       }
     }
+    for (int r = 0; r < kRanks; ++r) MakeStaging(r);
     Settle();
   }
+
+  // Of numbers that count up from 0.
+  void MakeStaging(int r) {
+    RankOf& rank = ranks_[static_cast<size_t>(r)];
+    node_->CreateStaging(rank.session, kStagingBytes, [&](const auto& made) {
+      if (made.ok()) rank.staging = made->arena;
+    });
+    Settle();
+    WriteStaging(r, 0);
+  }
+  void WriteStaging(int r, float first) {
+    std::vector<float> numbers(kStagingBytes / sizeof(float));
+    std::iota(numbers.begin(), numbers.end(), first);
+    const RankOf& rank = ranks_[static_cast<size_t>(r)];
+    (void)node_->WriteStaging(
+        rank.session, rank.staging, 0,
+        absl::string_view(reinterpret_cast<const char*>(numbers.data()), kStagingBytes));
+  }
+  void ReleaseStaging(int r) {
+    const RankOf& rank = ranks_[static_cast<size_t>(r)];
+    (void)node_->ReleaseStaging(rank.session, rank.staging);
+  }
+  ExternalRange Staged(int r, int64_t offset) const {
+    ExternalRange range;
+    range.arena = staging(r);
+    range.offset = offset;
+    return range;
+  }
+  ArenaId staging(int r) const { return ranks_[static_cast<size_t>(r)].staging; }
 
   int64_t Submit(int r, CommandBody body) {
     RankOf& rank = ranks_[static_cast<size_t>(r)];
@@ -243,18 +276,20 @@ class Job {
   WorldId world() const { return world_; }
 
  private:
-  // Ids of errors and tickets are the node's own.
+  // Ids of errors, tickets and arenas are the node's own.
   static std::string TextOf(const absl::Status& status) {
     if (status.ok()) return "OK";
     const Error error = ErrorOf(status);
+    static const auto* const arena = new std::regex("arena [0-9]+");
     return absl::StrCat(ReasonName(error.reason), " rank ", error.culprit.rank, ": ",
-                        error.message);
+                        std::regex_replace(error.message, *arena, "arena"));
   }
 
   struct RankOf {
     SessionId session;
     int64_t sequence = 0;
     bool ended = false;
+    ArenaId staging;
     std::map<int64_t, std::string> told;
   };
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
@@ -365,6 +400,41 @@ TEST_F(ShortWayTest, EveryKindOfSmallCollectiveGoesIt) {
       for (int r = 0; r < kRanks; ++r) EXPECT_EQ(job_.told(r).rbegin()->second, "OK") << which;
     }
   }
+}
+
+// Where nobody keeps them, the bytes are read where they stand.
+TEST_F(ShortWayTest, OperandsMayStandInStagingMemory) {
+  for (const int which : {kSum, kScatter}) {
+    for (const int64_t short_runs : {0, kRanks}) {
+      const int64_t before = job_.stats().short_runs;
+      for (int r = 0; r < kRanks; ++r) {
+        job_.Submit(r, MakeRun(job_, which, job_.Staged(r, 16), Epoch(1), &trainers_[r]));
+      }
+      job_.Settle();
+      EXPECT_EQ(job_.stats().short_runs, before + short_runs) << which;
+    }
+  }
+  EXPECT_EQ(job_.stats().paths.copied_bytes, 0);
+  for (int r = 0; r < kRanks; ++r) EXPECT_EQ(job_.Read(r, {1, 1}), "f32[4] 12 15 18 21");
+  for (int r = 0; r < kRanks; ++r) {
+    // Others get these bytes: they go the general way, which copies them.
+    job_.Submit(r, MakeRun(job_, kGather, job_.Staged(r, 16), Epoch(1), &trainers_[r]));
+  }
+  job_.Settle();
+  EXPECT_EQ(job_.stats().short_runs, 2 * kRanks);
+}
+
+TEST_F(ShortWayTest, StagingMemoryIsThereForWhoStands) {
+  for (int r = 0; r < kRanks; ++r) Call(r, kSum);
+  job_.Settle();
+  job_.Submit(0, MakeRun(job_, kSum, job_.Staged(0, 0), Epoch(1), &trainers_[0]));
+  job_.ReleaseStaging(0);
+  job_.Wait(2 * ShortWay::kMostWait);  // in which it goes the general way
+  Call(1, kSum);
+  Call(2, kSum);
+  job_.Settle();
+  EXPECT_EQ(job_.told(0).rbegin()->second, "OK");
+  EXPECT_EQ(job_.Read(0, {1, 1}), "f32[4] 2 5 8 11");
 }
 
 TEST_F(ShortWayTest, WhatIsNotUsualDoesNot) {
@@ -520,7 +590,7 @@ class Both {
   void Step() {
     const int r = Up(kRanks);
     Trainer& trainer = trainers_[r];
-    const int what = Up(40);
+    const int what = Up(42);
     if (what < 26) return CallAll();
     if (what < 29) return Call(r, Up(kNumGraphs), Up(8) == 0);
     if (what < 31) {
@@ -561,6 +631,17 @@ class Both {
       case 38:
         InBoth([&](Job* job) { (void)job->stats(); });
         return;
+      case 39:
+        // Who reads it has come and gone, or comes later.
+        return InBoth([&, first = static_cast<float>(Up(9))](Job* job) {
+          job->Settle();
+          job->WriteStaging(r, first);
+        });
+      case 40:
+        return InBoth([&, makes = Up(3) > 0](Job* job) {
+          job->ReleaseStaging(r);
+          if (makes) job->MakeStaging(r);
+        });
       default:
         if (Up(6) > 0) return;
         const int how = Up(3);
@@ -607,14 +688,29 @@ class Both {
   void InBoth(Fn fn) {
     for (auto& job : jobs_) fn(job.get());
   }
-  void Submit(int r, const CommandBody& body) {
-    InBoth([&](Job* job) { last_[r] = job->Submit(r, body); });
+  void Submit(int r, CommandBody body) {
+    InBoth([&](Job* job) {
+      if (auto* run = absl::get_if<Run>(&body)) {
+        for (Binding& input : run->inputs) {
+          if (auto* range = absl::get_if<ExternalRange>(&input)) range->arena = job->staging(r);
+        }
+      }
+      last_[r] = job->Submit(r, body);
+    });
     if (Up(3) == 0) InBoth([](Job* job) { job->Settle(); });
   }
   TensorId Pick(const Trainer& trainer) {
     return trainer.tensors[static_cast<size_t>(Up(static_cast<int>(trainer.tensors.size())))];
   }
-  Binding Operand(const Trainer& trainer) {
+  Binding Operand(int r) {
+    const Trainer& trainer = trainers_[r];
+    if (Up(6) == 0) {
+      ExternalRange range;
+      range.offset = 16 * Up(4);
+      if (Up(8) == 0) range.offset += 1 + Up(300);
+      if (Up(8) == 0) range.strides = {1 + Up(2)};
+      return range;
+    }
     if (trainer.tensors.empty() || Up(3) == 0) return Numbers(static_cast<float>(Up(5)));
     // Most often what is new.
     return Up(4) == 0 ? Pick(trainer) : trainer.tensors.back();
@@ -623,7 +719,7 @@ class Both {
     Trainer& trainer = trainers_[r];
     Epoch epoch = jobs_[1]->epoch();
     if (Up(120) == 0) epoch = Epoch(epoch.value() - 1 + 2 * Up(2));
-    Run run = MakeRun(*jobs_[0], which, Operand(trainer), epoch, &trainer);
+    Run run = MakeRun(*jobs_[0], which, Operand(r), epoch, &trainer);
     if (wrong) {
       switch (Up(5)) {
         case 0:
