@@ -585,6 +585,7 @@ class Enumerator {
         if (config_.may_mismatch) allowed.insert(Reason::kMismatch);
         // Where slices had no time for it, only now.
         if (config_.busy && config_.may_circle) allowed.insert(Reason::kOrderCycle);
+        if (config_.busy && config_.may_lose) allowed.insert(Reason::kGradientLost);
         if (sequencer.NextDeadline() <= due) return "a deadline passed and nothing came of it";
         break;
       }
