@@ -31,6 +31,8 @@ class SplitHashTable {
   static constexpr size_t kMostOfPart = 895;
   // On average, if there are several: those whose turn to be split comes last have twice as many.
   static constexpr size_t kUsualOfPart = 400;
+  // Of so many parts an empty table keeps the room: what comes may be as much as what has gone.
+  static constexpr size_t kKeptParts = 8;
 
   // Null: there is none with that hash that `is_it`.
   template <typename IsIt>
@@ -59,6 +61,9 @@ class SplitHashTable {
   template <typename IsIt>
   void Erase(uint64_t hash, const IsIt& is_it) {
     size_ -= PartOf(hash).erase(Sought<IsIt>{hash, is_it});
+    if (size_ > 0 || others_.size() < kKeptParts) return;
+    CountWork(static_cast<int64_t>(others_.size()));
+    Clear();
   }
   void Clear() {
     first_.clear();
@@ -66,7 +71,8 @@ class SplitHashTable {
     round_ = 1;
     size_ = 0;
   }
-  // Lets go of what one part has. After that there are only this and size(), until nothing is left.
+  // Lets go of what one part has. After that there are only this and size(), until nothing is left:
+  // when it has been called as often as there were parts.
   void ForgetPart() {
     if (others_.empty()) return Clear();
     size_ -= others_.back().size();
@@ -81,6 +87,7 @@ class SplitHashTable {
     }
   }
   size_t size() const { return size_; }
+  size_t parts() const { return others_.size() + 1; }
 
  private:
   // So many entries are moved in the time of a piece of work.
@@ -169,6 +176,7 @@ class SplitHashMap {
     entries_.ForEach([&fn](const Entry& entry) { fn(entry.key, entry.value); });
   }
   size_t size() const { return entries_.size(); }
+  size_t parts() const { return entries_.parts(); }
 
  private:
   static uint64_t HashOf(const Key& key) { return absl::Hash<Key>()(key); }

@@ -83,6 +83,24 @@ TEST(SplitHashMapTest, ATableThatHasGrownIsAtLeastAThirdFull) {
   }
 }
 
+TEST(SplitHashMapTest, AnEmptyOneKeepsTheRoomOfFewParts) {
+  using Map = SplitHashMap<int64_t, int64_t>;
+  for (const int64_t entries : {int64_t{2000}, kEntries}) {
+    const HeapUse heap;
+    Map map;
+    for (int64_t i = 0; i < entries; ++i) map.Emplace(i, i);
+    const int64_t full = heap.bytes();
+    for (int64_t i = 1; i < entries; ++i) map.Erase(i);
+    EXPECT_EQ(heap.bytes(), full);
+    map.Erase(0);
+    const auto part = 1024 * static_cast<int64_t>(sizeof(Map::value_type) + 1) + 64;
+    EXPECT_EQ(heap.bytes(), entries == kEntries ? heap.bytes() : full);
+    EXPECT_LE(heap.bytes(), 8 * part);
+    EXPECT_TRUE(map.Emplace(1, 2).second);
+    EXPECT_EQ(*map.Find(1), 2);
+  }
+}
+
 TEST(SplitHashMapTest, FindsWhatIsThereAndNothingElse) {
   SplitHashMap<Key, int64_t> map;
   EXPECT_EQ(map.size(), 0u);
@@ -111,6 +129,21 @@ TEST(SplitHashMapTest, FindsWhatIsThereAndNothingElse) {
   });
   EXPECT_EQ(entries, kEntries / 2);
   EXPECT_EQ(sum, kEntries * kEntries / 4);
+}
+
+TEST(SplitHashMapTest, IsForgottenAPartAtATime) {
+  SplitHashMap<Key, int64_t> map;
+  for (int64_t i = 0; i < kEntries; ++i) map.Emplace({i}, i);
+  const size_t parts = map.parts();
+  EXPECT_GT(parts, static_cast<size_t>(kEntries / kMostOfPart));
+  for (size_t part = 0; part < parts; ++part) {
+    const auto before = static_cast<int64_t>(map.size());
+    EXPECT_GT(before, 0);
+    map.ForgetPart();
+    EXPECT_LE(before - static_cast<int64_t>(map.size()), kMostOfPart);
+  }
+  EXPECT_EQ(map.size(), 0u);
+  EXPECT_EQ(map.parts(), 1u);
 }
 
 TEST(SplitHashMapTest, ACopyIsItsOwn) {

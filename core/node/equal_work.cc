@@ -190,7 +190,7 @@ void EqualWork::ForgetInstances(const RunState* run) {
   if (run->world == nullptr) return;
   const auto instances = run->world->agreement->Resolve(run->vote);
   if (!instances.ok()) return;
-  for (const InstanceKey& key : *instances) run->world->shared.erase(key);
+  for (const InstanceKey& key : *instances) run->world->shared.Erase(key);
 }
 
 absl::Status EqualWork::Deal(absl::Span<RunState* const> members, CommunicatorLease* lease) {

@@ -103,7 +103,7 @@ int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction
       RunState* const run = runs_->Find(part.run);
       run->instances[static_cast<size_t>(part.participation)] = &instance;
     }
-    world->shared.erase(instance.key);
+    world->shared.Erase(instance.key);
   }
   if (at_once_.Takes(action, members)) {
     gang.status = RunAtOnce(action, members);

@@ -495,7 +495,7 @@ absl::Status Preparer::ReserveBuffers(absl::Span<const InstanceKey> instances, R
 BufferRef* Preparer::SharedResult(World* world, const InstanceKey& instance, int32_t output,
                                   DeviceIndex device) {
   const int domain = domains_->of(device);
-  auto& results = world->shared[instance];
+  auto& results = *world->shared.Emplace(instance, {}).first;
   for (World::SharedResult& result : results) {
     if (result.domain == domain && result.output == output) return &result.buffer;
   }

@@ -101,33 +101,18 @@ void DoInTurns(const InNextTurn& go_on_later, const std::shared_ptr<Session>& se
   });
 }
 
-// What an epoch's runs had in common goes in pieces, behind what fails by now.
-using SharedResults = decltype(World::shared);
-void LetGoOf(const std::string& tenant, SharedResults shared, Runs* runs, Background* background) {
-  if (shared.empty()) return;
-  auto held = std::make_shared<SharedResults>(std::move(shared));
-  // Each piece begins where the last one ended.
-  auto next = std::make_shared<SharedResults::iterator>(held->begin());
-  for (size_t done = 0; done < held->size(); done += kLetGoAtOnce) {
-    runs->AfterFailing(tenant, [held, next] {
-      for (size_t i = 0; i < kLetGoAtOnce && *next != held->end(); ++i) held->erase((*next)++);
-      CountWork(kLetGoAtOnce);
+// What an epoch's runs had in common, a table of results, goes in pieces, behind what fails by now.
+template <typename Results>
+void LetGoOf(const std::string& tenant, Results taken, Runs* runs) {
+  if (taken.size() == 0) return;
+  const auto results = std::make_shared<Results>(std::move(taken));
+  for (size_t part = 0, parts = results->parts(); part < parts; ++part) {
+    runs->AfterFailing(tenant, [results] {
+      const size_t size_before = results->size();
+      results->ForgetPart();
+      CountWork(static_cast<int64_t>(size_before - results->size()));
     });
   }
-  // Empty it still has many pages.
-  runs->AfterFailing(tenant, [background, held = std::move(held)]() mutable {
-    background->Do(/*tenant=*/"", [held = std::move(held)] {}, [] {});
-  });
-}
-using EqualResults = decltype(World::equal_work);
-void LetGoOf(const std::string& tenant, std::shared_ptr<EqualResults> results, Runs* runs) {
-  if (results->size() == 0) return;
-  runs->AfterFailing(tenant, [tenant, runs, results = std::move(results)] {
-    const size_t size_before = results->size();
-    results->ForgetPart();
-    CountWork(static_cast<int64_t>(size_before - results->size()));
-    LetGoOf(tenant, results, runs);
-  });
 }
 
 }  // namespace
@@ -446,7 +431,7 @@ void Runs::FollowOrder(RunHandle handle, const std::vector<int32_t>& order,
 
 void Runs::OnFail(const std::shared_ptr<World>& world, const SequencerAction& action,
                   absl::Time now) {
-  for (const InstanceKey& key : action.dropped) world->shared.erase(key);
+  for (const InstanceKey& key : action.dropped) world->shared.Erase(key);
   RunState* const run = table_->Find(action.run);
   if (run == nullptr) return;
   Error error = *action.error;
@@ -501,19 +486,19 @@ void Runs::OnEpochEnded(const std::shared_ptr<World>& world, SequencerAction* ac
   ended->error = error;
   const bool all_have_failed = FailThose(ended, /*goes_on=*/false, now);
   const bool fails_later =
-      !all_have_failed || world->equal_work.size() > kLetGoAtOnce ||
+      !all_have_failed || world->shared.size() > kLetGoAtOnce ||
+      world->equal_work.size() > kLetGoAtOnce ||
       std::any_of(world->members.begin(), world->members.end(), [](const World::Member& m) {
         return m.session != nullptr && m.session->failing > 0;
       });
   if (fails_later) {
     // A rank that goes on in the next epoch has the ended epoch's memory, also what ranks had in
     // common.
-    LetGoOf(world->tenant, std::exchange(world->shared, {}), this, background_);
-    LetGoOf(world->tenant, std::make_shared<EqualResults>(std::exchange(world->equal_work, {})),
-            this);
+    LetGoOf(world->tenant, std::exchange(world->shared, {}), this);
+    LetGoOf(world->tenant, std::exchange(world->equal_work, {}), this);
     AfterFailing(world->tenant, fail_turns_.HoldBackAll(*world));
   }
-  world->shared.clear();
+  world->shared.Clear();
   world->equal_work.Clear();
   failures_->Record(nullptr, world.get(), &error);
   failures_->Note(FlightKind::kEpochEnded, now, nullptr, world.get(), Sequence(), Ticket(),

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -67,7 +66,7 @@ struct World : std::enable_shared_from_this<World> {
     int32_t output = 0;
     BufferRef buffer;
   };
-  std::map<InstanceKey, absl::InlinedVector<SharedResult, 1>> shared;
+  SplitHashMap<InstanceKey, absl::InlinedVector<SharedResult, 1>> shared;
   // Buffers for the results of groups of equal work, by the id of their values: reserved by the
   // first run that has the group, taken by the others, let go at launch.
   SplitHashMap<Hash128, std::shared_ptr<std::vector<BufferRef>>> equal_work;

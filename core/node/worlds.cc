@@ -325,7 +325,7 @@ void Worlds::DropIfEmpty(const std::shared_ptr<World>& world) {
   for (const World::Member& member : world->members) {
     if (member.session != nullptr) return;
   }
-  world->shared.clear();
+  world->shared.Clear();
   world->count_charge = Charge();
   worlds_.erase(world->id);
   const auto it = by_name_.find(std::make_pair(world->tenant, world->name));
