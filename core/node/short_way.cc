@@ -4,7 +4,9 @@
 #include <cstring>
 #include <utility>
 
-#include "core/base/error.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "core/base/failpoint.h"
 #include "core/base/work.h"
 #include "core/node/run_state.h"
@@ -148,11 +150,8 @@ void ShortWay::MakeTemplate(const Session& session, const Run& run, const GraphR
 }
 
 // Null: it does not go this way.
-RunTemplate* ShortWay::TemplateOf(Session* session, const Run& run) {
-  const Session::Membership* const membership = MembershipOf(*session, run);
-  if (membership == nullptr || !IsUsual(run)) return nullptr;
-  World* const world = membership->world.get();
-  if (!world->formed()) return nullptr;
+RunTemplate* ShortWay::TemplateOf(Session* session, const Run& run, World* world) {
+  if (!IsUsual(run) || !world->formed()) return nullptr;
   const GraphRecord* const record = session->names.RecordOf(run.graph);
   if (record == nullptr) return nullptr;
   const RunGroup& bound = run.groups.front();
@@ -248,9 +247,11 @@ absl::optional<CommandLog::Sender> ShortWay::Take(const std::shared_ptr<Session>
   if (run == nullptr || frame.size() > kMostFrameBytes || !MayStand(*session)) {
     return absl::nullopt;
   }
-  const RunTemplate* const of = TemplateOf(session.get(), *run);
+  const Session::Membership* const membership = MembershipOf(*session, *run);
+  if (membership == nullptr) return absl::nullopt;
+  const std::shared_ptr<World>& world = membership->world;
+  const RunTemplate* const of = TemplateOf(session.get(), *run, world.get());
   if (of == nullptr) return absl::nullopt;
-  const std::shared_ptr<World>& world = MembershipOf(*session, *run)->world;
   MeetingPlace* const place = world->places->of_group[static_cast<size_t>(of->group.value())].get();
   StandingRun* const standing = &place->standing[static_cast<size_t>(of->member.value())];
   if (!MayStandThere(*run, *of, *world, *place)) return absl::nullopt;

@@ -27,11 +27,9 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
-#include "absl/types/span.h"
 #include "core/base/ids.h"
 #include "core/collective/instance.h"
 #include "core/collective/sequencer.h"
@@ -166,7 +164,7 @@ class ShortWay {
   void Stop() { stopped_ = true; }
 
  private:
-  RunTemplate* TemplateOf(Session* session, const Run& run);
+  RunTemplate* TemplateOf(Session* session, const Run& run, World* world);
   void MakeTemplate(const Session& session, const Run& run, const GraphRecord& record, World* world,
                     RunTemplate* made);
   static int32_t KindOf(const Participation& part, CheckCallSites check, MeetingPlace* place);
