@@ -10,6 +10,7 @@
 #include "core/base/failpoint.h"
 #include "core/base/work.h"
 #include "core/node/run_state.h"
+#include "core/tensor/type.h"
 
 namespace chorus::node {
 namespace {
@@ -190,9 +191,14 @@ bool ShortWay::FindOperands(const Session& session, const Run& run, StandingRun*
       continue;
     }
     if (const auto* range = absl::get_if<ExternalRange>(&run.inputs[i])) {
-      if (!of.record->main.plan.input_may_be_staging[i]) return false;
-      standing->inputs[i].staged = parts_.storage->BindInPlace(session, *range, type);
-      if (!standing->inputs[i].staged) return false;
+      // As Storage::Bind() reads them where they stand.
+      const bool in_place = of.record->main.plan.input_may_be_staging[i] &&
+                            range->strides.empty() && range->offset % DTypeBytes(type.dtype) == 0;
+      if (!in_place) return false;
+      absl::StatusOr<BufferRef> staged =
+          parts_.storage->FindStaged(session, *range, type.num_bytes());
+      if (!staged.ok()) return false;
+      standing->inputs[i].staged = *std::move(staged);
       continue;
     }
     const auto* const data = absl::get_if<InlineData>(&run.inputs[i]);

@@ -353,7 +353,10 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
                             CheckStrided(type, range.strides, range.offset, arena->bytes()));
     if (bytes == 0) return bound;
     const char* source = arena->data() + range.offset;
-    if (!stable && ReadsInPlace(extent, source, type.dtype)) {
+    const bool direct =
+        !stable && host_ && extent.contiguous &&
+        reinterpret_cast<uintptr_t>(source) % static_cast<uintptr_t>(DTypeBytes(type.dtype)) == 0;
+    if (direct) {
       CHORUS_ASSIGN_OR_RETURN(bound.buffer,
                               Buffer::OfStaging(std::move(arena), range.offset, bytes));
       bound.address = bound.buffer->address();
@@ -428,26 +431,6 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
                           bound.arrival, std::move(arrived));
   }
   return bound;
-}
-
-bool Storage::ReadsInPlace(const StridedExtent& extent, const char* source, DType dtype) const {
-  return host_ && extent.contiguous &&
-         reinterpret_cast<uintptr_t>(source) % static_cast<uintptr_t>(DTypeBytes(dtype)) == 0;
-}
-
-BufferRef Storage::BindInPlace(const Session& session, const ExternalRange& range,
-                               const TensorType& type) const {
-  absl::StatusOr<std::shared_ptr<Arena>> arena = FindStable(session, range.arena);
-  if (!arena.ok()) return BufferRef();
-  const absl::StatusOr<StridedExtent> extent =
-      CheckStrided(type, range.strides, range.offset, (*arena)->bytes());
-  const int64_t bytes = type.num_bytes();
-  if (!extent.ok() || bytes == 0 ||
-      !ReadsInPlace(*extent, (*arena)->data() + range.offset, type.dtype)) {
-    return BufferRef();
-  }
-  absl::StatusOr<BufferRef> bound = Buffer::OfStaging(*std::move(arena), range.offset, bytes);
-  return bound.ok() ? *std::move(bound) : BufferRef();
 }
 
 void Storage::MakeMoves(std::shared_ptr<Moves> moves) {

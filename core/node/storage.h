@@ -41,8 +41,6 @@
 
 namespace chorus::node {
 
-struct StridedExtent;  // strided.h
-
 class Storage {
  public:
   // All outlive it. `budget`: the node's. `paths` counts how bytes took their way. `ask_to_let_go`
@@ -121,10 +119,6 @@ class Storage {
   absl::StatusOr<Bound> Bind(const Session& session, const Binding& binding, const TensorType& type,
                              DeviceIndex device, bool stable, OnArrived arrived,
                              std::shared_ptr<Moves>* moves = nullptr);
-  // Bytes of staging memory that are read where they stand, which Bind() does where they need not
-  // be stable. Null: it does not, or there are none, or an error, which it says.
-  BufferRef BindInPlace(const Session& session, const ExternalRange& range,
-                        const TensorType& type) const;
   // Makes them in turns that come, when all is bound. Null: there are none.
   void MakeMoves(std::shared_ptr<Moves> moves);
   // Calls `step` until it is false: as often as this slice has time for, and then in turns that
@@ -179,7 +173,6 @@ class Storage {
   template <typename Keep>
   TransferId Upload(DeviceIndex device, int32_t lane, const BufferRef& target, const char* source,
                     Keep keep, Arrival arrival, OnArrived arrived);
-  bool ReadsInPlace(const StridedExtent& extent, const char* source, DType dtype) const;
   // Puts elements of client memory in order, beside the node thread.
   void Gather(const Session& session, std::shared_ptr<Arena> arena, const ExternalRange& range,
               const TensorType& type, int64_t work, BufferRef copy, std::function<void()> gathered);
