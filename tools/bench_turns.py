@@ -33,10 +33,10 @@ class Build:
     """One of the two: a program and all that it starts, which is stopped and goes on together."""
 
     def __init__(self, name, command, log):
-        self._mark = ("%s=%s-%d" % (MARK, name, os.getpid())).encode()
-        variable, value = self._mark.decode().split("=")
+        value = "%s-%d" % (name, os.getpid())
+        self._mark = ("%s=%s" % (MARK, value)).encode()
         self._main = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ, **{variable: value}))
+            command, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ, **{MARK: value}))
 
     def processes(self):
         """Process ids and states (T: stopped), but of those that have ended."""
