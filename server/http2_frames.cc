@@ -127,28 +127,24 @@ void Http2Frames::TakePrefix(Stream* stream, unsigned char byte, Counts* counts)
   }
 }
 
+uint32_t Http2Frames::MostPieces(const Stream& stream) const {
+  return stream.most_pieces + stream.bytes_received / limits_.bytes_a_piece;
+}
+
 void Http2Frames::EndMessage(Stream* stream) const {
-  const uint32_t usual_pieces =
-      limits_.pieces_a_message + stream->bytes_received / limits_.bytes_a_piece;
-  stream->pieces -= std::min(stream->pieces, usual_pieces);
+  const uint32_t most = MostPieces(*stream);
+  const uint32_t unused = most - std::min(stream->pieces, most);
+  stream->most_pieces = std::min(unused + limits_.pieces_a_message, limits_.most_pieces);
+  stream->pieces = 0;
   stream->bytes_received = 0;
   stream->is_later = true;
-  if (stream->spare_pieces < limits_.spare_pieces) ++stream->spare_pieces;
 }
 
 void Http2Frames::CountPiece(Stream* stream, Counts* counts) const {
-  const uint32_t most = limits_.pieces + stream->bytes_received / limits_.bytes_a_piece;
+  const uint32_t most = MostPieces(*stream);
   if (++stream->pieces <= most) return;
-  const bool is_large =
-      stream->bytes_received >= kPrefixBytes &&
-      stream->bytes_received - kPrefixBytes + stream->bytes_missing >= limits_.large_bytes;
-  if (is_large && stream->spare_pieces > 0) {
-    --stream->spare_pieces;
-    --stream->pieces;
-  } else {
-    Break(counts, absl::StrCat("it has sent ", stream->bytes_received, " bytes of a message in ",
-                               stream->pieces, " pieces; expected at most ", most));
-  }
+  Break(counts, absl::StrCat("it has sent ", stream->bytes_received, " bytes of a message in ",
+                             stream->pieces, " pieces; expected at most ", most));
 }
 
 std::vector<Http2Frames::Stream>::iterator Http2Frames::Open(uint32_t id) {
@@ -165,6 +161,7 @@ std::vector<Http2Frames::Stream>::iterator Http2Frames::Open(uint32_t id) {
   Stream stream;
   stream.id = id;
   stream.last_used = ++used_;
+  stream.most_pieces = limits_.pieces;
   return streams_.insert(LowerBound(id), stream);
 }
 

@@ -21,18 +21,14 @@ class Http2Frames {
   struct Limits {
     size_t streams = 0;  // open at a time, at least 1
     uint32_t message_bytes = 0;
-    // In which a message may come: so many, and one more for each so many bytes of it. A piece is
-    // what one frame brings of it and one Take has, for each of which gRPC keeps a slice; and an
-    // empty frame. Those that messages before it came in, beyond `pieces_a_message` and what their
-    // bytes allow, count for the next ones of the stream.
+    // A piece is what one frame brings of a message and one Take has, for each of which gRPC keeps a
+    // slice; and an empty frame. A stream may bring so many, one more for each so many bytes of a
+    // message, and so many for each message that was whole before; of what it does not use it keeps
+    // `most_pieces`.
     uint32_t pieces = 0;
     uint32_t bytes_a_piece = 0;  // at least 1
     uint32_t pieces_a_message = 0;
-    // Of one that declares `large_bytes`: one more for each message that the stream has had before,
-    // so many at most, each once. For each that is taken makes room in a window that was full, and
-    // a library may send at once what has room.
-    uint32_t large_bytes = 0;
-    uint16_t spare_pieces = 0;
+    uint32_t most_pieces = 0;  // at least `pieces`
   };
   struct Counts {
     int calls = 0;           // streams that it has opened
@@ -70,11 +66,12 @@ class Http2Frames {
     uint64_t last_used = 0;
     uint32_t id = 0;
     // Of the message that has begun, or is to come: bytes behind its prefix that are still to come,
-    // those that have, prefix and all, and in how many pieces.
+    // those that have, prefix and all, in how many pieces, and in how many they may beside those
+    // that its bytes allow.
     uint32_t bytes_missing = 0;
     uint32_t bytes_received = 0;
     uint32_t pieces = 0;
-    uint16_t spare_pieces = 0;  // for a large one
+    uint32_t most_pieces = 0;
     bool is_later = false;      // behind another one
   };
 
@@ -83,6 +80,8 @@ class Http2Frames {
   // What stands in a DATA frame, without what fills it up.
   void TakeData(absl::string_view bytes, Counts* counts);
   void TakePrefix(Stream* stream, unsigned char byte, Counts* counts) const;
+  // In which what has come of its message may have come.
+  uint32_t MostPieces(const Stream& stream) const;
   void EndMessage(Stream* stream) const;
   void CountPiece(Stream* stream, Counts* counts) const;
   std::vector<Stream>::iterator Open(uint32_t id);

@@ -5,6 +5,7 @@
 #include <random>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "server/testing/http2_client.h"
@@ -12,9 +13,9 @@
 namespace chorus::server {
 namespace {
 
-constexpr Http2Frames::Limits kLimits = {4, 1000, 8, 50, 2, 0, 0};
+constexpr Http2Frames::Limits kLimits = {4, 1000, 8, 50, 2, 10};
 // In any pieces.
-constexpr Http2Frames::Limits kPatient = {4, 1000, 1 << 20, 50, 2, 0, 0};
+constexpr Http2Frames::Limits kPatient = {4, 1000, 1 << 20, 50, 2, 1 << 20};
 
 using server::Frame;
 std::string Frame(FrameType type, uint8_t flags, uint32_t stream, size_t size) {
@@ -236,45 +237,32 @@ TEST(Http2FramesTest, SmallMessagesMayComeInSoManyPieces) {
     }
     EXPECT_EQ(sum.later_messages, 99);
     EXPECT_EQ(sum.broken, pieces < 3 ? ""
-                                     : "it has sent 7 bytes of a message in 9 pieces; expected at "
-                                       "most 8");
+                                     : "it has sent 7 bytes of a message in 3 pieces; expected at "
+                                       "most 2");
   }
 }
 
-// As when room for it comes with each small message before it that is taken.
-TEST(Http2FramesTest, ALargeMessageMayComeInAPieceMoreForEachBeforeIt) {
-  Http2Frames::Limits limits = kLimits;
-  limits.large_bytes = 100;
-  limits.spare_pieces = 3;
-  const auto broken_after = [&](int messages, size_t size, size_t pieces) {
-    Http2Frames frames(limits);
+// As when room for it comes with each message before it that is taken.
+TEST(Http2FramesTest, AMessageMayComeInThePiecesThatThoseBeforeItDidNotUse) {
+  // Of what comes behind `messages` in a piece each.
+  const auto broken_after = [&](int messages, size_t pieces) {
+    Http2Frames frames(kLimits);
     Http2Frames::Counts sum = frames.Take(kPreface + Frame(kHeaders, 0, 1, 5));
     for (int i = 0; i < messages; ++i) sum += frames.Take(Frame(kData, 0, 1, Message(1)));
-    const std::string message = Message(size);
+    const std::string message = Message(20);
     for (size_t at = 0; at < pieces; ++at) {
       sum += frames.Take(Frame(kData, 0, 1, message.substr(at, 1)));
     }
-    return !sum.broken.empty();
+    return sum.broken;
   };
-  for (const int messages : {0, 1, 3, 10}) {
-    // Those of its prefix are before it is known to be large; there are no more than eight of them.
-    const size_t most = 8 + static_cast<size_t>(std::min(messages, 3));
-    EXPECT_FALSE(broken_after(messages, 100, most)) << messages;
-    EXPECT_TRUE(broken_after(messages, 100, most + 1)) << messages;
-    EXPECT_FALSE(broken_after(messages, 99, 8)) << messages;
-    EXPECT_TRUE(broken_after(messages, 99, 9)) << messages;
-  }
-  // Each is for one piece, of whichever message.
-  Http2Frames frames(limits);
-  Http2Frames::Counts sum = frames.Take(kPreface + Frame(kHeaders, 0, 1, 5));
-  for (int i = 0; i < 3; ++i) sum += frames.Take(Frame(kData, 0, 1, Message(1)));
-  for (int i = 0; i < 2; ++i) {
-    const std::string message = Message(100);
-    for (size_t at = 0; at < 10; ++at) {
-      sum += frames.Take(Frame(kData, 0, 1, message.substr(at, 1)));
-    }
-    EXPECT_EQ(sum.broken.empty(), i == 0) << sum.broken;
-    sum += frames.Take(Frame(kData, 0, 1, message.substr(10)));
+  for (const int messages : {0, 1, 2, 3, 100}) {
+    // Two came with each, of which one was used; ten are kept.
+    const size_t most = 8 + static_cast<size_t>(std::min(messages, 2));
+    EXPECT_EQ(broken_after(messages, most), "") << messages;
+    EXPECT_EQ(broken_after(messages, most + 1),
+              absl::StrCat("it has sent ", most + 1, " bytes of a message in ", most + 1,
+                           " pieces; expected at most ", most))
+        << messages;
   }
 }
 

@@ -36,25 +36,24 @@ static_assert(kMaxCommandMessageBytes <= kMaxMessageBytes);
 
 // Of a message that is not whole gRPC keeps a slice of 32 bytes for what each frame, and each read
 // of a connection, brings of it: so it may come in so many pieces, and one more for each so many
-// bytes. A library that sends cuts frames of 16 KiB, or where a window ends; and gRPC's reads end
-// each 8 KiB, or where a client has written no more yet.
+// bytes of it. A library that sends cuts frames of 16 KiB, or where a window ends; and gRPC's reads
+// end each 8 KiB, or where a client has written no more yet.
 inline constexpr int kMessagePieces = 32;
 inline constexpr int kMessageBytesAPiece = 512;
-// The same of small ones, of which many come behind each other: so many on average. A library may
-// send the bytes before a message for themselves, and reads end anywhere.
-inline constexpr int kPiecesAMessage = 3;
-// A window that is full of small messages is made room in as they are taken, and told with each
-// answer: a large one behind them comes in as many pieces as there were answers. So it may have one
-// more for each of these, up to so many; each takes a slice, and the frame that it came in.
-inline constexpr int kLargeMessageBytes = 4 << 10;
-inline constexpr int kSparePieces = 640;
+// Each message of a stream brings so many more. It may need three itself: a library may send the
+// bytes before a message for themselves, and reads end anywhere. And a window that is full of
+// messages is made room in as they are taken, and told with each answer: what is sent behind them,
+// of whatever size, comes in as many pieces as there were answers. What a stream has not used it
+// keeps, up to so many; each takes a slice, and the frame that it came in.
+inline constexpr int kPiecesAMessage = 4;
+inline constexpr int kMostPieces = kMessagePieces + 640;
 inline constexpr int64_t kPieceBytes = 50;
 // Messages of calls, behind the first of each, that nobody has taken: only streams of commands (and
 // reflection) may have some. A window of 64 KiB has up to 5,957 commands, 11 bytes each. gRPC
-// keeps three slices for one, and the frames that they came in: of five bytes that is 3 * (32 + 9)
-// + 5. And each may have earned a piece of a large one.
+// keeps the pieces of one, and the frames that they came in, of five bytes in all where it is
+// empty.
 inline constexpr int kMaxLaterMessages = 32 << 10;
-inline constexpr int64_t kLaterMessageBytes = 128 + kPieceBytes;
+inline constexpr int64_t kLaterMessageBytes = kPiecesAMessage * (32 + 9) + 5;
 
 // Parsed, a message takes up to so many times its bytes: two of them are an empty message in a
 // list, or a field that this build does not know.
@@ -119,7 +118,7 @@ constexpr int64_t SumOfParts(int64_t connections, int64_t calls, int64_t streams
   return kBaseBytes + kErrorBytes + ReadBytes(0, calls, streams) +
          (calls + kMaxOtherCalls + kMaxEndingCalls) * kCallBytes + connections * kConnectionBytes +
          kMaxParsedBytes + kMaxAnswerBytes + kMaxReads * kMaxMessageBytes +
-         streams * (kMaxPostedBytes + kMaxFrameBytes + kSparePieces * kPieceBytes) +
+         streams * (kMaxPostedBytes + kMaxFrameBytes + kMostPieces * kPieceBytes) +
          kMaxLaterMessages * kLaterMessageBytes + sessions * node::kFreeWaits * node::kWaitBytes;
 }
 inline constexpr int64_t kDefaultSum = SumOfParts(kDefaultMaxConnections, kDefaultMaxCalls,

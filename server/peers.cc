@@ -102,8 +102,7 @@ absl::StatusOr<UniqueFd> PeerTable::Add(ClientSocket connection,
           connection_id,
           // gRPC lets a connection have as many streams as calls may be admitted.
           Http2Frames::Limits{static_cast<size_t>(max_calls_.admitted), kMaxMessageBytes,
-                              kMessagePieces, kMessageBytesAPiece, kPiecesAMessage,
-                              kLargeMessageBytes, kSparePieces},
+                              kMessagePieces, kMessageBytesAPiece, kPiecesAMessage, kMostPieces},
           [this, connection_id](const Http2Frames::Counts& counts) {
             return MayAsk(connection_id, counts);
           });

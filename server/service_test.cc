@@ -24,6 +24,7 @@
 #include "core/ops/registry.h"
 #include "core/tensor/type.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/unknown_field_set.h"
 #include "grpc/grpc.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
@@ -1175,14 +1176,24 @@ struct OpenStream {
   std::unique_ptr<Stream> stream;
 };
 
-// More than may wait that nobody has taken.
+// More than may wait that nobody has taken; and larger ones behind small ones, which gRPC sends
+// piece by piece as these make room.
 TEST(CommandStreamTest, AnyNumberOfCommandsMayCome) {
   TestDaemon daemon;
   RpcRank client(daemon.Connect());
   OpenStream open(client);
   constexpr int kCommands = kMaxLaterMessages + 1000;
+  constexpr int kBetween = 600;  // from one large one to the next
   std::thread sends([&] {
-    for (int i = 0; i < kCommands; ++i) ASSERT_TRUE(open.Send(0, v1::Command())) << i;
+    for (int i = 0; i < kCommands; ++i) {
+      v1::Command command;
+      if (i % kBetween == kBetween - 1) {
+        // Of 66 bytes to 3.7 KiB, in a field that the daemon does not know.
+        command.GetReflection()->MutableUnknownFields(&command)->AddLengthDelimited(
+            1000, std::string(i / 9, 'x'));
+      }
+      ASSERT_TRUE(open.Send(0, command)) << i;
+    }
     open.stream->WritesDone();
   });
   v1::CommandsResponse outcome;
