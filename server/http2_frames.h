@@ -21,8 +21,8 @@ class Http2Frames {
   struct Limits {
     size_t streams = 0;  // open at a time, at least 1
     uint32_t message_bytes = 0;
-    // A piece is what one frame brings of a message and one Take has, for each of which gRPC keeps a
-    // slice; and an empty frame. A stream may bring so many, one more for each so many bytes of a
+    // A piece is what one frame brings of a message and one Take has, for each of which gRPC keeps
+    // a slice; and an empty frame. A stream may bring so many, one more for each so many bytes of a
     // message, and so many for each message that was whole before; of what it does not use it keeps
     // `most_pieces`.
     uint32_t pieces = 0;
@@ -72,7 +72,7 @@ class Http2Frames {
     uint32_t bytes_received = 0;
     uint32_t pieces = 0;
     uint32_t most_pieces = 0;
-    bool is_later = false;      // behind another one
+    bool is_later = false;  // behind another one
   };
 
   void TakeHead(Counts* counts);

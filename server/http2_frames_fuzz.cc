@@ -15,7 +15,7 @@ namespace {
 // In pieces: the first of so many bytes, the others of `size`.
 Http2Frames::Counts Take(absl::string_view bytes, size_t first, size_t size, uint32_t pieces) {
   // Few streams, so that some are given up.
-  Http2Frames frames(Http2Frames::Limits{2, 1000, pieces, 50, 2});
+  Http2Frames frames(Http2Frames::Limits{2, 1000, pieces, 50, 2, pieces + 2});
   Http2Frames::Counts sum;
   for (size_t piece = first; !bytes.empty(); piece = size) {
     sum += frames.Take(bytes.substr(0, piece));
