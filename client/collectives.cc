@@ -20,6 +20,7 @@
 #include "client/internal/tape.h"
 #include "client/internal/tensor_data.h"
 #include "core/base/error.h"
+#include "core/collective/instance.h"
 #include "core/ops/registry.h"
 
 namespace chorus {
@@ -36,7 +37,6 @@ using internal::Fail;
 using internal::FailedTensor;
 using internal::ImplOf;
 using internal::IsUsable;
-using internal::kMaxGangSize;
 using internal::kMaxRunValues;
 using internal::MemberCall;
 using internal::MemberOf;
@@ -450,6 +450,7 @@ std::vector<Results> ApplyCoalesced(std::vector<CallRequest> calls,
   // What one call adds to its gang: on each member itself, its results, and those operands, of
   // which four count as one.
   const size_t members = MembersOf(group);
+  constexpr auto kMaxGangSize = static_cast<size_t>(kDefaultMaxGangSize);
   const size_t of_gang = members * (1 + size.results) + members * size.peers / 4;
   const auto submit = [&] {
     std::vector<Results> run_results = ApplyCollectives(run);

@@ -27,9 +27,6 @@ class MemberCore;
 // The most inputs and results that a run of several calls or ops may have: a frame holds their
 // names.
 inline constexpr size_t kMaxRunValues = 4096;
-// The most collectives and results that runs may have which are launched together (chorusd's
-// default of --max_gang_size), those of all ranks counted.
-inline constexpr size_t kMaxGangSize = 65536;
 
 // May be kept and submitted again.
 struct RunDraft {

@@ -35,7 +35,7 @@ struct SequencerOptions {
   size_t max_pending = 65536;
   size_t max_tapes = 262144;
   // Collectives and results, of all ranks, of the runs of one gang, which is launched in one piece.
-  int64_t max_gang_size = 65536;
+  int64_t max_gang_size = kDefaultMaxGangSize;
   // What may have been passed by a member that goes on is found by where it stands in the members'
   // programs, but for so many of what is pending that came last.
   size_t newest_pending = 4096;

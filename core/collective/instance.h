@@ -150,6 +150,11 @@ void EncodeInstanceKey(const InstanceKey& key, ByteWriter* out);
 // tells.
 InstanceKey DecodeInstanceKey(ByteReader* in);
 
+// Unless the daemon is told otherwise (SequencerOptions::max_gang_size): the most collectives and
+// results that runs may have which are launched together, those of all ranks counted. Clients cut
+// long lists by it.
+inline constexpr int64_t kDefaultMaxGangSize = 65536;
+
 // Longest path of a key: gradients of gradients ... of a collective.
 inline constexpr size_t kMaxGradientOrder = 64;
 
