@@ -17,6 +17,25 @@ int64_t WorkOf(absl::string_view frame) {
   return 1 + static_cast<int64_t>(frame.size() / kNameBytes);
 }
 
+// The first failure of several tensors. That of one that has failed is its own: however many wait
+// with it, it is there once, and charged there.
+class FirstFailure {
+ public:
+  bool none() const { return error_ == nullptr && status_.ok(); }
+  void Note(const Cell& cell) {
+    if (none()) error_ = cell.error;
+  }
+  // No tensor's; its text is the node's own, or a device's.
+  void Note(const absl::Status& status) {
+    if (none()) status_ = status;
+  }
+  absl::Status status() const { return error_ != nullptr ? ToStatus(*error_) : status_; }
+
+ private:
+  std::shared_ptr<const Error> error_;
+  absl::Status status_;
+};
+
 }  // namespace
 
 absl::StatusOr<CommandLog::Sender> Commands::Take(const std::shared_ptr<Session>& session,
@@ -378,43 +397,49 @@ void Commands::MakeReadable(const std::shared_ptr<Session>& session, Sequence se
   // Ends when the last of them is readable, with the first failure.
   struct Progress {
     size_t remaining;
-    absl::Status status;
+    FirstFailure failure;
     Charge charge;
   };
-  absl::Status status;
+  FirstFailure failure;
   // Those that are not readable yet, each once, whatever often it is named.
   absl::flat_hash_map<TensorId, CellRef> unreadable;
   CountWork(kWorkPerWaiter * static_cast<int64_t>(command.tensors.size()));
   for (TensorId id : command.tensors) {
     absl::StatusOr<CellRef> cell = session->names.FindTensor(id);
-    if (cell.ok() && (*cell)->state == Cell::State::kFailed) cell = ToStatus(*(*cell)->error);
-    // The command has one error: a frame may have many names that are wrong.
-    status = cell.status();
-    if (!status.ok()) break;
-    if ((*cell)->settled() && (*cell)->host() != nullptr) {
+    if (!cell.ok()) {
+      failure.Note(cell.status());
+    } else if ((*cell)->state == Cell::State::kFailed) {
+      failure.Note(**cell);
+    } else if ((*cell)->settled() && (*cell)->host() != nullptr) {
       session->names.Publish(id, **cell);
     } else {
       unreadable.emplace(id, *std::move(cell));
     }
+    // The command has one error: a frame may have many names that are wrong.
+    if (!failure.none()) break;
   }
-  if (unreadable.empty()) return Finish(session.get(), sequence, status);
+  if (unreadable.empty()) return Finish(session.get(), sequence, failure.status());
   // What waits for one of them takes, and the command.
   constexpr int64_t kBytesPerWait = 512;
   absl::StatusOr<Charge> charge =
       session->budget->Charge(Domain::kHost, Resource::kCommandBytes,
                               kBytesPerWait * static_cast<int64_t>(unreadable.size() + 1));
   if (!charge.ok()) return Finish(session.get(), sequence, charge.status());
-  auto progress =
-      std::make_shared<Progress>(Progress{unreadable.size(), status, *std::move(charge)});
+  auto progress = std::make_shared<Progress>(
+      Progress{unreadable.size(), std::move(failure), *std::move(charge)});
   for (const auto& entry : unreadable) {
     storage_->WhenReadable(entry.second, session->tenant,
                            [this, session, sequence, id = entry.first, progress](
                                const CellRef& readable, const absl::Status& read) {
-                             if (read.ok() && !session->dead())
+                             if (readable->state == Cell::State::kFailed) {
+                               progress->failure.Note(*readable);
+                             } else if (!read.ok()) {
+                               progress->failure.Note(read);
+                             } else if (!session->dead()) {
                                session->names.Publish(id, *readable);
-                             progress->status.Update(read);
+                             }
                              if (--progress->remaining == 0 && !session->dead()) {
-                               Finish(session.get(), sequence, progress->status);
+                               Finish(session.get(), sequence, progress->failure.status());
                              }
                            });
   }

@@ -576,6 +576,36 @@ TEST_F(FailingTest, ManyHearOfAResultInTurnsOfBoundedWork) {
   }
 }
 
+// As many as wait with it.
+TEST_F(FailingTest, CommandsThatWaitHaveTheErrorOfATensorInCommon) {
+  constexpr int kWait = 500;
+  RegisterAs(rank(0), 0, AllReduces(/*rank=*/0, /*results=*/1));
+  Take(rank(0), RunOf(0, {0, 1}, /*results=*/1));
+  Take(rank(1), LongRefusal());
+  chorus::Run pending = RunOf(1, {1, 1}, /*results=*/1);
+  pending.groups.front().epoch = Epoch(2);
+  Take(rank(0), std::move(pending));
+  while (Poll()) {
+  }
+  ASSERT_EQ(node_->Stats("").runs_failed, 1);
+  ASSERT_EQ(node_->Stats("").live_runs, 1);
+  const size_t told = rank(0)->told.size();
+  const int64_t charged_before = charged();
+  const HeapUse heap;
+  for (int i = 0; i < kWait; ++i) Take(rank(0), MakeReadable{{{1, 1}, {0, 1}}});
+  EXPECT_EQ(rank(0)->told.size(), told);
+  // What the log has of commands that are not over.
+  constexpr int64_t kPerCommand = 512;
+  EXPECT_LE(heap.bytes(), charged() - charged_before + kWait * kPerCommand);
+  Close(rank(2));
+  while (Poll()) {
+  }
+  ASSERT_EQ(rank(0)->told.size(), told + 1 + kWait);
+  for (size_t i = told; i < rank(0)->told.size(); ++i) {
+    EXPECT_EQ(rank(0)->told[i].second, i == told ? Reason::kPeerLeft : Reason::kPeerRefused) << i;
+  }
+}
+
 NodeOptions WithoutTime() {
   NodeOptions options;
   options.DoLater();

@@ -19,6 +19,8 @@ namespace {
 constexpr int64_t kPerMember = 320;
 // Of a rank, with what its agreement knows of it: how it died, and why it is out of line.
 constexpr int64_t kPerRank = 1536;
+// The error of an epoch that has ended, while its runs wait for their turn to fail.
+constexpr int64_t kEndBytes = int64_t{13} << 10;
 
 }  // namespace
 
@@ -31,7 +33,8 @@ absl::Status World::MakeMembers(int size) {
 }
 
 int64_t World::FixedBytes(int size) {
-  return Agreement::kMostCauseBytes + kGivenUpBytes + int64_t{size} * (kPerMember + kPerRank);
+  return Agreement::kMostCauseBytes + kGivenUpBytes + kEndBytes +
+         int64_t{size} * (kPerMember + kPerRank);
 }
 
 int64_t World::BytesWith(size_t calls, int64_t path_bytes, size_t groups,
