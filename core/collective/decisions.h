@@ -96,6 +96,17 @@ struct SequencerAction {
   int64_t remaining_rows = 0;
 };
 
+// A call of one collective that needs no vote, and what all of its members' come to
+// (Sequencer::Meet).
+struct MetCall {
+  const CallPosition* at = nullptr;  // null: as the sequencer has counted
+  const std::string* source = nullptr;
+};
+struct MetGang {
+  InstanceKey key;
+  Ticket ticket;
+};
+
 struct PendingInstance {
   InstanceKey key;
   std::string what;  // descriptor of the first vote

@@ -1103,8 +1103,8 @@ absl::Status Sequencer::Take(const Vote& vote, absl::Time now, Actions* actions)
   return absl::OkStatus();
 }
 
-absl::optional<Sequencer::Met> Sequencer::Meet(GroupId group, absl::Span<const MetCall> calls,
-                                               int64_t results, absl::Time now) {
+absl::optional<MetGang> Sequencer::Meet(GroupId group, absl::Span<const MetCall> calls,
+                                        int64_t results, absl::Time now) {
   const int32_t id = group.value();
   if (!IsQuiet() || id < 0 || id >= num_groups()) return absl::nullopt;
   Group& row = groups_[id];
@@ -1128,7 +1128,7 @@ absl::optional<Sequencer::Met> Sequencer::Meet(GroupId group, absl::Span<const M
     KeepLine(*calls[m].source, &counter);
   }
   next_order_ += count;
-  Met met;
+  MetGang met;
   met.key.group = group;
   met.key.since = since_;
   met.key.at = at;

@@ -109,16 +109,8 @@ class Sequencer {
   // Vote::results of all of them together. Absent: not all members are at one position, or it is
   // not IsQuiet(), or they would be too large a gang; nothing has happened, and votes are needed to
   // say more.
-  struct MetCall {
-    const CallPosition* at = nullptr;  // null: as counted here
-    const std::string* source = nullptr;
-  };
-  struct Met {
-    InstanceKey key;
-    Ticket ticket;
-  };
-  absl::optional<Met> Meet(GroupId group, absl::Span<const MetCall> calls, int64_t results,
-                           absl::Time now);
+  absl::optional<MetGang> Meet(GroupId group, absl::Span<const MetCall> calls, int64_t results,
+                               absl::Time now);
   // All results from outside are there.
   void Unblock(RunHandle run, absl::Time now, Actions* actions);
   // The run can follow the order that kReserve asked for.

@@ -4250,13 +4250,13 @@ TEST(SequencerMemoryTest, LiveRowsAreThoseOfGroupsAndPairsThatAreThere) {
 // --- Calls that are there whole -----------------------------------------------------------------
 
 // By the first members of the group; the last one's position is further on by `ahead`.
-absl::optional<Sequencer::Met> Met(Sequencer* sequencer, GroupId group, int64_t call,
-                                   int64_t ahead = 0, bool named = true) {
+absl::optional<MetGang> Met(Sequencer* sequencer, GroupId group, int64_t call, int64_t ahead = 0,
+                            bool named = true) {
   static const std::string* const source = new std::string("meet.cc:7");
   const size_t count = sequencer->GroupMembers(group)->size();
   std::vector<CallPosition> at(count, {0, call, 0});
   at.back().call += ahead;
-  std::vector<Sequencer::MetCall> calls(count);
+  std::vector<MetCall> calls(count);
   for (size_t m = 0; m < count; ++m) {
     calls[m].source = source;
     if (named) calls[m].at = &at[m];
@@ -4307,7 +4307,7 @@ TEST(SequencerMeetTest, IsWhatVotesALaunchAndItsEndComeTo) {
       for (const bool named : {true, false}) {
         const int64_t next = 2 * call + (named ? 0 : 1);
         const auto voted = vote(group, next, named);
-        const absl::optional<Sequencer::Met> met = Met(&whole, group, next, 0, named);
+        const absl::optional<MetGang> met = Met(&whole, group, next, 0, named);
         ASSERT_TRUE(met.has_value());
         EXPECT_EQ(met->ticket, voted.first);
         EXPECT_EQ(met->key, voted.second);

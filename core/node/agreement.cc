@@ -83,6 +83,13 @@ void Agreement::MakeWay() {
   if (world_->stands_short) world_->make_way();
 }
 
+void Agreement::Decide(absl::Time now, absl::FunctionRef<void(Sequencer::Actions*)> event) {
+  MakeWay();
+  Sequencer::Actions actions;
+  event(&actions);
+  CarryOut(&actions, now);
+}
+
 void Agreement::ArmTimer() {
   const absl::Time due = sequencer_.NextDeadline();
   if (due >= timer_due_) return;
@@ -107,10 +114,11 @@ absl::Status Agreement::Submit(const Vote& vote, absl::Time now) {
       CHORUS_RETURN_IF_ERROR(world_->ReserveCalls(vote.what->participations.size(), path_bytes));
     }
   }
-  Sequencer::Actions actions;
-  absl::Status status = sequencer_.Submit(vote, now, &actions);
-  CHORUS_FAILPOINT("node.after_vote");
-  CarryOut(&actions, now);
+  absl::Status status;
+  Decide(now, [&](Sequencer::Actions* actions) {
+    status = sequencer_.Submit(vote, now, actions);
+    CHORUS_FAILPOINT("node.after_vote");
+  });
   return status;
 }
 
@@ -120,75 +128,56 @@ absl::StatusOr<absl::Span<const InstanceKey>> Agreement::Resolve(const Vote& vot
 }
 
 void Agreement::Unblock(RunHandle run, absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  sequencer_.Unblock(run, now, &actions);
-  CarryOut(&actions, now);
+  Decide(now, [&](Sequencer::Actions* actions) { sequencer_.Unblock(run, now, actions); });
 }
 
 void Agreement::Reserved(RunHandle run, absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  sequencer_.Reserved(run, now, &actions);
-  CarryOut(&actions, now);
+  Decide(now, [&](Sequencer::Actions* actions) { sequencer_.Reserved(run, now, actions); });
 }
 
 void Agreement::Cancel(RunHandle run, Rank rank, absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  sequencer_.Cancel(run, rank, now, &actions);
-  CarryOut(&actions, now);
+  Decide(now, [&](Sequencer::Actions* actions) { sequencer_.Cancel(run, rank, now, actions); });
 }
 
 void Agreement::DropTape(Rank rank, const InstanceKey& key, bool consumed, Epoch epoch,
                          absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  sequencer_.DropTape(rank, key, consumed, epoch, now, &actions);
-  CarryOut(&actions, now);
+  Decide(now, [&](Sequencer::Actions* actions) {
+    sequencer_.DropTape(rank, key, consumed, epoch, now, actions);
+  });
 }
 
 void Agreement::Finished(Ticket ticket, const absl::Status& status, absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  sequencer_.Finished(ticket, status, now, &actions);
-  CarryOut(&actions, now);
+  Decide(now,
+         [&](Sequencer::Actions* actions) { sequencer_.Finished(ticket, status, now, actions); });
 }
 
 void Agreement::Abort(const Error& cause, absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  sequencer_.Abort(cause, now, &actions);
-  CarryOut(&actions, now);
+  Decide(now, [&](Sequencer::Actions* actions) { sequencer_.Abort(cause, now, actions); });
 }
 
 void Agreement::Dead(Rank rank, absl::string_view how, absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  sequencer_.Dead(rank, how, now, &actions);
-  CarryOut(&actions, now);
+  Decide(now, [&](Sequencer::Actions* actions) { sequencer_.Dead(rank, how, now, actions); });
 }
 
 void Agreement::Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  for (RunHandle run : pending) {
-    if (!sequencer_.RanksOf(run).empty()) sequencer_.Cancel(run, rank, now, &actions);
-  }
   const Error why(Reason::kCancelled, absl::StrCat("rank ", rank.value(),
                                                    " left the world before a local run of its "
                                                    "session was launched there"));
-  for (RunHandle run : pending) sequencer_.Withdraw(run, why, now, &actions);
-  sequencer_.Left(rank, now, &actions);
-  CarryOut(&actions, now);
+  Decide(now, [&](Sequencer::Actions* actions) {
+    for (RunHandle run : pending) {
+      if (!sequencer_.RanksOf(run).empty()) sequencer_.Cancel(run, rank, now, actions);
+    }
+    for (RunHandle run : pending) sequencer_.Withdraw(run, why, now, actions);
+    sequencer_.Left(rank, now, actions);
+  });
 }
 
 std::vector<int32_t> Agreement::Shrink(absl::Time now) {
-  MakeWay();
-  Sequencer::Actions actions;
-  std::vector<int32_t> new_ranks = sequencer_.Shrink(now, &actions);
-  world_->places.reset();  // their groups are gone
-  CarryOut(&actions, now);
+  std::vector<int32_t> new_ranks;
+  Decide(now, [&](Sequencer::Actions* actions) {
+    new_ranks = sequencer_.Shrink(now, actions);
+    world_->points.reset();  // their groups are gone
+  });
   return new_ranks;
 }
 

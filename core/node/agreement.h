@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -96,7 +97,7 @@ class Agreement {
   };
 
   // --- Events (Sequencer); what they decide is carried out before they return, unless actions are
-  // being carried out already. Runs that stand at the world's meeting places make way first ---
+  // being carried out already. Runs that stand at the world's meeting points make way first ---
   absl::Status Submit(const Vote& vote, absl::Time now);
   void Unblock(RunHandle run, absl::Time now);
   void Reserved(RunHandle run, absl::Time now);
@@ -110,8 +111,8 @@ class Agreement {
   void Left(Rank rank, absl::Span<const RunHandle> pending, absl::Time now);
   std::vector<int32_t> Shrink(absl::Time now);
   // One that decides nothing, for those that stand (ShortWay).
-  absl::optional<Sequencer::Met> Meet(GroupId group, absl::Span<const Sequencer::MetCall> calls,
-                                      int64_t results, absl::Time now) {
+  absl::optional<MetGang> Meet(GroupId group, absl::Span<const MetCall> calls, int64_t results,
+                               absl::Time now) {
     return sequencer_.Meet(group, calls, results, now);
   }
 
@@ -159,9 +160,10 @@ class Agreement {
   int64_t BytesPerCall() const { return sequencer_.BytesPerCall(); }
 
  private:
-  // Before an event.
+  // An event, from its beginning to its end.
+  void Decide(absl::Time now, absl::FunctionRef<void(Sequencer::Actions*)> event);
   void MakeWay();
-  void CarryOut(std::vector<SequencerAction>* actions, absl::Time now);
+  void CarryOut(Sequencer::Actions* actions, absl::Time now);
   // Re-armed when an earlier deadline appears.
   void ArmTimer();
 

@@ -39,7 +39,7 @@
 namespace chorus::node {
 
 class CommunicatorLease;
-struct MeetingPlace;
+struct MeetingPoint;
 struct RunTemplates;
 struct World;
 
@@ -128,7 +128,7 @@ struct Session : std::enable_shared_from_this<Session> {
   std::vector<Membership> memberships;
   // The short way of its runs (short_way.h): null until it has had one; and where one stands.
   std::shared_ptr<RunTemplates> templates;
-  MeetingPlace* stands_at = nullptr;
+  MeetingPoint* stands_at = nullptr;
   // For copies between its devices in runs of its own. Null until there is one.
   std::shared_ptr<CommunicatorLease> communicators;
 

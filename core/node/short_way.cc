@@ -15,7 +15,7 @@
 namespace chorus::node {
 namespace {
 
-// What a place takes for each member, and for each kind, from above.
+// What a point takes for each member, and for each kind, from above.
 constexpr size_t kPerStanding = 1536;
 static_assert(sizeof(StandingRun) + ShortWay::kMostFrameBytes + 256 <= kPerStanding);
 constexpr size_t kPerKind = 1024;
@@ -75,9 +75,9 @@ bool KeepsInputs(const Plan& plan) {
 // --- Templates ----------------------------------------------------------------------------------
 
 // Runs of one kind agree, whichever members call them.
-int32_t ShortWay::KindOf(const Participation& part, CheckCallSites check, MeetingPlace* place) {
-  for (size_t i = 0; i < place->kinds.size(); ++i) {
-    const MeetingPlace::Kind& kind = place->kinds[i];
+int32_t ShortWay::KindOf(const Participation& part, CheckCallSites check, MeetingPoint* point) {
+  for (size_t i = 0; i < point->kinds.size(); ++i) {
+    const MeetingPoint::Kind& kind = point->kinds[i];
     if (check != CheckCallSites::kOff && kind.source != part.source) continue;
     if (FirstDifference(kind.member, kind.descriptor, part.member, part.descriptor).has_value()) {
       continue;
@@ -85,16 +85,16 @@ int32_t ShortWay::KindOf(const Participation& part, CheckCallSites check, Meetin
     return static_cast<int32_t>(i);
   }
   const bool is_long = part.source.size() > kPerKind / 2 || part.descriptor.dims.size() > 16;
-  const size_t kinds = place->kinds.size() + 1;
-  if (kinds > kMostKinds || is_long || !place->charge.Cover(BytesOf(*place, kinds)).ok()) {
+  const size_t kinds = point->kinds.size() + 1;
+  if (kinds > kMostKinds || is_long || !point->charge.Cover(BytesOf(*point, kinds)).ok()) {
     return RunTemplate::kNone;
   }
-  place->kinds.push_back({part.member, part.descriptor, part.source});
-  return static_cast<int32_t>(place->kinds.size()) - 1;
+  point->kinds.push_back({part.member, part.descriptor, part.source});
+  return static_cast<int32_t>(point->kinds.size()) - 1;
 }
 
-int64_t ShortWay::BytesOf(const MeetingPlace& place, size_t kinds) {
-  return static_cast<int64_t>(sizeof(MeetingPlace) + place.standing.size() * kPerStanding +
+int64_t ShortWay::BytesOf(const MeetingPoint& point, size_t kinds) {
+  return static_cast<int64_t>(sizeof(MeetingPoint) + point.standing.size() * kPerStanding +
                               kinds * kPerKind);
 }
 
@@ -108,7 +108,7 @@ void ShortWay::MakeTemplate(const Session& session, const Run& run, const GraphR
   made->since = world->agreement->since();
   made->group = bound.group;
   const auto group = static_cast<size_t>(bound.group.value());
-  if (group >= MeetingPlaces::kMost || !IsOneCollective(record)) return;
+  if (group >= MeetingPoints::kMost || !IsOneCollective(record)) return;
   const absl::StatusOr<absl::Span<const Rank>> members =
       world->agreement->GroupMembers(bound.group);
   if (!members.ok() || members->size() > kMostMembers) return;
@@ -128,22 +128,22 @@ void ShortWay::MakeTemplate(const Session& session, const Run& run, const GraphR
   const auto size = static_cast<int64_t>(members->size());
   for (int64_t m = 0; m < size; ++m) bytes += CollectiveAtOnce::BytesOf(plan, 0, size, m == 0);
   if (bytes > parts_.launcher->at_once_bytes()) return;
-  if (world->places == nullptr) {
-    world->places = std::make_shared<MeetingPlaces>();
+  if (world->points == nullptr) {
+    world->points = std::make_shared<MeetingPoints>();
     world->make_way = [this, world] { MakeWay(*world); };
   }
-  std::unique_ptr<MeetingPlace>& place = world->places->of_group[group];
-  if (place == nullptr) {
-    place = std::make_unique<MeetingPlace>(session.tenant->budget);
-    place->group = bound.group;
-    place->standing = std::vector<StandingRun>(members->size());
-    if (!place->charge.Cover(BytesOf(*place, 0)).ok()) {
-      place.reset();
+  std::unique_ptr<MeetingPoint>& point = world->points->of_group[group];
+  if (point == nullptr) {
+    point = std::make_unique<MeetingPoint>(session.tenant->budget);
+    point->group = bound.group;
+    point->standing = std::vector<StandingRun>(members->size());
+    if (!point->charge.Cover(BytesOf(*point, 0)).ok()) {
+      point.reset();
       *made = RunTemplate();  // there may be memory later
       return;
     }
   }
-  made->kind = KindOf(part, world->options.check_call_sites, place.get());
+  made->kind = KindOf(part, world->options.check_call_sites, point.get());
   made->member = part.member;
   made->device = device;
   made->record = &record;
@@ -238,12 +238,12 @@ bool ShortWay::MayStand(const Session& session) const {
 }
 
 bool ShortWay::MayStandThere(const Run& run, const RunTemplate& of, const World& world,
-                             const MeetingPlace& place) {
+                             const MeetingPoint& point) {
   if (!world.agreement->IsQuiet()) return false;
   const auto& base = run.groups.front().base;
   if (!base.empty() && base.front() != world.agreement->NextCall(of.group, of.member)) return false;
-  if (place.order.empty()) return true;
-  return place.standing[static_cast<size_t>(place.order.front())].of->kind == of.kind;
+  if (point.order.empty()) return true;
+  return point.standing[static_cast<size_t>(point.order.front())].of->kind == of.kind;
 }
 
 absl::optional<CommandLog::Sender> ShortWay::Take(const std::shared_ptr<Session>& session,
@@ -258,9 +258,9 @@ absl::optional<CommandLog::Sender> ShortWay::Take(const std::shared_ptr<Session>
   const std::shared_ptr<World>& world = membership->world;
   const RunTemplate* const of = TemplateOf(session.get(), *run, world.get());
   if (of == nullptr) return absl::nullopt;
-  MeetingPlace* const place = world->places->of_group[static_cast<size_t>(of->group.value())].get();
-  StandingRun* const standing = &place->standing[static_cast<size_t>(of->member.value())];
-  if (!MayStandThere(*run, *of, *world, *place)) return absl::nullopt;
+  MeetingPoint* const point = world->points->of_group[static_cast<size_t>(of->group.value())].get();
+  StandingRun* const standing = &point->standing[static_cast<size_t>(of->member.value())];
+  if (!MayStandThere(*run, *of, *world, *point)) return absl::nullopt;
   standing->of = of;
   if (!FindOperands(*session, *run, standing) || !FindOutputs(session.get(), *run, standing)) {
     standing->inputs.clear();
@@ -277,27 +277,27 @@ absl::optional<CommandLog::Sender> ShortWay::Take(const std::shared_ptr<Session>
   const auto& base = run->groups.front().base;
   if (!base.empty()) standing->at = base.front();
   CHORUS_FAILPOINT("node.before_vote");
-  Stand(world, place, of->member);
+  Stand(world, point, of->member);
   CHORUS_FAILPOINT("node.after_vote");
-  if (place->order.size() == place->standing.size()) {
-    const bool have_met = Meet(place, now);
+  if (point->order.size() == point->standing.size()) {
+    const bool have_met = Meet(point, now);
     for (Bytes& bytes : bytes_) bytes.refs.clear();
-    if (!have_met) MakeWayAt(place);
+    if (!have_met) MakeWayAt(point);
   }
   return sender;
 }
 
-void ShortWay::Stand(const std::shared_ptr<World>& world, MeetingPlace* place, GroupRank member) {
+void ShortWay::Stand(const std::shared_ptr<World>& world, MeetingPoint* point, GroupRank member) {
   CountWork(kWorkPerStanding);
-  const StandingRun& run = place->standing[static_cast<size_t>(member.value())];
-  run.session->stands_at = place;
-  if (place->order.empty()) {
-    place->world = world;
+  const StandingRun& run = point->standing[static_cast<size_t>(member.value())];
+  run.session->stands_at = point;
+  if (point->order.empty()) {
+    point->world = world;
     world->stands_short = true;
-    places_.push_back(place);
+    points_.push_back(point);
     if (!armed_) ArmTimer(run.came);
   }
-  place->order.push_back(member.value());
+  point->order.push_back(member.value());
   ++num_standing_;
 }
 
@@ -305,32 +305,32 @@ void ShortWay::ArmTimer(absl::Time first_came) {
   armed_ = true;
   parts_.timers->Add(first_came + kMostWait, [this](absl::Time now) {
     armed_ = false;
-    const auto came = [](const MeetingPlace* place) {
-      return place->standing[static_cast<size_t>(place->order.front())].came;
+    const auto came = [](const MeetingPoint* point) {
+      return point->standing[static_cast<size_t>(point->order.front())].came;
     };
     const auto first = [&] {
       return std::min_element(
-          places_.begin(), places_.end(),
-          [&](const MeetingPlace* a, const MeetingPlace* b) { return came(a) < came(b); });
+          points_.begin(), points_.end(),
+          [&](const MeetingPoint* a, const MeetingPoint* b) { return came(a) < came(b); });
     };
-    while (!places_.empty() && came(*first()) + kMostWait <= now) MakeWayAt(*first());
-    if (!places_.empty()) ArmTimer(came(*first()));
+    while (!points_.empty() && came(*first()) + kMostWait <= now) MakeWayAt(*first());
+    if (!points_.empty()) ArmTimer(came(*first()));
   });
 }
 
 // --- Making way ---------------------------------------------------------------------------------
 
-void ShortWay::MakeWayAt(MeetingPlace* place) {
+void ShortWay::MakeWayAt(MeetingPoint* point) {
   struct Comer {
     std::shared_ptr<Session> session;
     Sequence sequence;
     std::string frame;
     absl::Time came;
   };
-  const std::shared_ptr<World> world = place->world;  // it owns the place
+  const std::shared_ptr<World> world = point->world;  // it owns the point
   std::vector<Comer> comers;
-  for (const int32_t member : Leave(place)) {
-    StandingRun& run = place->standing[static_cast<size_t>(member)];
+  for (const int32_t member : Leave(point)) {
+    StandingRun& run = point->standing[static_cast<size_t>(member)];
     run.inputs.clear();
     comers.push_back({std::move(run.session), run.sequence, std::move(run.frame), run.came});
   }
@@ -339,16 +339,16 @@ void ShortWay::MakeWayAt(MeetingPlace* place) {
   }
 }
 
-absl::InlinedVector<int32_t, 8> ShortWay::Leave(MeetingPlace* place) {
-  for (const int32_t member : place->order) {
-    place->standing[static_cast<size_t>(member)].session->stands_at = nullptr;
+absl::InlinedVector<int32_t, 8> ShortWay::Leave(MeetingPoint* point) {
+  for (const int32_t member : point->order) {
+    point->standing[static_cast<size_t>(member)].session->stands_at = nullptr;
   }
-  const absl::InlinedVector<int32_t, 8> order(place->order.begin(), place->order.end());
-  place->order.clear();
+  const absl::InlinedVector<int32_t, 8> order(point->order.begin(), point->order.end());
+  point->order.clear();
   num_standing_ -= order.size();
-  places_.erase(std::find(places_.begin(), places_.end(), place));
-  const std::shared_ptr<World> world = std::move(place->world);
-  world->stands_short = std::any_of(places_.begin(), places_.end(), [&](const MeetingPlace* other) {
+  points_.erase(std::find(points_.begin(), points_.end(), point));
+  const std::shared_ptr<World> world = std::move(point->world);
+  world->stands_short = std::any_of(points_.begin(), points_.end(), [&](const MeetingPoint* other) {
     return other->world == world;
   });
   return order;
@@ -360,8 +360,8 @@ void ShortWay::MakeWay(const Session& session) {
 
 void ShortWay::MakeWay(const World& world) {
   while (world.stands_short) {
-    const auto at = std::find_if(places_.begin(), places_.end(), [&](const MeetingPlace* place) {
-      return place->world.get() == &world;
+    const auto at = std::find_if(points_.begin(), points_.end(), [&](const MeetingPoint* point) {
+      return point->world.get() == &world;
     });
     MakeWayAt(*at);
   }
@@ -369,7 +369,7 @@ void ShortWay::MakeWay(const World& world) {
 
 void ShortWay::MakeWayInWorldsOf(const Session& session) {
   MakeWay(session);
-  if (places_.empty()) return;
+  if (points_.empty()) return;
   for (size_t i = 0; i < session.memberships.size(); ++i) {
     if (!session.memberships[i].world->stands_short) continue;
     const std::shared_ptr<World> world = session.memberships[i].world;
@@ -378,14 +378,14 @@ void ShortWay::MakeWayInWorldsOf(const Session& session) {
 }
 
 void ShortWay::MakeWay() {
-  while (!places_.empty()) MakeWayAt(places_.front());
+  while (!points_.empty()) MakeWayAt(points_.front());
 }
 
 // --- Meeting ------------------------------------------------------------------------------------
 
 // Where a plan's buffer stands: of a member whose own operands have been found.
-bool ShortWay::FindBuffer(const MeetingPlace& place, size_t member, size_t index) {
-  const StandingRun& run = place.standing[member];
+bool ShortWay::FindBuffer(const MeetingPoint& point, size_t member, size_t index) {
+  const StandingRun& run = point.standing[member];
   const BufferSpec& spec = run.of->record->main.plan.buffers[index];
   Bytes& bytes = bytes_[member];
   if (spec.bytes == 0) return true;
@@ -406,7 +406,7 @@ bool ShortWay::FindBuffer(const MeetingPlace& place, size_t member, size_t index
     case BufferSpec::Kind::kPeer: {
       const auto peer = static_cast<size_t>(spec.list_member);
       const Plan::Operand& operand =
-          place.standing[peer]
+          point.standing[peer]
               .of->record->main.plan.operands[0][static_cast<size_t>(spec.list_index)];
       const auto from = static_cast<size_t>(operand.buffer);
       // What it stands in has been found if it is an operand of its own.
@@ -418,7 +418,7 @@ bool ShortWay::FindBuffer(const MeetingPlace& place, size_t member, size_t index
     case BufferSpec::Kind::kShared:
       // As the first member's, whose entry is for the same result.
       for (size_t other = 0; other < member; ++other) {
-        const auto& buffers = place.standing[other].of->record->main.plan.buffers;
+        const auto& buffers = point.standing[other].of->record->main.plan.buffers;
         for (size_t i = 0; i < buffers.size(); ++i) {
           const BufferSpec& same = buffers[i];
           if (same.kind != spec.kind || same.list_index != spec.list_index) continue;
@@ -441,11 +441,11 @@ bool ShortWay::FindBuffer(const MeetingPlace& place, size_t member, size_t index
   return true;
 }
 
-bool ShortWay::FindBytes(MeetingPlace* place) {
-  const size_t size = place->standing.size();
+bool ShortWay::FindBytes(MeetingPoint* point) {
+  const size_t size = point->standing.size();
   bytes_.resize(std::max(bytes_.size(), size));
   for (size_t m = 0; m < size; ++m) {
-    const size_t buffers = place->standing[m].of->record->main.plan.buffers.size();
+    const size_t buffers = point->standing[m].of->record->main.plan.buffers.size();
     bytes_[m].addresses.assign(buffers, 0);
     bytes_[m].refs.clear();
     bytes_[m].refs.resize(buffers);
@@ -453,59 +453,59 @@ bool ShortWay::FindBytes(MeetingPlace* place) {
   // Those that stand with others come last.
   for (const bool with_others : {false, true}) {
     for (size_t m = 0; m < size; ++m) {
-      const auto& buffers = place->standing[m].of->record->main.plan.buffers;
+      const auto& buffers = point->standing[m].of->record->main.plan.buffers;
       for (size_t i = 0; i < buffers.size(); ++i) {
         if ((buffers[i].kind == BufferSpec::Kind::kPeer) != with_others) continue;
-        if (!FindBuffer(*place, m, i)) return false;
+        if (!FindBuffer(*point, m, i)) return false;
       }
     }
   }
   return true;
 }
 
-bool ShortWay::Meet(MeetingPlace* place, absl::Time now) {
-  const size_t size = place->standing.size();
+bool ShortWay::Meet(MeetingPoint* point, absl::Time now) {
+  const size_t size = point->standing.size();
   int64_t bytes = 0;
   int64_t results = 0;
   calls_.resize(size);
   for (size_t m = 0; m < size; ++m) {
-    const StandingRun& run = place->standing[m];
+    const StandingRun& run = point->standing[m];
     const LoadedPlan& loaded = run.of->record->main;
     bytes += CollectiveAtOnce::BytesOf(loaded.plan, 0, static_cast<int64_t>(size), m == 0);
     results += static_cast<int64_t>(run.outputs.size()) + loaded.looked_at;
     calls_[m].at = run.at.has_value() ? &*run.at : nullptr;
     calls_[m].source = &loaded.plan.votes->participations.front().source;
   }
-  if (bytes > collective_.bytes_left() || !FindBytes(place)) return false;
+  if (bytes > collective_.bytes_left() || !FindBytes(point)) return false;
   collective_.Begin(size);
   for (size_t m = 0; m < size; ++m) {
-    const RunTemplate& of = *place->standing[m].of;
+    const RunTemplate& of = *point->standing[m].of;
     const absl::Status added =
         collective_.Add(m, of.record->main, /*participation=*/0, of.device, bytes_[m].addresses);
     if (!added.ok()) return false;
   }
   if (!collective_.Prepare().ok()) return false;
-  const absl::optional<Sequencer::Met> met =
-      place->world->agreement->Meet(place->group, calls_, results, now);
+  const absl::optional<MetGang> met =
+      point->world->agreement->Meet(point->group, calls_, results, now);
   if (!met.has_value()) return false;
   CHORUS_FAILPOINT("node.before_launch");
   collective_.Run();
   CHORUS_FAILPOINT("node.after_launch");
   CHORUS_FAILPOINT("node.before_publish");
   // It may be that whoever is told comes again at once.
-  const std::shared_ptr<World> world = place->world;
-  const absl::InlinedVector<int32_t, 8> members = Leave(place);
+  const std::shared_ptr<World> world = point->world;
+  const absl::InlinedVector<int32_t, 8> members = Leave(point);
   for (const int32_t member : members) {
-    const StandingRun& run = place->standing[static_cast<size_t>(member)];
+    const StandingRun& run = point->standing[static_cast<size_t>(member)];
     Note(FlightKind::kVoted, run.came, *world, run, Ticket());
   }
   for (const int32_t member : members) {
-    const StandingRun& run = place->standing[static_cast<size_t>(member)];
+    const StandingRun& run = point->standing[static_cast<size_t>(member)];
     parts_.launcher->CountLaunch(run.of->device);
     Note(FlightKind::kLaunched, now, *world, run, met->ticket);
   }
   for (const int32_t member : members) {
-    StandingRun& run = place->standing[static_cast<size_t>(member)];
+    StandingRun& run = point->standing[static_cast<size_t>(member)];
     Publish(*world, *met, run, now);
     run.inputs.clear();
     const std::shared_ptr<Session> session = std::move(run.session);
@@ -521,7 +521,7 @@ void ShortWay::Note(FlightKind kind, absl::Time time, const World& world, const 
 }
 
 // All but its outcome.
-void ShortWay::Publish(const World& world, const Sequencer::Met& met, const StandingRun& run,
+void ShortWay::Publish(const World& world, const MetGang& met, const StandingRun& run,
                        absl::Time now) {
   Session* const session = run.session.get();
   const GraphRecord& record = *run.of->record;

@@ -3,8 +3,8 @@
 //
 // A session's runs of one graph and group have a *template* from the first one on: that the graph
 // is one such collective, what it agrees with and whose part it is, is found out once. Each of them
-// then stands at the *meeting place* of its group until all members' do. The last one's arrival
-// carries them out in one piece: memory, positions (Sequencer::Meet), the work (CollectiveAtOnce),
+// then stands at the *meeting point* of its group until all members' do. The last one's arrival
+// carries them out in one piece: memory, positions (Agreement::Meet), the work (CollectiveAtOnce),
 // names and outcomes, without rows, votes, actions and launches of their own.
 //
 // It decides nothing that the general way would decide otherwise, and knows no errors. Whatever is
@@ -13,7 +13,7 @@
 // came. So does whoever has stood for kMostWait. While somebody stands nothing else of his world is
 // pending or under way, and nothing else of his session's log has been taken.
 //
-// Threads: the node thread. Ownership: sessions own their templates, worlds their places; a run
+// Threads: the node thread. Ownership: sessions own their templates, worlds their points; a run
 // that stands shares its session and its inputs. Errors: none.
 #ifndef CHORUS_CORE_NODE_SHORT_WAY_H_
 #define CHORUS_CORE_NODE_SHORT_WAY_H_
@@ -31,8 +31,8 @@
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "core/base/ids.h"
+#include "core/collective/decisions.h"
 #include "core/collective/instance.h"
-#include "core/collective/sequencer.h"
 #include "core/node/at_once.h"
 #include "core/node/cell.h"
 #include "core/node/domains.h"
@@ -59,7 +59,7 @@ struct RunTemplate {
   WorldId world;
   Epoch since;  // of the world's membership
   GroupId group;
-  // Of those that the group's place tells apart: runs of one kind meet. kNone: they go the general
+  // Of those that the group's point tells apart: runs of one kind meet. kNone: they go the general
   // way.
   int32_t kind = kNone;
   GroupRank member;
@@ -68,14 +68,14 @@ struct RunTemplate {
   bool keeps_inputs = false;            // of what is computed something stands in an input
 };
 
-// A session's. By the graph's slot: those of one place in the table take turns.
+// A session's. By the graph's slot: those of one row of the table take turns.
 struct RunTemplates {
   static constexpr size_t kMost = 16;
   std::vector<RunTemplate> rows{kMost};
   RunTemplate* Of(GraphId graph) { return &rows[static_cast<size_t>(graph.slot) % kMost]; }
 };
 
-// A run that stands at a meeting place.
+// A run that stands at a meeting point.
 struct StandingRun {
   std::shared_ptr<Session> session;  // null: nobody stands there
   const RunTemplate* of = nullptr;
@@ -94,8 +94,8 @@ struct StandingRun {
 };
 
 // A group's.
-struct MeetingPlace {
-  explicit MeetingPlace(BudgetRef budget)
+struct MeetingPoint {
+  explicit MeetingPoint(BudgetRef budget)
       : charge(std::move(budget), Resource::kAgreementBytes, int64_t{8} << 10) {}
 
   std::shared_ptr<World> world;  // while somebody stands here
@@ -113,9 +113,9 @@ struct MeetingPlace {
 };
 
 // A world's, by its first groups.
-struct MeetingPlaces {
+struct MeetingPoints {
   static constexpr size_t kMost = 16;
-  std::vector<std::unique_ptr<MeetingPlace>> of_group{kMost};  // null: nobody has been there
+  std::vector<std::unique_ptr<MeetingPoint>> of_group{kMost};  // null: nobody has been there
 };
 
 class ShortWay {
@@ -127,7 +127,7 @@ class ShortWay {
   static constexpr size_t kMostKinds = 64;
   static constexpr size_t kMostOutputs = 8;
   static constexpr absl::Duration kMostWait = absl::Milliseconds(10);
-  // Of all places together: so many may have to make way in one slice. Others go the general way.
+  // Of all points together: so many may have to make way in one slice. Others go the general way.
   static constexpr size_t kMostStanding = 256;
 
   // Takes a Run that has been begun in its session's log, the general way, as of `now`.
@@ -159,7 +159,7 @@ class ShortWay {
   void MakeWay(const World& world);
   void MakeWayInWorldsOf(const Session& session);
   void MakeWay();
-  bool stands() const { return !places_.empty(); }
+  bool stands() const { return !points_.empty(); }
   // Nothing is taken any more.
   void Stop() { stopped_ = true; }
 
@@ -167,35 +167,34 @@ class ShortWay {
   RunTemplate* TemplateOf(Session* session, const Run& run, World* world);
   void MakeTemplate(const Session& session, const Run& run, const GraphRecord& record, World* world,
                     RunTemplate* made);
-  static int32_t KindOf(const Participation& part, CheckCallSites check, MeetingPlace* place);
-  static int64_t BytesOf(const MeetingPlace& place, size_t kinds);
+  static int32_t KindOf(const Participation& part, CheckCallSites check, MeetingPoint* point);
+  static int64_t BytesOf(const MeetingPoint& point, size_t kinds);
   bool FindOperands(const Session& session, const Run& run, StandingRun* standing) const;
   bool FindOutputs(Session* session, const Run& run, StandingRun* standing) const;
   // Whether runs may stand by what the session, or the run's world, has otherwise.
   bool MayStand(const Session& session) const;
   static bool MayStandThere(const Run& run, const RunTemplate& of, const World& world,
-                            const MeetingPlace& place);
+                            const MeetingPoint& point);
   // The run that has been found to may, and has begun.
-  void Stand(const std::shared_ptr<World>& world, MeetingPlace* place, GroupRank member);
+  void Stand(const std::shared_ptr<World>& world, MeetingPoint* point, GroupRank member);
   // False: they have to go the general way, and nothing has happened.
-  bool Meet(MeetingPlace* place, absl::Time now);
-  bool FindBytes(MeetingPlace* place);
-  bool FindBuffer(const MeetingPlace& place, size_t member, size_t index);
+  bool Meet(MeetingPoint* point, absl::Time now);
+  bool FindBytes(MeetingPoint* point);
+  bool FindBuffer(const MeetingPoint& point, size_t member, size_t index);
   void Note(FlightKind kind, absl::Time time, const World& world, const StandingRun& run,
             Ticket ticket);
-  void Publish(const World& world, const Sequencer::Met& met, const StandingRun& run,
-               absl::Time now);
+  void Publish(const World& world, const MetGang& met, const StandingRun& run, absl::Time now);
   // All who stand there go the general way.
-  void MakeWayAt(MeetingPlace* place);
-  // Nobody stands there any more. Those who did, as they came; what they are is at the place until
+  void MakeWayAt(MeetingPoint* point);
+  // Nobody stands there any more. Those who did, as they came; what they are is at the point until
   // the next one comes.
-  absl::InlinedVector<int32_t, 8> Leave(MeetingPlace* place);
+  absl::InlinedVector<int32_t, 8> Leave(MeetingPoint* point);
   void ArmTimer(absl::Time first_came);
 
   const Parts parts_;
   bool stopped_ = false;
   bool armed_ = false;
-  std::vector<MeetingPlace*> places_;  // where somebody stands
+  std::vector<MeetingPoint*> points_;  // where somebody stands
   size_t num_standing_ = 0;
   // Of one meeting after the other: kept for what they have grown to.
   CollectiveAtOnce collective_;
@@ -204,7 +203,7 @@ class ShortWay {
     absl::InlinedVector<BufferRef, 4> refs;
   };
   std::vector<Bytes> bytes_;  // by member
-  std::vector<Sequencer::MetCall> calls_;
+  std::vector<MetCall> calls_;
 };
 
 }  // namespace chorus::node

@@ -31,7 +31,7 @@
 namespace chorus::node {
 
 class CommunicatorLease;
-struct MeetingPlaces;
+struct MeetingPoints;
 struct Session;
 
 struct World : std::enable_shared_from_this<World> {
@@ -84,7 +84,7 @@ struct World : std::enable_shared_from_this<World> {
   int64_t warnings_left_out = 0;
   // Of the short way of runs (short_way.h): null until there was one; whether runs stand there, and
   // what has them make way.
-  std::shared_ptr<MeetingPlaces> places;
+  std::shared_ptr<MeetingPoints> points;
   bool stands_short = false;
   std::function<void()> make_way;
   // Of its members' devices, and nobody else's. Null until they are launched together.
