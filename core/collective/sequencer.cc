@@ -76,11 +76,8 @@ int64_t SizeOf(const Vote& vote) {
 
 Sequencer::Sequencer(int world_size, SequencerOptions options) : options_(options) {
   members_.resize(std::max(world_size, 0));
-  Group world;
-  for (int32_t rank = 0; rank < size(); ++rank) world.members.push_back(Rank(rank));
-  world.counters.resize(world.members.size());
+  groups_.push_back(GroupOfAll());
   group_members_ = size();
-  groups_.push_back(std::move(world));
 }
 
 // --- Membership ---------------------------------------------------------------------------------
@@ -139,20 +136,36 @@ absl::StatusOr<GroupId> Sequencer::AddGroup(Rank rank, absl::Span<const Rank> me
   InstanceKey::Request& next = requests.next[rank.value()];
   next = std::max(next, InstanceKey::Request{wanted_request.step, wanted_request.number + 1});
   if (is_new) {
-    Group group;
-    group.members.assign(members.begin(), members.end());
-    group.counters.resize(members.size());
+    Group group(std::vector<Rank>(members.begin(), members.end()));
     for (const Rank member : members) {
       if (members_[member.value()].state == Member::State::kDead && group.dead.value() < 0) {
         group.dead = member;
       }
     }
+    group.not_members = dead_.size();
     group_members_ += static_cast<int64_t>(members.size());
     requests.groups.emplace(wanted_request, GroupId(num_groups()));
     ++requested_groups_;
     groups_.push_back(std::move(group));
   }
   return requests.groups.at(wanted_request);
+}
+
+Sequencer::Group Sequencer::GroupOfAll() const {
+  std::vector<Rank> ranks;
+  for (int32_t rank = 0; rank < size(); ++rank) ranks.push_back(Rank(rank));
+  return Group(std::move(ranks));
+}
+
+// Absent: all members are alive. Each that has died is looked for when somebody asks for the first
+// time: a world may have thousands of groups that nobody uses any more.
+absl::optional<Rank> Sequencer::FirstDead(Group* group) {
+  for (; group->dead.value() < 0 && group->not_members < dead_.size(); ++group->not_members) {
+    CountWork(1);
+    const Rank rank = dead_[group->not_members];
+    if (group->SeatOf(rank) != kNone) group->dead = rank;
+  }
+  return group->dead.value() < 0 ? absl::nullopt : absl::make_optional(group->dead);
 }
 
 absl::StatusOr<absl::Span<const Rank>> Sequencer::GroupMembers(GroupId group) const {
@@ -851,10 +864,9 @@ void Sequencer::LookAt(int32_t id, Chair* chair) {
   const Instance& instance = instances_[id];
   const InstanceKey& key = instance.key;
   if (!key.is_pair() && key.group != chair->group) {
+    CountWork(1);
     chair->group = key.group;
-    const std::vector<Rank>& members = groups_[key.group.value()].members;
-    const auto at = std::find(members.begin(), members.end(), chair->rank);
-    chair->seat = at == members.end() ? kNone : static_cast<int32_t>(at - members.begin());
+    chair->seat = groups_[key.group.value()].SeatOf(chair->rank);
   }
   for (int32_t end = 0; end < (key.is_pair() ? 2 : 1); ++end) {
     const int32_t seat = key.is_pair() ? end : chair->seat;
@@ -964,10 +976,10 @@ std::vector<RefusedMember> Sequencer::CallsOf(const Vote& vote) {
 // --- Submit: recording it -----------------------------------------------------------------------
 
 // A vote that is well formed but can never be launched: its epoch ends.
-absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
+absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) {
   for (size_t s = 0; s < vote.groups.size(); ++s) {
     const GroupBinding& binding = vote.groups[s];
-    const Group& group = groups_[binding.group.value()];
+    Group& group = groups_[binding.group.value()];
     const GroupSlot& slot = (*vote.slots)[s];
     const int32_t group_size = static_cast<int32_t>(group.members.size());
     if (slot.size != group_size) {
@@ -981,12 +993,11 @@ absl::optional<Error> Sequencer::FindRefusal(const Vote& vote) const {
                                    " was registered for a group of ", slot.size);
       return error;
     }
-    if (group.dead.value() >= 0) {
+    if (const absl::optional<Rank> dead = FirstDead(&group)) {
       Error error(Reason::kNeedsReform);
-      error.culprit = CulpritOf(group.dead);
-      error.message =
-          absl::StrCat("group ", binding.group.value(), " has lost ", RankText(group.dead), ": ",
-                       members_[group.dead.value()].how_dead, "; reform the world");
+      error.culprit = CulpritOf(*dead);
+      error.message = absl::StrCat("group ", binding.group.value(), " has lost ", RankText(*dead),
+                                   ": ", members_[dead->value()].how_dead, "; reform the world");
       return error;
     }
   }
@@ -2510,8 +2521,8 @@ size_t Sequencer::NewPairs(absl::Span<const RefusedMember> members) const {
 // kNone: the rank does not sit there.
 int32_t Sequencer::SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const {
   if (key.group.value() < 0 || key.group.value() >= num_groups()) return kNone;
-  const std::vector<Rank>& members = groups_[key.group.value()].members;
-  const auto size = static_cast<int32_t>(members.size());
+  const Group& group = groups_[key.group.value()];
+  const auto size = static_cast<int32_t>(group.members.size());
   if (key.is_pair()) {
     if (key.source.value() >= size || key.destination.value() < 0 ||
         key.destination.value() >= size) {
@@ -2520,8 +2531,7 @@ int32_t Sequencer::SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv
     const int32_t seat = is_recv ? 1 : 0;
     return RankAt(key, seat) == rank ? seat : kNone;
   }
-  const auto it = std::find(members.begin(), members.end(), rank);
-  return it == members.end() ? kNone : static_cast<int32_t>(it - members.begin());
+  return group.SeatOf(rank);
 }
 
 // Which of its entries the rank would have used is not known: none has a gradient any more.
@@ -2546,12 +2556,7 @@ void Sequencer::Dead(Rank rank, absl::string_view how, absl::Time now, Actions* 
   members_[rank.value()].state = Member::State::kDead;
   members_[rank.value()].how_dead = std::string(how);
   somebody_gone_ = true;
-  for (Group& group : groups_) {
-    if (group.dead.value() < 0 &&
-        std::find(group.members.begin(), group.members.end(), rank) != group.members.end()) {
-      group.dead = rank;
-    }
-  }
+  dead_.push_back(rank);
   // What waits for it is what the waiting ranks want to read about.
   Error error(Reason::kPeerDied);
   std::string waiting_text;
@@ -2896,9 +2901,9 @@ std::vector<int32_t> Sequencer::Shrink(absl::Time now, Actions* actions) {
   }
   members_ = std::move(survivors);
   somebody_gone_ = false;
+  dead_.clear();
   for (Group& group : groups_) group = Group();
-  for (int32_t rank = 0; rank < size(); ++rank) groups_[0].members.push_back(Rank(rank));
-  groups_[0].counters.resize(members_.size());
+  groups_[0] = GroupOfAll();
   group_members_ = size();
   group_requests_.clear();
   requested_groups_ = 0;
@@ -3159,9 +3164,8 @@ int Sequencer::size() const { return static_cast<int>(members_.size()); }
 CallPosition Sequencer::NextCall(GroupId group, Rank rank) const {
   if (group.value() < 0 || group.value() >= num_groups() || !IsRank(rank)) return CallPosition();
   const Group& row = groups_[group.value()];
-  const auto it = std::find(row.members.begin(), row.members.end(), rank);
-  if (it == row.members.end()) return CallPosition();
-  return NextOf(rank, row.counters[it - row.members.begin()]);
+  const int32_t seat = row.SeatOf(rank);
+  return seat == kNone ? CallPosition() : NextOf(rank, row.counters[seat]);
 }
 int Sequencer::num_groups() const { return static_cast<int>(groups_.size()); }
 bool Sequencer::IsQuiet() const {

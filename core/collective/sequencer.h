@@ -258,6 +258,10 @@ class Sequencer {
     int32_t part = 0;                     // Participation::part of the last call seen
   };
 
+  // Of the membership that there is.
+  Group GroupOfAll() const;
+  absl::optional<Rank> FirstDead(Group* group);
+
   // Submit.
   absl::Status Take(const Vote& vote, absl::Time now, Actions* actions);
   absl::Status CheckGroups(const Vote& vote) const;
@@ -272,7 +276,7 @@ class Sequencer {
   absl::Status CheckGang(const Vote& vote) const;
   Error GangTooLarge(int64_t size, int32_t instance) const;
   absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** result);
-  absl::optional<Error> FindRefusal(const Vote& vote) const;
+  absl::optional<Error> FindRefusal(const Vote& vote);
   int32_t AddRun(const Vote& vote);
   void ForgetRun(int32_t run);
   void RecordVote(int32_t run, const Vote& vote, absl::optional<Error>* fault,
@@ -456,6 +460,7 @@ class Sequencer {
   std::vector<Member> members_;
   size_t member_pairs_ = 0;     // of all members' pairs
   bool somebody_gone_ = false;  // a member has left or is dead
+  std::vector<Rank> dead_;      // in the order in which they died
   absl::optional<InstanceKey> last_published_;
   std::vector<Group> groups_;
   int64_t group_members_ = 0;

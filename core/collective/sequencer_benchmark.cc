@@ -1,4 +1,5 @@
 // What agreement costs: votes in, launches out, no bytes moved. Items are votes.
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -223,6 +224,80 @@ void BM_Order(benchmark::State& state) {
   }
 }
 BENCHMARK(BM_Order)->Unit(benchmark::kMicrosecond)->Arg(0)->Arg(1)->Arg(8)->Arg(16)->Arg(1024);
+
+// As BM_Move, where the calls that wait are of two groups of so many members that take turns.
+void BM_MoveBesideGroups(benchmark::State& state) {
+  const auto ranks = static_cast<int32_t>(state.range(0));
+  constexpr int32_t kPending = 4096;
+  Sequencer sequencer(ranks, SequencerOptions());
+  std::vector<Rank> members;
+  for (int32_t rank = ranks; rank-- > 0;) members.push_back(Rank(rank));
+  const GroupId other = *sequencer.AddGroup(Rank(0), members);
+  AllReduces ahead(0, ranks, kPending, /*wants_grad=*/false);
+  ahead.slots.push_back(ahead.slots[0]);
+  ahead.slots[1].held = {GroupRank(ranks - 1)};
+  ahead.vote.groups.push_back(ahead.vote.groups[0]);
+  ahead.vote.groups[1].group = other;
+  auto what = std::make_shared<VoteTemplate>(*ahead.vote.what);
+  for (size_t i = 1; i < what->participations.size(); i += 2) {
+    what->participations[i].group_slot = 1;
+    what->participations[i].member = GroupRank(ranks - 1);
+  }
+  Sequencer::Actions actions;
+  constexpr size_t kCalls = 32;  // of a run: a gang may have so many seats
+  for (size_t first = 0; first < what->participations.size(); first += kCalls) {
+    auto part = std::make_shared<VoteTemplate>();
+    const auto begin = what->participations.begin() + static_cast<std::ptrdiff_t>(first);
+    part->participations.assign(begin, begin + kCalls);
+    for (Participation& p : part->participations) p.after.clear();
+    ahead.vote.what = part;
+    ahead.vote.run = RunHandle(static_cast<int64_t>(first) + 1);
+    for (GroupBinding& binding : ahead.vote.groups) {
+      binding.base[0].call = static_cast<int64_t>(first) / 2;
+    }
+    if (!sequencer.Submit(ahead.vote, absl::UnixEpoch(), &actions).ok()) {
+      state.SkipWithError("refused");
+    }
+  }
+  AllReduces calls(0, 1, 1, /*wants_grad=*/false);
+  calls.vote.groups[0].group = *sequencer.AddGroup(Rank(1), {Rank(1)});
+  int64_t run = 2 * kPending;
+  for (auto _ : state) {
+    calls.vote.run = RunHandle(++run);
+    calls.vote.groups[0].base[0].call = 2 * run;
+    actions.clear();
+    if (!sequencer.Submit(calls.vote, absl::UnixEpoch(), &actions).ok() || actions.size() != 1) {
+      state.SkipWithError("not launched alone");
+      break;
+    }
+    const Ticket ticket = actions[0].ticket;
+    sequencer.Finished(ticket, absl::OkStatus(), absl::UnixEpoch(), &actions);
+  }
+}
+BENCHMARK(BM_MoveBesideGroups)->Unit(benchmark::kMicrosecond)->Arg(10)->Arg(1000);
+
+// A member dies, of so many groups that all ranks are in.
+void BM_Dead(benchmark::State& state) {
+  constexpr int32_t kRanks = 1000;
+  Sequencer with_groups(kRanks, SequencerOptions());
+  std::vector<Rank> members;
+  for (int32_t rank = 0; rank < kRanks; ++rank) members.push_back(Rank(rank));
+  for (int64_t group = 0; group < state.range(0); ++group) {
+    if (!with_groups.AddGroup(Rank(0), members).ok()) state.SkipWithError("refused");
+  }
+  Sequencer::Actions actions;
+  for (auto _ : state) {
+    state.PauseTiming();
+    auto sequencer = std::make_unique<Sequencer>(with_groups);
+    actions.clear();
+    state.ResumeTiming();
+    sequencer->Dead(Rank(kRanks - 1), "gone", absl::UnixEpoch(), &actions);
+    state.PauseTiming();
+    sequencer = nullptr;
+    state.ResumeTiming();
+  }
+}
+BENCHMARK(BM_Dead)->Unit(benchmark::kMicrosecond)->Iterations(10)->Arg(1)->Arg(1000);
 
 }  // namespace
 }  // namespace chorus

@@ -151,9 +151,25 @@ struct Member {
 };
 
 struct Group {
-  std::vector<Rank> members;      // empty: gone with a former membership
-  std::vector<Counter> counters;  // by member
-  Rank dead{-1};                  // the first member that died
+  Group() = default;  // gone with a former membership
+  explicit Group(std::vector<Rank> ranks) : members(std::move(ranks)), counters(members.size()) {
+    seats.reserve(members.size());
+    for (size_t seat = 0; seat < members.size(); ++seat) {
+      seats.emplace_back(members[seat], static_cast<int32_t>(seat));
+    }
+    std::sort(seats.begin(), seats.end());
+  }
+  // kNone: it is no member.
+  int32_t SeatOf(Rank rank) const {
+    const auto at = std::lower_bound(seats.begin(), seats.end(), std::make_pair(rank, int32_t{0}));
+    return at == seats.end() || at->first != rank ? kNone : at->second;
+  }
+
+  std::vector<Rank> members;
+  std::vector<Counter> counters;                // by member
+  std::vector<std::pair<Rank, int32_t>> seats;  // by rank
+  Rank dead{-1};                                // the first member that died
+  size_t not_members = 0;  // of all ranks that have died, the first so many are none of its members
 };
 
 // What has come for a seat (SeatOf in vote.h).

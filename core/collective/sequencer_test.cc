@@ -2087,6 +2087,43 @@ TEST(SequencerMemberTest, DeathIsToldToWhoWaitsAndToWhoAsksLater) {
               ElementsAre(3, 4));
 }
 
+// Whichever group asks first, and whenever it was made.
+TEST(SequencerMemberTest, EachGroupNamesItsMemberThatDiedFirst) {
+  Sequencer sequencer = World(5);
+  const GroupId both = AddGroup(&sequencer, {0, 1, 2});
+  const GroupId later = AddGroup(&sequencer, {3, 1, 0});
+  const GroupId none = AddGroup(&sequencer, {3, 4});
+  Actions actions;
+  sequencer.Dead(Rank(2), "second in the list", At(0), &actions);
+  sequencer.Dead(Rank(1), "first in the list", At(0), &actions);
+  const GroupId after = AddGroup(&sequencer, {0, 1, 2});
+  const GroupId alive = AddGroup(&sequencer, {4, 0});
+  int64_t run = 0;
+  // By whom, who is named; -1: nobody.
+  const auto named = [&](GroupId group, int32_t member) {
+    const auto size = static_cast<int32_t>(sequencer.GroupMembers(group)->size());
+    ++run;
+    const Actions decided =
+        Cast(&sequencer, OneAllReduce(run, sequencer.epoch(), group, size, member, run));
+    if (decided.empty()) return -1;
+    const Error error = EndedBy(decided);
+    EXPECT_EQ(error.reason, Reason::kNeedsReform);
+    return error.culprit.rank;
+  };
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_EQ(named(none, 0), -1);
+    EXPECT_EQ(named(later, 0), 1);
+    EXPECT_EQ(named(both, 0), 2);
+    EXPECT_EQ(named(after, 0), 1);
+    EXPECT_EQ(named(alive, 0), -1);
+    EXPECT_EQ(named(kWorld, 0), 2);
+  }
+  sequencer.Dead(Rank(4), "the third", At(0), &actions);
+  EXPECT_EQ(named(none, 0), 4);
+  EXPECT_EQ(named(alive, 1), 4);
+  EXPECT_EQ(named(both, 0), 2);
+}
+
 TEST(SequencerMemberTest, LeavingHurtsOnlyWhoNeedsTheLeaver) {
   Sequencer sequencer = World(3);
   const GroupId pair = AddGroup(&sequencer, {0, 1});
@@ -3012,6 +3049,29 @@ TEST(SequencerPositionTest, AMoveLooksOnlyAtWhatItMayHavePassed) {
   sequencer.Refuse({member}, Epoch(1), why, At(0), &actions);
   EXPECT_THAT(FailedAlone(actions), ElementsAre(2));
   EXPECT_LT(SliceWork(), 4000);  // 200 times 88 calls would be 4400 more
+}
+
+// Whose groups take turns: in each the rank that goes on has another seat, or none.
+TEST(SequencerPositionTest, ToLookForARankInEachGroupIsCounted) {
+  constexpr int64_t kCalls = 500;  // of each group
+  Sequencer sequencer = World(3);
+  const GroupId groups[] = {AddGroup(&sequencer, {0, 2}), AddGroup(&sequencer, {2, 1, 0})};
+  const GroupId own = AddGroup(&sequencer, {1});
+  TestRun ahead(1, Epoch(1));
+  const int32_t slots[] = {ahead.Slot(groups[0], 2, {0}, {0}), ahead.Slot(groups[1], 3, {2}, {0})};
+  for (int64_t call = 0; call < kCalls; ++call) {
+    ahead.AllReduce(slots[0], 0);
+    ahead.AllReduce(slots[1], 2);
+  }
+  EXPECT_THAT(Cast(&sequencer, ahead), IsEmpty());
+  TestRun behind = OneAllReduce(2, Epoch(1), own, 1, 0, /*base=*/1);
+  const Vote& vote = behind.Build();
+  const WorkSlice slice;
+  Actions actions;
+  ASSERT_TRUE(sequencer.Submit(vote, At(0), &actions).ok());
+  EXPECT_THAT(Launched(actions), ElementsAre(2));
+  EXPECT_GE(SliceWork(), 2 * kCalls);
+  EXPECT_LE(SliceWork(), 3 * kCalls);
 }
 
 // A vote asks for gradients of as many instances as a graph may have collectives, or for as many of
