@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -153,7 +152,7 @@ class Launcher {
     DeviceIndex device;
     OnTransferred done;
   };
-  absl::flat_hash_map<TransferId, Transfer> transfers_;  // under way
+  std::map<TransferId, Transfer> transfers_;  // under way; of others nothing stays
   LaunchId last_launch_;
   ByteWriter scratch_;
   std::vector<DeviceIndex> unfinished_;  // executors that have not enqueued all they were given

@@ -1,9 +1,12 @@
 #include "core/node/storage.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -13,7 +16,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "core/backend/host/host_backend.h"
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/base/shared_file.h"
 #include "core/base/thread_pool.h"
@@ -21,6 +26,7 @@
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
 #include "core/runtime/held_files.h"
+#include "core/worker/worker_devices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -31,17 +37,21 @@ using ::testing::HasSubstr;
 
 class StorageTest : public ::testing::Test {
  protected:
-  StorageTest() {
+  StorageTest() : StorageTest(nullptr) {}
+  // Null: the host's.
+  explicit StorageTest(std::unique_ptr<Devices> devices) : devices_(std::move(devices)) {
     options_.max_staging_arenas = 2;
     options_.max_staging_bytes = 18 << 20;
-    HostBackendOptions host;
-    host.devices = 1;
-    host.pool = &pool_;
-    host.make_kernel = MakeHostKernel;
-    backend_ = CreateHostBackend(host);
+    if (devices_ == nullptr) {
+      HostBackendOptions host;
+      host.devices = 1;
+      host.pool = &pool_;
+      host.make_kernel = MakeHostKernel;
+      backend_ = CreateHostBackend(host);
+      devices_ = DevicesOf(backend_.get());
+    }
     background_ = std::make_unique<Background>(
         [this](std::function<void()> closure) { launcher_->Post(std::move(closure)); });
-    devices_ = DevicesOf(backend_.get());
     launcher_ = std::make_unique<Launcher>(devices_.get(), background_.get(), [] {});
     storage_ = std::make_unique<Storage>(&options_, budget_, devices_.get(), launcher_.get(),
                                          background_.get(), &clock_, &timers_, &paths_,
@@ -465,6 +475,103 @@ TEST_F(StorageTest, AReadIsGivenBackWithWhatWasReadOrByItsDeadline) {
   EXPECT_EQ(budget_->held(Resource::kDownloads), 1);
   ASSERT_EQ(held.size(), 1u);
   EXPECT_EQ(budget_->held(Resource::kTransferBytes), 2 * held[0].bytes);
+}
+
+// Of devices that another process has.
+class FarStorageTest : public StorageTest {
+ protected:
+  FarStorageTest() : StorageTest(Start()) {
+    far_ = static_cast<worker::WorkerDevices*>(devices_.get());
+  }
+  // It may have been stopped.
+  ~FarStorageTest() override { KillWorker(); }
+
+  static std::unique_ptr<Devices> Start() {
+    worker::WorkerOptions options;
+    options.command = {"core/worker/testing/sim_worker"};
+    options.kill_timeout = absl::Seconds(60);
+    auto devices = worker::WorkerDevices::Start(std::move(options));
+    EXPECT_TRUE(devices.ok()) << devices.status();
+    return *std::move(devices);
+  }
+  // The first bytes of the staging arena as a tensor.
+  void Upload(int64_t bytes) {
+    // As much as Commands::Create keeps until its tensor is there.
+    const std::array<int64_t, 6> kept = {};
+    const auto arrived = [this, kept](Storage::Arrival, const absl::Status& status) {
+      static_cast<void>(kept);
+      ++(status.ok() ? arrived_ : failed_);
+    };
+    absl::StatusOr<Storage::Bound> bound =
+        storage_->Bind(*session_, Staged(arena_, 0), TensorType(DType::kU8, {bytes}),
+                       DeviceIndex(0), /*stable=*/true, arrived);
+    ASSERT_TRUE(bound.ok()) << bound.status();
+    EXPECT_EQ(bound->arrival, Storage::Arrival::kInOrder);
+    bounds_.push_back(*std::move(bound));
+  }
+  // The worker takes nothing more, and what is sent to it waits behind an upload.
+  void Stall() {
+    const absl::StatusOr<StagingArena> staging = CreateStaging(kStagedBytes);
+    ASSERT_TRUE(staging.ok()) << staging.status();
+    arena_ = staging->arena;
+    ASSERT_EQ(kill(far_->pid(), SIGSTOP), 0);
+    siginfo_t stopped = {};
+    ASSERT_EQ(waitid(P_PID, static_cast<id_t>(far_->pid()), &stopped, WSTOPPED | WNOWAIT), 0);
+    Upload(kStagedBytes);
+  }
+  void KillWorker() {
+    const pid_t pid = far_->pid();
+    if (pid > 0) kill(pid, SIGKILL);
+  }
+  void AwaitUploads(int count) {
+    while (arrived_ + failed_ < count) {
+      if (!launcher_->Drain([](const CompletionMessage&) {})) std::this_thread::yield();
+    }
+  }
+
+  static constexpr int64_t kStagedBytes = int64_t{9} << 20;  // more than the worker's window has
+  worker::WorkerDevices* far_ = nullptr;
+  ArenaId arena_;
+  std::vector<Storage::Bound> bounds_;
+  int arrived_ = 0;
+  int failed_ = 0;
+};
+
+TEST_F(FarStorageTest, AnUploadThatWaitsTakesNoMoreThanItsBufferIsChargedFor) {
+  constexpr int kUploads = 10000;
+  constexpr int64_t kBlock = 16;  // of each, for the allocator
+  bounds_.reserve(1 + kUploads);
+  const int64_t before = budget_->used();
+  Stall();
+  const int64_t used = budget_->used();
+  const HeapUse heap;
+  int64_t bytes = 0;
+  for (int i = 0; i < kUploads; ++i) {
+    Upload(4);
+    bytes = heap.bytes() + kBlock * heap.blocks();
+    ASSERT_LE(bytes, budget_->used() - used) << i;
+  }
+  RecordProperty("bytes_of_upload", std::to_string(bytes / kUploads));
+  const int64_t charged = budget_->used();
+  ASSERT_EQ(kill(far_->pid(), SIGCONT), 0);
+  AwaitUploads(1 + kUploads);
+  EXPECT_EQ(failed_, 0);
+  EXPECT_EQ(budget_->used(), charged) << "as long as the tensors are there";
+  KillWorker();  // nothing is freed there behind copies, of which ThreadSanitizer sees no end
+  bounds_.clear();
+  EXPECT_EQ(budget_->used(), before + kStagedBytes);
+}
+
+TEST_F(FarStorageTest, UploadsThatEndWithTheWorkerAreNotChargedAnyMore) {
+  constexpr int kUploads = 1000;
+  Stall();
+  const int64_t used = budget_->used();
+  for (int i = 0; i < kUploads; ++i) Upload(4);
+  KillWorker();
+  AwaitUploads(1 + kUploads);
+  EXPECT_EQ(failed_, 1 + kUploads);
+  bounds_.resize(1);
+  EXPECT_EQ(budget_->used(), used);
 }
 
 }  // namespace

@@ -260,8 +260,8 @@ absl::StatusOr<BufferRef> DeviceSet::Allocate(const BudgetRef& budget, int64_t b
     return Malformed(
         absl::StrCat("a buffer has 0 to ", SizeClass::kLargestBytes, " bytes, not ", bytes));
   }
-  CHORUS_ASSIGN_OR_RETURN(Charge charge,
-                          budget->Charge(Domain::kHost, Resource::kResultBytes, bytes));
+  CHORUS_ASSIGN_OR_RETURN(Charge charge, budget->Charge(Domain::kHost, Resource::kResultBytes,
+                                                        kBytesPerBuffer + bytes));
   DeviceAddress address = 0;
   if (bytes > 0) {
     CHORUS_ASSIGN_OR_RETURN(address, devices_->Allocate(device_, bytes));

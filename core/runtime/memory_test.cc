@@ -433,6 +433,7 @@ class FakeDevices : public Devices {
 };
 
 TEST(DeviceSetTest, ChargesTheBudgetAndFreesOnTheLastReference) {
+  constexpr int64_t kRow = DeviceSet::kBytesPerBuffer;
   const BudgetRef budget = Budget::OfNode(kMiB);
   FakeDevices devices;
   DeviceSet set(&devices, 1);
@@ -440,14 +441,14 @@ TEST(DeviceSetTest, ChargesTheBudgetAndFreesOnTheLastReference) {
   EXPECT_EQ(buffer->host(), nullptr);
   EXPECT_EQ(buffer->arena(), ArenaId(0));
   EXPECT_NE(buffer->address(), 0u);
-  EXPECT_EQ(budget->used(), 1000);
+  EXPECT_EQ(budget->used(), 1000 + kRow);
   BufferRef empty = *set.Allocate(budget, 0);
   EXPECT_EQ(empty->address(), 0u);
   EXPECT_EQ(devices.live[1], 1);
   EXPECT_EQ(set.Allocate(budget, kMiB).status().code(), absl::StatusCode::kResourceExhausted);
   devices.fail = true;
   EXPECT_EQ(ErrorOf(set.Allocate(budget, 10).status()).message, "full");
-  EXPECT_EQ(budget->used(), 1000);
+  EXPECT_EQ(budget->used(), 1000 + 2 * kRow);
 
   const ArenaSet::Ptr mirrors = ArenaSet::Create(budget, {64 << 10, int64_t{32} << 20, {}});
   EXPECT_EQ(buffer->mirror(0, 1000), nullptr);

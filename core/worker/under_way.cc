@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "core/base/error.h"
-
 namespace chorus::worker {
 namespace {
 
@@ -43,21 +41,20 @@ bool UnderWay::End(const EventMessage& event) {
 
 std::vector<EventMessage> UnderWay::EndAll(const absl::Status& why, TransferId excluded) {
   std::vector<EventMessage> events;
-  // The status is told on other threads.
-  const auto status = [&why] { return Detached(why); };
   for (const LaunchId id : Ascending<LaunchId>(launches_)) {
-    events.push_back(CompletionMessage{id, status()});
+    events.push_back(CompletionMessage{id, why});
   }
-  for (const PlanId id : Ascending<PlanId>(loads_)) events.push_back(LoadedMessage{id, status()});
+  for (const PlanId id : Ascending<PlanId>(loads_)) events.push_back(LoadedMessage{id, why});
   for (const CommunicatorId id : Ascending<CommunicatorId>(opens_)) {
-    events.push_back(OpenedMessage{id, status()});
+    events.push_back(OpenedMessage{id, why});
   }
-  std::vector<TransferId> transfers;
-  for (const auto& transfer : transfers_) transfers.push_back(transfer.first);
-  for (const TransferId id : Ascending<TransferId>(transfers)) {
-    if (id == excluded) continue;
-    events.push_back(TransferredMessage{id, status()});
-    transfers_.erase(id);
+  for (auto transfer = transfers_.begin(); transfer != transfers_.end();) {
+    if (transfer->first == excluded) {
+      ++transfer;
+      continue;
+    }
+    events.push_back(TransferredMessage{transfer->first, why});
+    transfer = transfers_.erase(transfer);
   }
   launches_.clear();
   loads_.clear();

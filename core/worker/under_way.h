@@ -6,9 +6,9 @@
 #define CHORUS_CORE_WORKER_UNDER_WAY_H_
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "core/backend/backend.h"
@@ -43,7 +43,7 @@ class UnderWay {
   bool End(const EventMessage& event);
   void End(TransferId id) { transfers_.erase(id); }
   // Everything has ended but `excluded`; returns with which events, in which each kind is in its
-  // order.
+  // order. They share `why`: one thread tells all of them.
   std::vector<EventMessage> EndAll(const absl::Status& why, TransferId excluded);
   bool empty() const {
     return launches_.empty() && loads_.empty() && opens_.empty() && transfers_.empty();
@@ -53,7 +53,7 @@ class UnderWay {
   absl::flat_hash_set<LaunchId> launches_;
   absl::flat_hash_set<PlanId> loads_;
   absl::flat_hash_set<CommunicatorId> opens_;
-  absl::flat_hash_map<TransferId, Transfer> transfers_;
+  std::map<TransferId, Transfer> transfers_;  // of those that have ended nothing stays
 };
 
 }  // namespace chorus::worker

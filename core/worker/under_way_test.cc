@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "gtest/gtest.h"
 
@@ -75,6 +76,20 @@ TEST(UnderWayTest, AllEndsButWhatIsKept) {
   EXPECT_FALSE(all.empty());
   all.End(TransferId(2));
   EXPECT_TRUE(all.empty());
+}
+
+// Clients say how many there are at a time: what they are charged for that they get back.
+TEST(UnderWayTest, OfTransfersThatHaveEndedNothingIsKept) {
+  constexpr uint64_t kTransfers = 10000;
+  char to[8];
+  UnderWay all;
+  const HeapUse heap;
+  for (uint64_t id = 1; id <= kTransfers; ++id) all.Add(TransferId(id), Download(to, 8));
+  EXPECT_GT(heap.bytes(), 0);
+  for (uint64_t id = 1; id < kTransfers / 2; ++id) all.End(TransferId(id));
+  all.EndAll(Lost(), TransferId(kTransfers));
+  all.End(TransferId(kTransfers));
+  EXPECT_EQ(heap.bytes(), 0);
 }
 
 }  // namespace

@@ -135,8 +135,8 @@ class FarDevices final : public WorkerDevices {
   using Load = std::pair<int, uint64_t>;
   // In the order of the calls: a message, or an upload, which is sent in pieces. How many there are
   // is for clients to decide, which have been charged for more than they take: of plans
-  // MemoryOfLoadedPart, of launches what the node charges for a run (Preparer::ChargeRows). (Not of
-  // uploads, beyond what the tensor's name is charged: docs/known.md.)
+  // MemoryOfLoadedPart, of launches what the node charges for a run (Preparer::ChargeRows), of
+  // uploads DeviceSet::kBytesPerBuffer.
   struct Queued {
     std::string message;
     absl::optional<Load> load;  // that it asks for
@@ -760,7 +760,8 @@ class FarDevices final : public WorkerDevices {
         const std::string text =
             absl::StrCat("device ", info_.backend, ":", device, ": ", ErrorOf(why).message);
         proxy.why = Lost(text);
-        for (EventMessage& event : proxy.under_way.EndAll(proxy.why, sending_)) {
+        // With a status of their own, which other threads do not copy.
+        for (EventMessage& event : proxy.under_way.EndAll(Lost(text), sending_)) {
           events.emplace_back(device, std::move(event));
         }
         if (!lost) continue;
