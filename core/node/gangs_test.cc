@@ -103,7 +103,8 @@ class ToldDevices : public Devices {
   absl::StatusOr<DeviceAddress> Allocate(int, int64_t) override {
     return absl::InternalError("the host has the memory");
   }
-  void Free(int, DeviceAddress) override {}
+  int64_t Free(int, DeviceAddress) override { return 0; }
+  int64_t freed() const override { return 0; }
   std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
                                          DeviceExecutorOptions) override {
     told_->on_event[static_cast<size_t>(device)] = std::move(on_event);

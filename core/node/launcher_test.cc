@@ -38,7 +38,10 @@ class ScriptedDevices : public Devices {
   absl::StatusOr<DeviceAddress> Allocate(int device, int64_t bytes) override {
     return devices_->Allocate(device, bytes);
   }
-  void Free(int device, DeviceAddress address) override { devices_->Free(device, address); }
+  int64_t Free(int device, DeviceAddress address) override {
+    return devices_->Free(device, address);
+  }
+  int64_t freed() const override { return devices_->freed(); }
   std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
                                          DeviceExecutorOptions options) override {
     on_event_[static_cast<size_t>(device)] = on_event;

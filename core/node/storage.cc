@@ -93,7 +93,11 @@ Storage::Storage(const NodeOptions* options, BudgetRef budget, Devices* devices,
         if (held_.size() == 1) LookAtHeldLater(clock_->now);
       }) {
   // First, for that is there by itself.
-  budget_->Reclaim(&memory_thread_, [this](const Budget&) { return memory_thread_.Settle(); });
+  budget_->Reclaim(&memory_thread_, [this](const Budget&) {
+    bool has_settled = memory_thread_.Settle();
+    for (const auto& set : device_sets_) has_settled |= set->Settle();
+    return has_settled;
+  });
   budget_->Reclaim(&held_, [this](const Budget& full) { return held_.LookWithin(full); });
   if (host_) return;
   for (int i = 0; i < devices->info().count(); ++i) {

@@ -26,6 +26,7 @@
 #include "core/ops/host_kernels.h"
 #include "core/runtime/devices.h"
 #include "core/runtime/held_files.h"
+#include "core/runtime/memory.h"
 #include "core/worker/worker_devices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -482,6 +483,7 @@ class FarStorageTest : public StorageTest {
  protected:
   FarStorageTest() : StorageTest(Start()) {
     far_ = static_cast<worker::WorkerDevices*>(devices_.get());
+    options_.max_staging_bytes = budget_->limit();
   }
   // It may have been stopped.
   ~FarStorageTest() override { KillWorker(); }
@@ -572,6 +574,41 @@ TEST_F(FarStorageTest, UploadsThatEndWithTheWorkerAreNotChargedAnyMore) {
   EXPECT_EQ(failed_, 1 + kUploads);
   bounds_.resize(1);
   EXPECT_EQ(budget_->used(), used);
+  EXPECT_EQ(budget_->leaving(), 0) << "nobody is told that they have gone";
+}
+
+// Their rows wait for the worker, and whoever wants their place waits for them.
+TEST_F(FarStorageTest, BuffersLeaveUntilTheWorkerHasBeenToldThatTheyHaveGone) {
+  constexpr int kBuffers = 20000;
+  std::vector<BufferRef> buffers;
+  for (int i = 0; i < kBuffers; ++i) {
+    buffers.push_back(*storage_->Allocate(session_->tenant.get(), DeviceIndex(0), 4));
+  }
+  Stall();
+  const int64_t used = budget_->used();
+  buffers.clear();
+  constexpr int64_t kRows = kBuffers * DeviceSet::kBytesPerBuffer;
+  EXPECT_EQ(budget_->used(), used - kRows - kBuffers * 4);
+  EXPECT_EQ(budget_->leaving(), kRows);
+  absl::optional<absl::Status> status;
+  // Nearly all that is free.
+  const int64_t free_bytes = session_->tenant->budget->limit() - budget_->used() - (1 << 20);
+  storage_->CreateStaging(session_, free_bytes, [&](const absl::StatusOr<StagingArena>& made) {
+    status = made.status();
+  });
+  const auto ask_again = [this] {
+    clock_.now = timers_.Next();
+    timers_.Fire(clock_.now);
+  };
+  ask_again();
+  EXPECT_FALSE(status.has_value());
+  ASSERT_EQ(kill(far_->pid(), SIGCONT), 0);
+  while (far_->freed() < kBuffers) std::this_thread::yield();
+  ask_again();
+  ASSERT_TRUE(status.has_value());
+  EXPECT_TRUE(status->ok()) << *status;
+  EXPECT_EQ(budget_->leaving(), 0);
+  AwaitUploads(1);
 }
 
 }  // namespace

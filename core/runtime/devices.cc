@@ -23,7 +23,11 @@ class LocalDevices final : public Devices {
   absl::StatusOr<DeviceAddress> Allocate(int device, int64_t bytes) override {
     return backend_->device(device)->Allocate(bytes);
   }
-  void Free(int device, DeviceAddress address) override { backend_->device(device)->Free(address); }
+  int64_t Free(int device, DeviceAddress address) override {
+    backend_->device(device)->Free(address);
+    return 0;
+  }
+  int64_t freed() const override { return 0; }
   std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
                                          DeviceExecutorOptions options) override {
     return CreateDeviceExecutor(backend_, device, std::move(on_event), std::move(options));

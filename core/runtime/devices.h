@@ -39,7 +39,11 @@ class Devices {
                                                  absl::Span<const TensorType> outputs) const = 0;
   // Device::Allocate and Free. Memory of devices that are lost is gone, and is still to be freed.
   virtual absl::StatusOr<DeviceAddress> Allocate(int device, int64_t bytes) = 0;
-  virtual void Free(int device, DeviceAddress address) = 0;
+  // 0: it is free. Another process is told of it later: then the number of this call, of which
+  // freed() says when that has been done. Until then something waits that takes memory here.
+  virtual int64_t Free(int device, DeviceAddress address) = 0;
+  // What has such a number up to this one is free; numbers ascend.
+  virtual int64_t freed() const = 0;
   // At most one for each device at a time.
   virtual std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
                                                  DeviceExecutorOptions options) = 0;

@@ -276,8 +276,23 @@ absl::StatusOr<BufferRef> DeviceSet::Allocate(const BudgetRef& budget, int64_t b
   return BufferRef(buffer, BufferRef::Adopt());
 }
 
+bool DeviceSet::Settle() {
+  bool has_settled = false;
+  const int64_t freed = leaving_.empty() ? 0 : devices_->freed();
+  for (; !leaving_.empty() && leaving_.front().first <= freed; has_settled = true) {
+    leaving_.pop_front();
+  }
+  return has_settled;
+}
+
 void DeviceSet::Return(Buffer* buffer) {
-  if (buffer->address_ != 0) devices_->Free(device_, buffer->address_);
+  Settle();
+  const int64_t number = buffer->address_ == 0 ? 0 : devices_->Free(device_, buffer->address_);
+  if (number != 0) {
+    Charge row = buffer->charge_.Split(kBytesPerBuffer);
+    row.Leave();
+    leaving_.emplace_back(number, std::move(row));
+  }
   --live_;
   delete buffer;
 }

@@ -15,6 +15,7 @@
 #include <limits>
 #include <list>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -162,16 +163,20 @@ class DeviceSet final : private BufferHome {
   DeviceSet& operator=(const DeviceSet&) = delete;
 
   // What a buffer is charged beside its bytes, by a count that has 16 bytes for each block of the
-  // heap: 150 for itself; where another process has the devices, 200 for its address, with a hole
-  // beside it, and, as long as that process takes nothing, 80 for what tells it of the memory, and
-  // 450 for an upload and what is called when that ends. (Where the devices are lost, what says so
-  // of the upload takes up to 380 more than what waited.) One number for all: a charge of its own
-  // would cost each upload another 100 bytes.
+  // heap: 150 for itself; where another process has the devices, 260 for its address, with a hole
+  // beside it, and, as long as that process takes nothing, 120 for what tells it of the memory, and
+  // 470 for an upload and what is called when that ends. (Where the devices are lost, what says so
+  // of the upload takes up to 250 more than what waited.) When the buffer goes, this stays charged
+  // and leaves until that process has been told: 120, and 40 here. One number for all: a charge of
+  // its own would cost each upload another 100 bytes.
   static constexpr int64_t kBytesPerBuffer = 1280;
 
   // As ArenaSet::Allocate, charged to `budget`; arena() is 0 and host() null. RESOURCE_EXHAUSTED:
   // the budget or the device.
   absl::StatusOr<BufferRef> Allocate(const BudgetRef& budget, int64_t bytes);
+  // Gives back what is charged for buffers of which the devices have been told that they have gone.
+  // Whether there were any.
+  bool Settle();
   int64_t live_buffers() const { return live_; }
 
  private:
@@ -180,6 +185,7 @@ class DeviceSet final : private BufferHome {
   Devices* const devices_;
   const int device_;
   int64_t live_ = 0;
+  std::deque<std::pair<int64_t, Charge>> leaving_;  // each with its number (Devices::Free)
 };
 
 }  // namespace chorus

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <random>
 #include <string>
@@ -420,13 +421,20 @@ class FakeDevices : public Devices {
     ++live[device];
     return DeviceAddress{1} << 40 | static_cast<DeviceAddress>(bytes);
   }
-  void Free(int device, DeviceAddress) override { --live[device]; }
+  int64_t Free(int device, DeviceAddress) override {
+    --live[device];
+    return tells_later ? ++last_free : 0;
+  }
+  int64_t freed() const override { return told; }
   std::unique_ptr<Executor> OpenExecutor(int, Executor::OnEvent, DeviceExecutorOptions) override {
     return nullptr;
   }
 
   bool fail = false;
   int live[2] = {};
+  bool tells_later = false;
+  int64_t last_free = 0;
+  int64_t told = 0;
 
  private:
   DevicesInfo info_;
@@ -467,6 +475,48 @@ TEST(DeviceSetTest, ChargesTheBudgetAndFreesOnTheLastReference) {
   EXPECT_EQ(devices.live[1], 0);
   empty.reset();
   EXPECT_EQ(set.live_buffers(), 0);
+  EXPECT_FALSE(set.Settle()) << "nothing is left of them";
+}
+
+TEST(DeviceSetTest, ARowIsChargedUntilTheDevicesHaveBeenToldThatItHasGone) {
+  constexpr int64_t kRow = DeviceSet::kBytesPerBuffer;
+  const BudgetRef budget = Budget::OfNode(kMiB);
+  FakeDevices devices;
+  devices.tells_later = true;
+  {
+    DeviceSet set(&devices, 0);
+    std::deque<BufferRef> buffers;
+    for (int64_t i = 0; i < 5; ++i) buffers.push_back(*set.Allocate(budget, 1 + i));
+    const auto drop = [&buffers] { buffers.pop_front(); };
+    drop();
+    drop();
+    EXPECT_EQ(budget->used(), 3 * kRow + 3 + 4 + 5);
+    EXPECT_EQ(budget->leaving(), 2 * kRow);
+    EXPECT_FALSE(set.Settle());
+    // Who asks for what takes the place of these asks again.
+    const int64_t free_bytes = kMiB - budget->used() - kRow;
+    EXPECT_TRUE(IsForNow(set.Allocate(budget, free_bytes).status()));
+    devices.told = 1;
+    EXPECT_TRUE(set.Settle());
+    EXPECT_EQ(budget->leaving(), kRow);
+    // The next one that goes finds those that have been told of.
+    devices.told = 2;
+    drop();
+    EXPECT_EQ(budget->leaving(), kRow);
+    devices.told = 3;
+    EXPECT_TRUE(set.Settle());
+    EXPECT_EQ(budget->leaving(), 0);
+    // What is free at once is gone at once.
+    devices.tells_later = false;
+    EXPECT_TRUE(set.Allocate(budget, free_bytes).ok());
+    drop();
+    EXPECT_EQ(budget->charged_in_all(), kRow + 5);
+    devices.tells_later = true;
+    drop();
+    EXPECT_EQ(budget->used(), 0);
+    EXPECT_EQ(budget->leaving(), kRow);
+  }
+  EXPECT_EQ(budget->charged_in_all(), 0);
 }
 
 }  // namespace

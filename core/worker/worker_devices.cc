@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
+#include <list>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -105,14 +106,33 @@ class FarDevices final : public WorkerDevices {
                        absl::StrCat("device ", info_.backend, ":", device, ": need ", bytes,
                                     " bytes, and all of its addresses are taken"));
     }
-    PostLocked(BytesOf(MapMemory{domain, *address, bytes}));
+    const Queue::iterator row = PostLocked(BytesOf(MapMemory{domain, *address, bytes}));
+    if (row != queue_.end()) row->maps = *address;
+    mapped_[*address] = row;
     return *address;
   }
-  void Free(int device, DeviceAddress address) override {
+  int64_t Free(int device, DeviceAddress address) override {
     MutexLock lock(&mutex_);
     const int domain = info_.domains[static_cast<size_t>(device)];
     addresses_[static_cast<size_t>(domain)].GiveBack(address);
-    PostLocked(BytesOf(UnmapMemory{domain, address}));
+    const auto mapped = mapped_.find(address);
+    if (mapped == mapped_.end()) return 0;  // an earlier worker had it
+    const Queue::iterator row = mapped->second;
+    mapped_.erase(mapped);
+    // Whatever named the memory has ended, so nothing behind this row does: the worker need not
+    // know of it. The first of the queue may be on its way by now.
+    if (row != queue_.end() && row != queue_.begin()) {
+      queue_.erase(row);
+      return 0;
+    }
+    const Queue::iterator unmap = PostLocked(BytesOf(UnmapMemory{domain, address}));
+    if (unmap == queue_.end()) return 0;
+    unmap->frees = ++last_free_;
+    return last_free_;
+  }
+  int64_t freed() const override {
+    MutexLock lock(&mutex_);
+    return freed_;
   }
 
   std::unique_ptr<Executor> OpenExecutor(int device, Executor::OnEvent on_event,
@@ -136,13 +156,16 @@ class FarDevices final : public WorkerDevices {
   // In the order of the calls: a message, or an upload, which is sent in pieces. How many there are
   // is for clients to decide, which have been charged for more than they take: of plans
   // MemoryOfLoadedPart, of launches what the node charges for a run (Preparer::ChargeRows), of
-  // uploads DeviceSet::kBytesPerBuffer.
+  // uploads, and of what maps and unmaps memory, DeviceSet::kBytesPerBuffer.
   struct Queued {
     std::string message;
     absl::optional<Load> load;  // that it asks for
+    DeviceAddress maps = 0;     // the memory that it tells of
+    int64_t frees = 0;          // the number of the Free() that it tells of
     int device = -1;            // an upload's
     TransferId transfer;
   };
+  using Queue = std::list<Queued>;
   struct Question {
     bool answered = false;
     absl::Status status;
@@ -235,20 +258,21 @@ class FarDevices final : public WorkerDevices {
 
   // --- To the worker ----------------------------------------------------------------------------
 
-  void PostLocked(std::string message, absl::optional<Load> load = absl::nullopt)
+  // Returns where it waits; the end of the queue: it has been sent.
+  Queue::iterator PostLocked(std::string message, absl::optional<Load> load = absl::nullopt)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (up_ && queue_.empty()) {
       const absl::StatusOr<bool> is_sent = channel_->TrySend(message);
       if (is_sent.ok() && *is_sent) {
         if (load.has_value()) loading_.insert(*load);
-        return;
+        return queue_.end();
       }
     }
     Queued entry;
     entry.message = std::move(message);
     entry.load = load;
-    queue_.push_back(std::move(entry));
     changed_.SignalAll();
+    return queue_.insert(queue_.end(), std::move(entry));
   }
 
   // Refused while the device is lost; else `note` has noted what will be answered.
@@ -300,10 +324,19 @@ class FarDevices final : public WorkerDevices {
         SendNow(message, life);
       }
       // One that was asked for meanwhile, while there is an entry that keeps others from sending.
-      if (life == life_ && SendPing(life)) queue_.pop_front();
+      if (life == life_ && SendPing(life)) PopSent();
     }
     sender_ended_ = true;
     changed_.SignalAll();
+  }
+
+  void PopSent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Queued& sent = queue_.front();
+    const auto mapped = mapped_.find(sent.maps);
+    // Given back meanwhile, its address may be another's, which a row behind this one tells of.
+    if (mapped != mapped_.end() && mapped->second == queue_.begin()) mapped->second = queue_.end();
+    if (sent.frees != 0) freed_ = sent.frees;
+    queue_.pop_front();
   }
 
   // Lets go of the mutex meanwhile. False: the worker is another one by now, or the channel of no
@@ -696,7 +729,11 @@ class FarDevices final : public WorkerDevices {
         }
         if (now - last_heard >= options_.kill_timeout / 2 && !std::exchange(has_pinged, true)) {
           wants_ping_ = !queue_.empty();
-          wants_ping_ ? changed_.SignalAll() : PostLocked(BytesOf(Ping()));
+          if (wants_ping_) {
+            changed_.SignalAll();
+          } else {
+            PostLocked(BytesOf(Ping()));
+          }
         }
       }
       if (received) continue;
@@ -754,6 +791,8 @@ class FarDevices final : public WorkerDevices {
       up_ = false;
       if (lost) answers_ = Answers();  // the next one's may be others
       queue_.clear();
+      mapped_.clear();
+      freed_ = last_free_;
       loading_.clear();
       for (int device = 0; device < info_.count(); ++device) {
         Proxy& proxy = ProxyOf(device);
@@ -841,7 +880,12 @@ class FarDevices final : public WorkerDevices {
   absl::Status killed_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Channel> channel_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Window> window_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  Queue queue_ ABSL_GUARDED_BY(mutex_);
+  // The memory that the worker knows, or comes to know by the row that is named; the end of the
+  // queue: it does.
+  std::map<DeviceAddress, Queue::iterator> mapped_ ABSL_GUARDED_BY(mutex_);
+  int64_t last_free_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t freed_ ABSL_GUARDED_BY(mutex_) = 0;  // of these, told up to this one
   // That the worker has been sent and not told the end of. What is still in the queue may wait for
   // others' uploads in front of it, which says nothing of the worker.
   absl::flat_hash_set<Load> loading_ ABSL_GUARDED_BY(mutex_);

@@ -7,10 +7,12 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <iostream>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,6 +20,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
 #include "core/base/unique_fd.h"
@@ -182,6 +186,28 @@ class WorkerDevicesTest : public ::testing::Test {
   void Recover() {
     for (auto& executor : executors_) executor->Recover();
   }
+  // The worker takes nothing more, and what is sent to it waits behind an upload that needs more
+  // slots than there are. Of one with a long `kill_timeout`.
+  void Stall() {
+    const auto bytes = static_cast<int64_t>(stalled_.size());
+    stalled_to_ = *devices_->Allocate(0, bytes);
+    const pid_t pid = devices_->pid();
+    ASSERT_EQ(kill(pid, SIGSTOP), 0);
+    siginfo_t stopped = {};
+    ASSERT_EQ(waitid(P_PID, static_cast<id_t>(pid), &stopped, WSTOPPED | WNOWAIT), 0);
+    executor(0)->Upload(++last_transfer_, kLane, stalled_to_, stalled_.data(), bytes);
+  }
+  void GoOn() {
+    ASSERT_EQ(kill(devices_->pid(), SIGCONT), 0);
+    EXPECT_TRUE(events_[0].Next<TransferredMessage>().status.ok());
+  }
+  // When nothing else is on its way. That the copy has ended the worker's thread that frees the
+  // memory knows by this process alone, which ThreadSanitizer does not see; by a read it knows it
+  // by itself.
+  void FreeStalled() {
+    EXPECT_TRUE(Get(0, stalled_to_, 1).ok());
+    devices_->Free(0, stalled_to_);
+  }
   Executor* executor(int device) { return executors_[static_cast<size_t>(device)].get(); }
 
   Events events_[kDevices];
@@ -190,6 +216,8 @@ class WorkerDevicesTest : public ::testing::Test {
   PlanId last_plan_;
   LaunchId last_launch_;
   TransferId last_transfer_;
+  const std::string stalled_ = std::string((kSlots + 1) * kSlotBytes, 's');
+  DeviceAddress stalled_to_ = 0;
 };
 
 TEST_F(WorkerDevicesTest, TellsWhatTheDevicesAre) {
@@ -415,6 +443,132 @@ TEST_F(WorkerDevicesTest, AddressesAreGivenOutAgainWhenNobodyHoldsThem) {
     CheckThatItComputes(1, 1000);
   }
   CheckThatItComputes(0, 1000);
+}
+
+// Runs that are refused, one after the other, have their memory for a moment.
+TEST_F(WorkerDevicesTest, OfMemoryThatComesAndGoesWhileTheWorkerTakesNothingNothingWaits) {
+  WorkerOptions options = OptionsOf();
+  options.kill_timeout = kPatience;
+  Start(options);
+  const DeviceAddress told = Put(0, {1, 2, 3});
+  Stall();
+  const HeapUse heap;
+  int told_later = 0;
+  for (int64_t i = 0; i < 10000; ++i) {
+    const int device = static_cast<int>(i % kDevices);
+    const DeviceAddress first = *devices_->Allocate(device, 1 + i % 997);
+    const DeviceAddress second = *devices_->Allocate(device, 1 + i % 7);
+    told_later += devices_->Free(device, first) != 0;
+    told_later += devices_->Free(device, second) != 0;
+  }
+  EXPECT_EQ(told_later, 0);
+  EXPECT_EQ(heap.blocks(), 0);
+  EXPECT_EQ(heap.bytes(), 0);
+  // What the worker knows it is to be told of: what waits is said to, until it has been sent.
+  const int64_t number = devices_->Free(0, told);
+  EXPECT_GT(number, devices_->freed());
+  GoOn();
+  FreeStalled();
+  CheckThatItComputes(0, 1000);
+  EXPECT_GE(devices_->freed(), number);
+}
+
+// Whatever is taken out of what waits, each piece that is held is there with what was put there,
+// and each that is not is everybody's: the worker has far less memory than all of them together.
+TEST_F(WorkerDevicesTest, MemoryIsWhatItIsHowEverItCameAndWentBefore) {
+  constexpr int64_t kMemory = int64_t{32} << 20;
+  constexpr size_t kMostHeld = 64;
+  constexpr size_t kLargest = 32 << 10;  // in floats: all that is held is a quarter of the memory
+  const char* const given = std::getenv("CHORUS_TEST_SEED");
+  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10)
+                                         : static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+  std::cout << "CHORUS_TEST_SEED=" << seed << std::endl;
+  std::mt19937_64 random(seed);
+  const auto below = [&random](size_t bound) { return static_cast<size_t>(random() % bound); };
+  WorkerOptions options = OptionsOf({absl::StrCat("--memory_bytes=", kMemory)});
+  options.kill_timeout = kPatience;
+  Start(options);
+  struct Piece {
+    int device = 0;
+    DeviceAddress address = 0;
+    std::vector<float> values;  // empty: nothing was put there
+    bool is_on_its_way = false;
+  };
+  std::deque<Piece> held;  // its values stay where they are
+  const auto await = [&] {
+    for (Piece& piece : held) {
+      if (!std::exchange(piece.is_on_its_way, false)) continue;
+      const absl::Status put = events_[piece.device].Next<TransferredMessage>().status;
+      EXPECT_TRUE(put.ok()) << put;
+    }
+  };
+  for (int round = 0; round < 20; ++round) {
+    const bool stalls = round % 2 == 0;
+    if (stalls) Stall();
+    for (int step = 0; step < 200; ++step) {
+      const size_t at = held.empty() ? 0 : below(held.size());
+      if (held.size() < kMostHeld && below(2) == 0) {
+        Piece& piece = held.emplace_back();
+        piece.device = static_cast<int>(below(kDevices));
+        const size_t count = 1 + below(kLargest);
+        piece.address = *devices_->Allocate(piece.device, static_cast<int64_t>(count * 4));
+        if (below(4) != 0) continue;
+        piece.values.resize(count);
+        std::iota(piece.values.begin(), piece.values.end(), static_cast<float>(step));
+        piece.is_on_its_way = true;
+        executor(piece.device)
+            ->Upload(++last_transfer_, kLane, piece.address, piece.values.data(),
+                     static_cast<int64_t>(count * 4));
+      } else if (!held.empty() && !held[at].is_on_its_way) {
+        devices_->Free(held[at].device, held[at].address);
+        std::swap(held[at], held.back());
+        held.pop_back();
+      }
+    }
+    if (stalls) GoOn();
+    await();
+    if (stalls) FreeStalled();
+    for (const Piece& piece : held) {
+      if (piece.values.empty()) continue;
+      const auto read = Get(piece.device, piece.address, piece.values.size());
+      ASSERT_TRUE(read.ok()) << "round " << round << ": " << read.status();
+      EXPECT_TRUE(*read == piece.values) << "round " << round;
+    }
+  }
+}
+
+TEST_F(WorkerDevicesTest, OfMemoryThatAnEarlierWorkerHadNobodyIsTold) {
+  constexpr int kPieces = 1000;
+  WorkerOptions options = OptionsOf();
+  options.kill_timeout = kPatience;
+  Start(options);
+  std::vector<DeviceAddress> pieces;
+  for (int i = 0; i < kPieces; ++i) pieces.push_back(*devices_->Allocate(0, 100 + i));
+  Stall();
+  // It knows these, and dies before it is told that they have gone.
+  int64_t number = 0;
+  for (int i = 0; i < kPieces / 2; ++i) {
+    number = devices_->Free(0, pieces.back());
+    pieces.pop_back();
+  }
+  EXPECT_GT(number, devices_->freed());
+  ASSERT_EQ(kill(devices_->pid(), SIGKILL), 0);
+  AwaitLoss();
+  EXPECT_EQ(devices_->freed(), number);
+  EXPECT_FALSE(events_[0].Next<TransferredMessage>().status.ok());
+  devices_->Free(0, stalled_to_);
+  Recover();
+  CheckThatItComputes(0, 1000);
+  Stall();
+  const HeapUse heap;
+  for (const DeviceAddress piece : pieces) EXPECT_EQ(devices_->Free(0, piece), 0);
+  EXPECT_LT(heap.blocks(), 0) << "their rows have gone, and none have come";
+  GoOn();
+  FreeStalled();
+  // The addresses are others' now.
+  for (int i = 0; i < kPieces; i += 100) {
+    EXPECT_EQ(*Get(0, Put(0, std::vector<float>(30, 1 + i)), 30), std::vector<float>(30, 1 + i));
+  }
 }
 
 TEST_F(WorkerDevicesTest, AKilledWorkerIsStartedAgain) {
