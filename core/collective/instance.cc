@@ -132,10 +132,62 @@ std::string Descriptor::ToString() const {
 
 absl::optional<int64_t> Descriptor::RowsOf(const std::vector<int64_t>& rows,
                                            GroupRank member) const {
-  if (!RowsDiffer()) return dims.empty() ? 1 : dims[0];
-  if (rows.empty()) return absl::nullopt;
-  return rows.size() == 1 ? rows[0] : rows[static_cast<size_t>(member.value())];
+  if (!rows.empty()) return rows.size() == 1 ? rows[0] : rows[static_cast<size_t>(member.value())];
+  if (RowsDiffer()) return absl::nullopt;
+  return dims.empty() ? 1 : dims[0];
 }
+
+namespace {
+
+bool Contradict(absl::optional<int64_t> one, absl::optional<int64_t> other) {
+  return one.has_value() && other.has_value() && *one != *other;
+}
+
+// Of all pieces that a member gives, or gets.
+struct Side {
+  std::vector<int64_t> Descriptor::*list;
+  absl::optional<int64_t> (Descriptor::*rows_of)(GroupRank member) const;
+  Pieces CollectiveFacts::*other_end;  // how many these pieces are there
+  const char* verb;
+  const char* preposition;
+};
+constexpr Side kSends = {&Descriptor::sends, &Descriptor::SendsTo, &CollectiveFacts::out, "sends",
+                         "to"};
+constexpr Side kReceives = {&Descriptor::receives, &Descriptor::ReceivesFrom, &CollectiveFacts::in,
+                            "receives", "from"};
+
+absl::optional<int64_t> RowsOf(const Descriptor& what, const Side& side, GroupRank peer) {
+  return (what.*side.rows_of)(peer);
+}
+bool SaysAny(const Descriptor& what, const Side& side) {
+  return RowsOf(what, side, GroupRank(0)).has_value();
+}
+
+// "sends 1 row to member 2"
+std::string PieceText(const Descriptor& what, const Side& side, GroupRank peer) {
+  const int64_t rows = *RowsOf(what, side, peer);
+  return absl::StrCat(side.verb, " ", rows, rows == 1 ? " row " : " rows ", side.preposition,
+                      " member ", peer.value());
+}
+
+// The first member of whose piece the two say different rows, where they may not: what a member
+// puts in once has the same rows for all that get it, and what it gets once from all that give it.
+// Of a member, too, that says nothing itself, because it is absent.
+absl::optional<GroupRank> FirstUnequal(const Descriptor& one, const Descriptor& other,
+                                       const Side& side) {
+  if (OfEach(FactsOf(one.kind).*side.other_end)) return absl::nullopt;
+  const std::vector<int64_t>& of_one = one.*side.list;
+  const std::vector<int64_t>& of_other = other.*side.list;
+  if (one.RowsDiffer() && other.RowsDiffer() && of_one == of_other) return absl::nullopt;
+  const size_t members = std::max({of_one.size(), of_other.size(), size_t{1}});
+  for (size_t m = 0; m < members; ++m) {
+    const GroupRank peer(static_cast<int32_t>(m));
+    if (Contradict(RowsOf(one, side, peer), RowsOf(other, side, peer))) return peer;
+  }
+  return absl::nullopt;
+}
+
+}  // namespace
 
 absl::optional<Difference> FirstDifference(GroupRank member, const Descriptor& expected,
                                            GroupRank other, const Descriptor& got) {
@@ -168,46 +220,47 @@ absl::optional<Difference> FirstDifference(GroupRank member, const Descriptor& e
     return Difference{"counts", counts(e), counts(g)};
   }
   if (!rows_differ) return absl::nullopt;
-  const auto contradict = [](absl::optional<int64_t> sent, absl::optional<int64_t> received) {
-    return sent.has_value() && received.has_value() && *sent != *received;
+  const auto pieces = [&](const Side& e_side, GroupRank e_peer, const Side& g_side,
+                          GroupRank g_peer) {
+    return Difference{"counts", PieceText(e, e_side, e_peer), PieceText(g, g_side, g_peer)};
   };
-  const auto rows = [](const char* verb, int64_t n, const char* to, GroupRank peer) {
-    return absl::StrCat(verb, " ", n, n == 1 ? " row " : " rows ", to, " member ", peer.value());
+  if (Contradict(e.SendsTo(other), g.ReceivesFrom(member))) {
+    return pieces(kSends, other, kReceives, member);
+  }
+  if (Contradict(e.ReceivesFrom(other), g.SendsTo(member))) {
+    return pieces(kReceives, other, kSends, member);
+  }
+  for (const Side* side : {&kReceives, &kSends}) {
+    const absl::optional<GroupRank> peer = FirstUnequal(e, g, *side);
+    if (peer.has_value()) return pieces(*side, *peer, *side, *peer);
+  }
+  return absl::nullopt;
+}
+
+RowsCheck::RowsCheck(GroupRank member, const Descriptor& asked)
+    : member_(member),
+      asked_(asked),
+      compares_sends_(SaysAny(asked, kSends)),
+      compares_receives_(SaysAny(asked, kReceives)),
+      is_silent_(!compares_sends_ && !compares_receives_) {}
+
+void RowsCheck::Expect(const Descriptor& said) const {
+  for (const std::vector<int64_t>* list : {&said.sends, &said.receives}) {
+    if (list->size() > 1) __builtin_prefetch(&(*list)[static_cast<size_t>(member_.value())]);
+  }
+}
+
+bool RowsCheck::Contradicts(GroupRank other, const Descriptor& said) {
+  if (Contradict(said.SendsTo(member_), asked_.ReceivesFrom(other)) ||
+      Contradict(said.ReceivesFrom(member_), asked_.SendsTo(other))) {
+    return true;
+  }
+  const auto is_unequal = [&](const Side& side, bool* compares) {
+    if (!*compares || !SaysAny(said, side)) return false;
+    *compares = false;
+    return FirstUnequal(said, asked_, side).has_value();
   };
-  if (contradict(e.SendsTo(other), g.ReceivesFrom(member))) {
-    return Difference{"counts", rows("sends", *e.SendsTo(other), "to", other),
-                      rows("receives", *g.ReceivesFrom(member), "from", member)};
-  }
-  if (contradict(g.SendsTo(member), e.ReceivesFrom(other))) {
-    return Difference{"counts", rows("receives", *e.ReceivesFrom(other), "from", other),
-                      rows("sends", *g.SendsTo(member), "to", member)};
-  }
-  // What a member puts in once has the same rows for all that get it, and what it gets once from
-  // all that give it: of a member, too, that says nothing itself, because it is absent.
-  using RowsOf = absl::optional<int64_t> (Descriptor::*)(GroupRank member) const;
-  const auto unequal = [&](const std::vector<int64_t>& expected_rows,
-                           const std::vector<int64_t>& got_rows, RowsOf rows_of, const char* verb,
-                           const char* to) -> absl::optional<Difference> {
-    if (e.RowsDiffer() && g.RowsDiffer() && expected_rows == got_rows) return absl::nullopt;
-    const size_t members = std::max({expected_rows.size(), got_rows.size(), size_t{1}});
-    for (size_t m = 0; m < members; ++m) {
-      const GroupRank peer(static_cast<int32_t>(m));
-      const absl::optional<int64_t> expects = (e.*rows_of)(peer);
-      const absl::optional<int64_t> gets = (g.*rows_of)(peer);
-      if (!contradict(expects, gets)) continue;
-      return Difference{"counts", rows(verb, *expects, to, peer), rows(verb, *gets, to, peer)};
-    }
-    return absl::nullopt;
-  };
-  const CollectiveFacts& facts = FactsOf(e.kind);
-  absl::optional<Difference> difference;
-  if (!OfEach(facts.in)) {
-    difference = unequal(e.receives, g.receives, &Descriptor::ReceivesFrom, "receives", "from");
-  }
-  if (!difference.has_value() && !OfEach(facts.out)) {
-    difference = unequal(e.sends, g.sends, &Descriptor::SendsTo, "sends", "to");
-  }
-  return difference;
+  return is_unequal(kReceives, &compares_receives_) || is_unequal(kSends, &compares_sends_);
 }
 
 }  // namespace chorus

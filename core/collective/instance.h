@@ -200,6 +200,33 @@ struct Difference {
 absl::optional<Difference> FirstDifference(GroupRank member, const Descriptor& expected,
                                            GroupRank other, const Descriptor& got);
 
+// Whether a member contradicts any of several others on rows, as FirstDifference says it of each,
+// in time that is linear in its own rows and in how many others there are. Requires that they agree
+// with it on all but rows, and that no two of them contradict each other: so what all members get,
+// or give, is the same with each of them that says it, and is compared with one.
+class RowsCheck {
+ public:
+  // Refers to what the member asks for.
+  RowsCheck(GroupRank member, const Descriptor& asked);
+
+  // It has nothing to say, and contradicts nobody.
+  bool is_silent() const { return is_silent_; }
+  // What this one says will be looked at. Each has a list of its own, of which one number is read:
+  // where they are many, all of them are on their way before the first is waited for.
+  void Expect(const Descriptor& said) const;
+  // Whether it contradicts this one. Each of the others is asked about once, until there is one
+  // that it contradicts.
+  bool Contradicts(GroupRank other, const Descriptor& said);
+
+ private:
+  const GroupRank member_;
+  const Descriptor& asked_;
+  // With whoever says it next, of what all give, or get.
+  bool compares_sends_;
+  bool compares_receives_;
+  const bool is_silent_;
+};
+
 }  // namespace chorus
 
 #endif  // CHORUS_CORE_COLLECTIVE_INSTANCE_H_

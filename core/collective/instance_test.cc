@@ -1,9 +1,14 @@
 #include "core/collective/instance.h"
 
+#include <algorithm>
+#include <iostream>
+#include <numeric>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/collective/test_rows.h"
 #include "gtest/gtest.h"
 
 namespace chorus {
@@ -230,6 +235,43 @@ TEST(FirstDifferenceTest, PiecesOfPairsAreComparedBetweenTheirEnds) {
   const CollectiveKind scatter = CollectiveKind::kScatter;
   EXPECT_EQ(DifferenceText(Rows(scatter, {1, 5, 6}, {1}), Rows(scatter, {}, {6})), "");
   EXPECT_EQ(DifferenceText(Rows(scatter, {}, {1}), Rows(scatter, {}, {6})), "");
+}
+
+// A member with those that have come before it, of whom no two contradict each other; some are
+// absent.
+TEST(RowsCheckTest, FindsWhatIsThereWithAnyOfTheOthers) {
+  int contradict = 0;
+  int agree = 0;
+  for (uint64_t seed = 1; seed <= 3000; ++seed) {
+    SCOPED_TRACE(seed);
+    const auto members = static_cast<int32_t>(1 + seed % 9);
+    RandomRows rows(seed, members, /*mistakes_of=*/8);
+    std::mt19937_64 random(seed);
+    std::vector<int32_t> order(static_cast<size_t>(members));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    order.resize(static_cast<size_t>(members) - seed % 3 % static_cast<size_t>(members));
+    std::vector<std::pair<GroupRank, Descriptor>> said;
+    for (const int32_t next : order) {
+      const GroupRank member(next);
+      const Descriptor asked = rows.Of(next);
+      const bool expected = std::any_of(said.begin(), said.end(), [&](const auto& other) {
+        return FirstDifference(other.first, other.second, member, asked).has_value();
+      });
+      std::shuffle(said.begin(), said.end(), random);
+      RowsCheck check(member, asked);
+      const bool found = std::any_of(said.begin(), said.end(), [&](const auto& other) {
+        return check.Contradicts(other.first, other.second);
+      });
+      EXPECT_EQ(found, expected) << next << ": " << asked.ToString();
+      EXPECT_FALSE(check.is_silent() && expected);
+      ++(expected ? contradict : agree);
+      if (!expected) said.emplace_back(member, asked);
+    }
+  }
+  std::cout << contradict << " contradict, " << agree << " agree" << std::endl;
+  EXPECT_GT(contradict, 1000);
+  EXPECT_GT(agree, 5000);
 }
 
 }  // namespace

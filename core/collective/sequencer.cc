@@ -38,6 +38,9 @@ constexpr int64_t kWorkPerRefused = 4;      // a call of a group, or a gradient
 constexpr int64_t kWorkPerRefusedPair = 8;  // which may add a counter
 constexpr int64_t kRefusedSeatsOfWork = 8;
 constexpr int32_t kSeatsOfWork = 4;  // of an instance that is made
+// Of a vote whose rows are compared: for each that it is compared with, and rows of its own lists.
+constexpr int64_t kWorkPerCompared = 2;
+constexpr int64_t kRowsOfWork = 32;
 
 // Of a row of a list that grows by doubling; of a row of a tree, whose nodes have room for three at
 // least and are a third full; of a row of a table, which is at least a third full once it has
@@ -1035,6 +1038,7 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.has_dependents = false;
   run.reserve = PendingRun::Reserve::kNotAsked;
   run.component = kNone;
+  run.uncompared = kNone;
   run.instances.clear();
   run.producers.clear();
   run.consumers.clear();
@@ -1062,6 +1066,8 @@ int32_t Sequencer::AddRun(const Vote& vote) {
 
 void Sequencer::ForgetRun(int32_t r) {
   pending_size_ -= runs_[r].size;
+  if (first_uncompared_ == r) first_uncompared_ = runs_[r].next;
+  if (runs_[r].uncompared != kNone) --uncompared_;
   runs_[r].what.reset();
   runs_.Remove(&pending_, r);
   runs_.Free(r);
@@ -1189,18 +1195,21 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
     instance.seats[seat].run = r;
     instance.seats[seat].participation = static_cast<int32_t>(i);
     instance.rows_differ |= part.descriptor.RowsDiffer();
+    CountVote(id, seat);
     if (instance.first == kNone) {
       instance.first = seat;
     } else {
       if (options_.check_call_sites == CheckCallSites::kWarn) {
         WarnOfCallSites(instance, part, seat, actions);
       }
-      if (instance.differing == kNone && Contradicts(instance, seat)) DelayMismatch(id, seat);
-    }
-    CountVote(id, seat);
-    if (instance.differing != kNone && !fault->has_value() &&
-        (instance.missing == 0 || differing_[instance.differing].until <= clock_)) {
-      *fault = MismatchError(id);
+      const bool has_rows_to_compare = instance.rows_differ && instance.differing == kNone;
+      if (!has_rows_to_compare || (!comparing() && SliceHasTime())) {
+        if (CompareVote(id, seat) && !fault->has_value()) *fault = MismatchError(id);
+      } else if (run.uncompared == kNone) {
+        run.uncompared = static_cast<int32_t>(i);
+        if (uncompared_++ == 0) first_uncompared_ = r;
+        ++components_[instance.component].missing;
+      }
     }
     if (instance.parent != kNone) {
       Tape& tape = tapes_[instance.parent];
@@ -1750,16 +1759,71 @@ absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int
   return difference;
 }
 
-// Whether the vote at `seat` contradicts another of the instance: the first one where rows are
-// alike; where they differ, any: each has pieces of its own for each.
+// Whether the vote at `seat` contradicts one that came before it: none of those contradicts
+// another, so on all but rows it agrees with each of them if it does with the first. Where rows
+// differ each has pieces of its own for each.
 bool Sequencer::Contradicts(const Instance& instance, int32_t seat) const {
   if (DifferenceOf(instance, instance.first, seat).has_value()) return true;
   if (!instance.rows_differ) return false;
-  for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
-    if (p == seat || p == instance.first || instance.seats[p].run == kNone) continue;
-    if (DifferenceOf(instance, p, seat).has_value()) return true;
+  const Seat& vote = instance.seats[seat];
+  const Descriptor& asked = PartAt(instance, seat).descriptor;
+  RowsCheck rows(MemberAt(instance.key, seat), asked);
+  if (rows.is_silent()) return false;
+  const auto came_before = [&](const Seat& other) {
+    const int64_t order = runs_[vote.run].order;
+    const int64_t of_other = runs_[other.run].order;
+    return of_other != order ? of_other < order : other.participation < vote.participation;
+  };
+  const auto seats = static_cast<int32_t>(instance.seats.size());
+  for (int32_t p = 0; p < seats; ++p) {
+    if (instance.seats[p].run != kNone) rows.Expect(PartAt(instance, p).descriptor);
   }
-  return false;
+  bool contradicts = false;
+  int64_t compared = 0;
+  for (int32_t p = 0; p < seats && !contradicts; ++p) {
+    const Seat& other = instance.seats[p];
+    if (other.run == kNone || !came_before(other)) continue;
+    contradicts = rows.Contradicts(MemberAt(instance.key, p), PartAt(instance, p).descriptor);
+    ++compared;
+  }
+  CountWork(kWorkPerCompared * compared +
+            static_cast<int64_t>(asked.sends.size() + asked.receives.size()) / kRowsOfWork);
+  return contradicts;
+}
+
+// Compares a vote with those that came before it. True: the ranks are to be told now that they
+// differ.
+bool Sequencer::CompareVote(int32_t id, int32_t seat) {
+  const Instance& instance = instances_[id];
+  if (instance.differing == kNone && Contradicts(instance, seat)) DelayMismatch(id, seat);
+  return instance.differing != kNone &&
+         (instance.missing == 0 || differing_[instance.differing].until <= clock_);
+}
+
+// Votes in the order in which they came, each with those before it: so what the ranks are told does
+// not depend on slices. Ends with them, or with the slice, or with an error that is told now.
+absl::optional<Error> Sequencer::CompareSome() {
+  while (comparing() && SliceHasTime()) {
+    CountWork(1);
+    PendingRun& run = runs_[first_uncompared_];
+    if (run.uncompared == kNone) {
+      first_uncompared_ = run.next;
+      continue;
+    }
+    if (run.uncompared == static_cast<int32_t>(run.instances.size())) {
+      run.uncompared = kNone;
+      --uncompared_;
+      if (--components_[run.component].missing == 0) ready_.push_back(run.component);
+      continue;
+    }
+    const int32_t id = run.instances[run.uncompared];
+    const Instance& instance = instances_[id];
+    const int32_t seat = SeatOf(instance.key, run.what->participations[run.uncompared]);
+    ++run.uncompared;
+    if (!instance.rows_differ || instance.differing != kNone || seat == instance.first) continue;
+    if (CompareVote(id, seat)) return MismatchError(id);
+  }
+  return absl::nullopt;
 }
 
 // Members that have not voted yet are given a while, so that the error says what all of them ask
@@ -1862,6 +1926,7 @@ Error Sequencer::MismatchError(int32_t id) const {
   }
   const std::vector<int32_t> compared = ComparedSeats(instance, voted);
   std::vector<int32_t> contradicts(instance.seats.size(), 0);
+  int64_t looks = 0;
   int32_t pairs = 0;
   int32_t expected = kNone;  // seat
   int32_t got = kNone;
@@ -1872,6 +1937,7 @@ Error Sequencer::MismatchError(int32_t id) const {
       if (other < one && std::binary_search(compared.begin(), compared.end(), other)) continue;
       const int32_t low = std::min(one, other);
       const int32_t high = std::max(one, other);
+      ++looks;
       if (!DifferenceOf(instance, low, high).has_value()) continue;
       ++contradicts[low];
       ++contradicts[high];
@@ -1882,6 +1948,7 @@ Error Sequencer::MismatchError(int32_t id) const {
       }
     }
   }
+  CountWork(kWorkPerCompared * looks);
   // One rank against at least two is to blame; of two alone nobody can say which is wrong.
   int32_t culprit = kNone;
   for (const int32_t seat : voted) {
@@ -2690,7 +2757,8 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   BeginEvent(now);
   if (const absl::optional<Error> lost_gradient = MarkSome()) EndEpoch(*lost_gradient, actions);
   FailSomePassed(actions);
-  if (passing() || marking()) return;  // nothing of that is late
+  if (const absl::optional<Error> mismatch = CompareSome()) EndEpoch(*mismatch, actions);
+  if (passing() || marking() || comparing()) return;  // nothing of that is late
   ForgetSome();
   LaunchReady(actions);
   for (bool first = true; launched_.head != kNone &&
@@ -2864,7 +2932,8 @@ Error Sequencer::AgreeTimeout(int32_t late, int32_t lacking) const {
 }
 
 absl::Time Sequencer::NextDeadline() const {
-  if (passing() || marking() || searching() || !ready_.empty() || !gone_pairs_.empty()) {
+  if (passing() || marking() || comparing() || searching() || !ready_.empty() ||
+      !gone_pairs_.empty()) {
     return clock_;
   }
   absl::Time next = absl::InfiniteFuture();
@@ -3099,6 +3168,8 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   path_.clear();
   abandoned_.clear();
   leaving_.clear();
+  first_uncompared_ = kNone;
+  uncompared_ = 0;
   EndLateSearch();
   in_grace_ = {};
   stretches_.clear();
@@ -3392,6 +3463,7 @@ std::string Sequencer::CanonicalState() const {
     out.PutSigned(run.handle.value());
     out.Put<uint8_t>(run.externally_blocked + 2 * run.donates);
     out.Put(run.reserve);
+    out.PutSigned(run.uncompared);
     out.PutVarint(run.producers.size());
     for (const RunHandle producer : run.producers) {
       out.PutSigned(run_by_handle_.Contains(producer) ? producer.value() : 0);

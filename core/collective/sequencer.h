@@ -158,8 +158,8 @@ class Sequencer {
   // the ranks that it, or what it has to wait for, lacks; a run that waits for another world for
   // agree_timeout + exec_timeout; a gang that is not finished exec_timeout after its launch (its
   // runs fail, and a later Finished is ignored). And goes on with what the slices of other events
-  // (core/base/work.h) had no time for: launches, searches, what members have passed, what is
-  // late, pairs of steps that are over. Then it is due at once.
+  // (core/base/work.h) had no time for: launches, searches, rows to compare, what members have
+  // passed, what is late, pairs of steps that are over. Then it is due at once.
   void Advance(absl::Time now, Actions* actions);
   // InfiniteFuture when nothing is due.
   absl::Time NextDeadline() const;
@@ -328,6 +328,9 @@ class Sequencer {
   // As the one seat says it and as the other does.
   absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
   bool Contradicts(const Instance& instance, int32_t seat) const;
+  bool CompareVote(int32_t instance, int32_t seat);
+  absl::optional<Error> CompareSome();
+  bool comparing() const { return uncompared_ > 0; }
   void DelayMismatch(int32_t instance, int32_t seat);
   int32_t OutOfGrace() const;
   std::string VersionsText(const Instance& instance) const;
@@ -474,6 +477,10 @@ class Sequencer {
   Pool<PendingRun> runs_;
   Pool<PendingRun>::Chain pending_;
   int64_t pending_size_ = 0;  // of all of them
+  // Of pending_, what no slice has had the time to compare: how many runs, and none stands before
+  // the first.
+  int32_t first_uncompared_ = kNone;
+  size_t uncompared_ = 0;
   SplitHashMap<RunHandle, int32_t> run_by_handle_;
   Pool<Instance> instances_;
   Pool<Instance>::Chain timed_;

@@ -1,4 +1,6 @@
 // What agreement costs: votes in, launches out, no bytes moved. Items are votes.
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -6,6 +8,7 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "core/base/work.h"
 #include "core/collective/sequencer.h"
 
 namespace chorus {
@@ -224,6 +227,76 @@ void BM_Order(benchmark::State& state) {
   }
 }
 BENCHMARK(BM_Order)->Unit(benchmark::kMicrosecond)->Arg(0)->Arg(1)->Arg(8)->Arg(16)->Arg(1024);
+
+// The last vote of a world for so many all_to_alls whose pieces all have rows of their own, and all
+// that it takes until they are launched, in slices. Of those that launch nothing `longest_us` is
+// the longest, in the round where that took least.
+void BM_RowsDiffer(benchmark::State& state) {
+  const auto ranks = static_cast<int32_t>(state.range(0));
+  const auto calls = static_cast<int32_t>(state.range(1));
+  std::deque<AllReduces> votes;
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    votes.emplace_back(rank, ranks, calls, /*wants_grad=*/false);
+    auto what = std::make_shared<VoteTemplate>(*votes.back().vote.what);
+    for (Participation& part : what->participations) {
+      part.after.clear();
+      part.descriptor.kind = CollectiveKind::kAllToAll;
+      part.descriptor.reduction = Reduction::kNone;
+      part.descriptor.dims = {Descriptor::kRowsDiffer, 1024};
+      for (int32_t peer = 0; peer < ranks; ++peer) {
+        part.descriptor.sends.push_back(rank + 2 * peer);
+        part.descriptor.receives.push_back(peer + 2 * rank);
+      }
+    }
+    votes.back().vote.what = what;
+  }
+  Sequencer sequencer(ranks, SequencerOptions());
+  Sequencer::Actions actions;
+  const absl::Time now = absl::UnixEpoch();
+  int64_t run = 0;
+  int64_t base = 0;
+  auto least = std::chrono::nanoseconds::max();
+  for (auto _ : state) {
+    state.PauseTiming();
+    actions.clear();
+    for (AllReduces& of_rank : votes) {
+      Vote& vote = of_rank.vote;
+      vote.run = RunHandle(++run);
+      vote.groups[0].base[0].call = base;
+      if (&of_rank == &votes.back()) break;
+      if (!sequencer.Submit(vote, now, &actions).ok()) state.SkipWithError("refused");
+    }
+    base += calls;
+    std::chrono::nanoseconds longest{0};
+    state.ResumeTiming();
+    for (bool first = true; first || sequencer.NextDeadline() <= now; first = false) {
+      const WorkSlice slice;
+      const auto start = std::chrono::steady_clock::now();
+      if (!first) {
+        sequencer.Advance(now, &actions);
+      } else if (!sequencer.Submit(votes.back().vote, now, &actions).ok()) {
+        state.SkipWithError("refused");
+      }
+      if (!actions.empty()) continue;
+      longest =
+          std::max<std::chrono::nanoseconds>(longest, std::chrono::steady_clock::now() - start);
+    }
+    least = std::min(least, longest);
+    if (actions.size() != 1) {
+      state.SkipWithError("not launched");
+      break;
+    }
+    const Ticket ticket = actions[0].ticket;
+    sequencer.Finished(ticket, absl::OkStatus(), now, &actions);
+  }
+  state.SetItemsProcessed(state.iterations() * ranks * calls);
+  state.counters["longest_us"] = static_cast<double>(least.count()) / 1000;
+}
+BENCHMARK(BM_RowsDiffer)
+    ->Unit(benchmark::kMicrosecond)
+    ->Args({2, 1})
+    ->Args({8, 64})
+    ->Args({64, 1024});
 
 // As BM_Move, where the calls that wait are of two groups of so many members that take turns.
 void BM_MoveBesideGroups(benchmark::State& state) {

@@ -246,6 +246,9 @@ struct PendingRun {
   enum class Reserve : uint8_t { kNotAsked, kAsked, kDone };
   Reserve reserve = Reserve::kNotAsked;
   int32_t component = kNone;
+  // The first of its participations that has not been compared with the votes before it, if rows
+  // differ there; kNone: all have been.
+  int32_t uncompared = kNone;
   int32_t mark = kNone;                       // scratch of the gang's order
   SearchNumber search = 0;                    // the last for which consumers of it have failed
   absl::InlinedVector<int32_t, 2> instances;  // by participation
@@ -266,8 +269,9 @@ struct Way {
 struct Component {
   absl::InlinedVector<int32_t, 4> runs;  // empty: the row is free
   absl::InlinedVector<int32_t, 4> instances;
-  int64_t missing = 0;  // votes, over all instances
-  int64_t size = 0;     // of its runs together
+  // Votes, over all instances; and its runs that are not compared yet, and instances that differ.
+  int64_t missing = 0;
+  int64_t size = 0;  // of its runs together
   // What it still waits for: results and forward instances that are pending, worlds of others, and
   // runs that get ready for its order. It may be launched when that is all its own (`inner`), which
   // is known once it is closed and `counted`: that nothing but a Merge changes.
