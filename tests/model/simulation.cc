@@ -193,6 +193,17 @@ class Simulation {
   void Later(double delay, std::function<void()> what) {
     queue_.push({now_ + delay, next_order_++, std::move(what)});
   }
+  // Pieces whose rows differ; a member that is wrong contradicts each that is not.
+  static void AskForRows(int32_t member, int32_t members, bool is_wrong, Descriptor* what) {
+    what->kind = CollectiveKind::kAllToAll;
+    what->reduction = Reduction::kNone;
+    what->dims[0] = Descriptor::kRowsDiffer;
+    for (int32_t peer = 0; peer < members; ++peer) {
+      what->sends.push_back(3 * member + peer + (is_wrong ? 1 : 0));
+      what->receives.push_back(3 * peer + member + (is_wrong ? 1 : 0));
+    }
+  }
+
   // A message takes its time, and each loss costs a retransmission; order is kept.
   double Arrival(double* last) {
     double at = now_ + Uniform(0.0001, 0.005);
@@ -524,9 +535,14 @@ class Simulation {
       out->leads_to_collective = part.leads_to_collective;
       out->leads_to_leaf = part.leads_to_leaf;
       out->after = part.after;
-      if (Fails(0.0001)) {
-        Disturbed(state.step);
+      const bool is_wrong = Fails(0.0001);
+      if (op.group % 2 == 1) {
+        AskForRows(member, static_cast<int32_t>(members.size()), is_wrong, &out->descriptor);
+      } else if (is_wrong) {
         out->descriptor.dims = {5};
+      }
+      if (is_wrong) {
+        Disturbed(state.step);
         part.shape = 1;
       }
       part_of[i] = static_cast<int32_t>(record.parts.size());
