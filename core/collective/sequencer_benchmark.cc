@@ -153,6 +153,24 @@ BENCHMARK(BM_End)
     ->Args({3, 262144, 1, 1})
     ->Args({4, 262144, 1, 1});
 
+// Rank 1, beside what waits, calls a group that it is alone in; its runs have numbers behind `run`.
+void GoOnAlone(int64_t run, Sequencer* sequencer, Sequencer::Actions* actions,
+               benchmark::State& state) {
+  AllReduces calls(0, 1, 1, /*wants_grad=*/false);
+  calls.vote.groups[0].group = *sequencer->AddGroup(Rank(1), {Rank(1)});
+  for (auto _ : state) {
+    calls.vote.run = RunHandle(++run);
+    calls.vote.groups[0].base[0].call = 2 * run;
+    actions->clear();
+    if (!sequencer->Submit(calls.vote, absl::UnixEpoch(), actions).ok() || actions->size() != 1) {
+      state.SkipWithError("not launched alone");
+      break;
+    }
+    const Ticket ticket = (*actions)[0].ticket;
+    sequencer->Finished(ticket, absl::OkStatus(), absl::UnixEpoch(), actions);
+  }
+}
+
 // A rank leaves calls out, and makes one of a group of its own, while all that a world may have
 // pending waits for it: nothing of that is passed.
 void BM_Move(benchmark::State& state) {
@@ -168,20 +186,7 @@ void BM_Move(benchmark::State& state) {
       state.SkipWithError("refused");
     }
   }
-  AllReduces calls(0, 1, 1, /*wants_grad=*/false);
-  calls.vote.groups[0].group = *sequencer.AddGroup(Rank(1), {Rank(1)});
-  int64_t run = 1000;
-  for (auto _ : state) {
-    calls.vote.run = RunHandle(++run);
-    calls.vote.groups[0].base[0].call = 2 * run;
-    actions.clear();
-    if (!sequencer.Submit(calls.vote, absl::UnixEpoch(), &actions).ok() || actions.size() != 1) {
-      state.SkipWithError("not launched alone");
-      break;
-    }
-    const Ticket ticket = actions[0].ticket;
-    sequencer.Finished(ticket, absl::OkStatus(), absl::UnixEpoch(), &actions);
-  }
+  GoOnAlone(1000, &sequencer, &actions, state);
 }
 BENCHMARK(BM_Move)->Arg(1024)->Arg(64512);
 
@@ -332,20 +337,7 @@ void BM_MoveBesideGroups(benchmark::State& state) {
       state.SkipWithError("refused");
     }
   }
-  AllReduces calls(0, 1, 1, /*wants_grad=*/false);
-  calls.vote.groups[0].group = *sequencer.AddGroup(Rank(1), {Rank(1)});
-  int64_t run = 2 * kPending;
-  for (auto _ : state) {
-    calls.vote.run = RunHandle(++run);
-    calls.vote.groups[0].base[0].call = 2 * run;
-    actions.clear();
-    if (!sequencer.Submit(calls.vote, absl::UnixEpoch(), &actions).ok() || actions.size() != 1) {
-      state.SkipWithError("not launched alone");
-      break;
-    }
-    const Ticket ticket = actions[0].ticket;
-    sequencer.Finished(ticket, absl::OkStatus(), absl::UnixEpoch(), &actions);
-  }
+  GoOnAlone(2 * kPending, &sequencer, &actions, state);
 }
 BENCHMARK(BM_MoveBesideGroups)->Unit(benchmark::kMicrosecond)->Arg(10)->Arg(1000);
 
