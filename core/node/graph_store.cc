@@ -181,8 +181,7 @@ absl::StatusOr<std::shared_ptr<GraphRecord>> GraphStore::FindOrMake(absl::string
   CountWork(kWorkPerCheckedNode * static_cast<int64_t>(graph.nodes.size()));
   CHORUS_RETURN_IF_ERROR(ValidateGraph(graph, options_.limits));
   CHORUS_ASSIGN_OR_RETURN(std::vector<int64_t> maxima, CheckSymbols(graph));
-  CHORUS_ASSIGN_OR_RETURN(const int64_t bytes_to_plan,
-                          MemoryToPlan(graph, options_.plan.limits.max_bytes));
+  CHORUS_ASSIGN_OR_RETURN(const int64_t bytes_to_plan, MemoryToPlan(graph, options_.plan.limits));
   if (!large && background_ != nullptr &&
       (bytes_to_plan > options_.max_inline_plan_bytes || HasSlowKernels(graph))) {
     return nullptr;

@@ -370,7 +370,7 @@ TEST(GraphStoreTest, AGraphIsChargedBeforeEachStepOfMakingIt) {
   const std::string encoded = Independent(70);
   const Graph graph = *DecodeGraph(encoded);
   const int64_t copy = static_cast<int64_t>(encoded.size());
-  const int64_t bytes_to_plan = *MemoryToPlan(graph, kMuch);
+  const int64_t bytes_to_plan = *MemoryToPlan(graph, AllLarge().plan.limits);
   GraphStore store(AllLarge(), &posts.background(), NothingIsLoaded);
   std::vector<int64_t> held;
   auto record = MakeLarge(&store, encoded, budget, &posts, [&] { held.push_back(HeldOf(budget)); });

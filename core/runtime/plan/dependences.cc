@@ -9,23 +9,65 @@
 
 namespace chorus::planning {
 
+namespace {
+
+IndexedVector<NodeIndex, bool> NodesThatLeadToCollectives(const Graph& graph,
+                                                          const ValueTable& values) {
+  IndexedVector<NodeIndex, bool> lead(graph.nodes.size(), false);
+  for (NodeIndex n = static_cast<NodeIndex>(graph.nodes.size()); n-- > 0;) {
+    if (graph.nodes[n].collective.has_value()) lead[n] = true;
+    if (!lead[n]) continue;
+    for (const ValueIndex v : graph.nodes[n].inputs) {
+      if (values.producer(v) >= 0) lead[values.producer(v)] = true;
+    }
+  }
+  return lead;
+}
+
+}  // namespace
+
 Dependences::Dependences(const Graph& graph, const ValueTable& values, int64_t max_work)
     : graph_(graph),
       values_(values),
       max_work_(max_work),
-      needed_(graph.nodes.size(), false),
+      needed_(NodesThatLeadToCollectives(graph, values)),
       sets_(static_cast<size_t>(values.size())),
       uses_(static_cast<size_t>(values.size()), 0) {
-  for (NodeIndex n = static_cast<NodeIndex>(graph.nodes.size()); n-- > 0;) {
-    const Node& node = graph.nodes[n];
-    if (node.collective.has_value()) needed_[n] = true;
+  for (NodeIndex n = 0; n < static_cast<NodeIndex>(graph.nodes.size()); ++n) {
     if (!needed_[n]) continue;
-    for (const ValueIndex v : node.inputs) {
-      ++uses_[v];
-      const NodeIndex producer = values.producer(v);
-      if (producer >= 0) needed_[producer] = true;
-    }
+    for (const ValueIndex v : graph.nodes[n].inputs) ++uses_[v];
   }
+}
+
+int64_t Dependences::MostBytes(const Graph& graph, const ValueTable& values, int64_t max_work) {
+  // The leaves of a set are at least half full, but for one, and those above them few.
+  constexpr int64_t kBytesOfElement = 10;
+  constexpr int64_t kBytesOfSet = 192;
+  const IndexedVector<NodeIndex, bool> needed = NodesThatLeadToCollectives(graph, values);
+  IndexedVector<ValueIndex, bool> has_set(static_cast<size_t>(values.size()), false);
+  int64_t collectives = 0;
+  int64_t sets = 0;
+  int64_t elements = 0;
+  for (NodeIndex n = 0; n < static_cast<NodeIndex>(graph.nodes.size()); ++n) {
+    if (!needed[n]) continue;
+    const Node& node = graph.nodes[n];
+    const auto inputs_with_sets = std::count_if(node.inputs.begin(), node.inputs.end(),
+                                                [&](ValueIndex v) -> bool { return has_set[v]; });
+    if (inputs_with_sets > 1) {
+      ++sets;
+      elements += collectives;
+    }
+    if (node.collective.has_value()) {
+      ++sets;
+      ++collectives;
+    } else if (inputs_with_sets == 0) {
+      continue;
+    }
+    const ValueIndex first = values.first_output(n);
+    const auto outputs = static_cast<int32_t>(node.outputs.size());
+    for (ValueIndex v = first; v < first + outputs; ++v) has_set[v] = true;
+  }
+  return sets * kBytesOfSet + std::min(elements, max_work) * kBytesOfElement;
 }
 
 absl::Status Dependences::Count(size_t elements) {

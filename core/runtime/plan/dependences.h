@@ -45,6 +45,11 @@ class Dependences {
 
   int64_t work() const { return work_; }
 
+  // What the sets of such a graph take at any time, counted from above: of a node that puts sets
+  // together, as many elements as there are collectives before it, and of all together no more
+  // than `max_work`.
+  static int64_t MostBytes(const Graph& graph, const ValueTable& values, int64_t max_work);
+
  private:
   absl::Status Count(size_t elements);
   absl::Status Reduce(absl::Span<const Participation> participations, Set* set);

@@ -10,6 +10,7 @@
 #include "core/base/memory_account.h"
 #include "core/graph/encoding.h"
 #include "core/ops/registry.h"
+#include "core/runtime/plan/dependences.h"
 
 namespace chorus::planning {
 namespace {
@@ -92,8 +93,11 @@ absl::StatusOr<int64_t> WorkspaceBytes(const PlanState& state, const Node& node)
 
 }  // namespace
 
-absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, const ValueTable& table, int64_t most) {
-  int64_t total = MemoryToPlanEnds(graph, table);
+absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, const ValueTable& table,
+                                     const PlanLimits& limits) {
+  const int64_t most = limits.max_bytes;
+  int64_t total = MemoryToPlanEnds(graph, table) +
+                  Dependences::MostBytes(graph, table, limits.max_dependence_steps);
   const OpDef* def = nullptr;
   for (size_t n = 0; n < graph.nodes.size() && total <= most; ++n) {
     const Node& node = graph.nodes[n];
@@ -108,8 +112,7 @@ absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, const ValueTable& table
 absl::Status FindForms(PlanState* state) {
   const Graph& graph = state->graph;
   CHORUS_RETURN_IF_ERROR(CheckSlots(graph));
-  CHORUS_RETURN_IF_ERROR(
-      MemoryToPlan(graph, state->table, state->options.limits.max_bytes).status());
+  CHORUS_RETURN_IF_ERROR(MemoryToPlan(graph, state->table, state->options.limits).status());
   state->nodes.resize(graph.nodes.size());
   for (NodeIndex n = 0; n < state->num_nodes(); ++n) {
     const Node& node = state->node(n);

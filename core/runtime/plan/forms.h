@@ -23,7 +23,8 @@ namespace chorus::planning {
 absl::Status FindForms(PlanState* state);
 
 // As in plan.h, of a graph whose values are in `table`.
-absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, const ValueTable& table, int64_t most);
+absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, const ValueTable& table,
+                                     const PlanLimits& limits);
 
 }  // namespace chorus::planning
 

@@ -32,8 +32,8 @@ absl::StatusOr<Plan> CompilePlan(const Graph& graph, const PlanOptions& options)
   return std::move(state.plan);
 }
 
-absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, int64_t most) {
-  return planning::MemoryToPlan(graph, ValueTable(graph), most);
+absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, const PlanLimits& limits) {
+  return planning::MemoryToPlan(graph, ValueTable(graph), limits);
 }
 
 }  // namespace chorus

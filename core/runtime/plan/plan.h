@@ -22,9 +22,9 @@ namespace chorus {
 absl::StatusOr<Plan> CompilePlan(const Graph& graph, const PlanOptions& options);
 
 // What CompilePlan takes at any time, as PlanLimits::max_bytes counts; the same at all sizes of
-// symbols. `graph` has passed ValidateGraph. kQuota: more than `most`. UNIMPLEMENTED: an op that
-// this build does not run.
-absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, int64_t most);
+// symbols. `graph` has passed ValidateGraph. kQuota: more than that. UNIMPLEMENTED: an op that this
+// build does not run.
+absl::StatusOr<int64_t> MemoryToPlan(const Graph& graph, const PlanLimits& limits);
 
 }  // namespace chorus
 

@@ -21,7 +21,8 @@ struct NodeView;  // core/ops/node_spec.h
 // What a graph from a client may cost; kQuota otherwise, before it is made.
 struct PlanLimits {
   // Memory that planning takes at any time, beside the graph: counted from above, for each node,
-  // input, output, type and piece of a collective. Some times what the plan is in the end.
+  // input, output, type and piece of a collective, and for the sets of which need which. Some times
+  // what the plan is in the end.
   int64_t max_bytes = int64_t{256} << 20;
   // Pairs of collectives of which one needs the other's result (Participation::after of all
   // together): a thousand that all need a thousand others. Each launch looks at all of them.

@@ -39,6 +39,20 @@ Graph Sums(int size, bool needed) {
   return b.graph().Build();
 }
 
+Graph AllAndOneMore(int size) {
+  RankBuilder b(0, 2);
+  b.set_wants_grad(false);
+  const ValueIndex x = b.Input(Small());
+  std::vector<ValueIndex> reduced;
+  for (int i = 0; i < size; ++i) reduced.push_back(b.AllReduce(x));
+  const ValueIndex product = b.Op("product", reduced);
+  const ValueIndex one_more = b.AllReduce(x);
+  std::vector<ValueIndex> sums;
+  for (int i = 0; i < 2 * size; ++i) sums.push_back(b.Op("add", {product, one_more}));
+  AddOutput(&b, b.AllReduce(b.Op("product", sums)));
+  return b.graph().Build();
+}
+
 Graph SumFromTheEnd(int size) {
   RankBuilder b(0, 2);
   b.set_wants_grad(false);
@@ -94,6 +108,8 @@ absl::string_view NameOf(HostileGraph kind) {
   switch (kind) {
     case HostileGraph::kSums:
       return "sums";
+    case HostileGraph::kAllAndOneMore:
+      return "all_and_one_more";
     case HostileGraph::kUnneededSums:
       return "unneeded_sums";
     case HostileGraph::kSumFromTheEnd:
@@ -116,6 +132,8 @@ Graph MakeHostileGraph(HostileGraph kind, int size) {
   switch (kind) {
     case HostileGraph::kSums:
       return Sums(size, true);
+    case HostileGraph::kAllAndOneMore:
+      return AllAndOneMore(size);
     case HostileGraph::kUnneededSums:
       return Sums(size, false);
     case HostileGraph::kSumFromTheEnd:

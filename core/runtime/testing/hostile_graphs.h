@@ -13,6 +13,7 @@ namespace testing {
 
 enum class HostileGraph {
   kSums,             // each partial sum of collectives is used twice, and leads to a collective
+  kAllAndOneMore,    // sums, twice as many as collectives, that each need all of them and one more
   kUnneededSums,     // the same, but they are outputs only
   kSumFromTheEnd,    // a sum of independent collectives, the last one first
   kAllAfterAll,      // collectives that each need every one of as many others
@@ -21,14 +22,10 @@ enum class HostileGraph {
   kOutputsOfAChain,  // a long chain of aliases, whose end is all outputs
   kOutputsOfOne,     // one value of sixteen dimensions, which is all outputs
 };
-inline constexpr HostileGraph kHostileGraphs[] = {HostileGraph::kSums,
-                                                  HostileGraph::kUnneededSums,
-                                                  HostileGraph::kSumFromTheEnd,
-                                                  HostileGraph::kAllAfterAll,
-                                                  HostileGraph::kManyPieces,
-                                                  HostileGraph::kWideNodes,
-                                                  HostileGraph::kOutputsOfAChain,
-                                                  HostileGraph::kOutputsOfOne};
+inline constexpr HostileGraph kHostileGraphs[] = {
+    HostileGraph::kSums,          HostileGraph::kAllAndOneMore,   HostileGraph::kUnneededSums,
+    HostileGraph::kSumFromTheEnd, HostileGraph::kAllAfterAll,     HostileGraph::kManyPieces,
+    HostileGraph::kWideNodes,     HostileGraph::kOutputsOfAChain, HostileGraph::kOutputsOfOne};
 absl::string_view NameOf(HostileGraph kind);
 
 // One with about `size` of what it has much of: collectives, nodes or outputs; a tenth of that of
