@@ -1,14 +1,19 @@
 #!/usr/bin/python3
-"""Looks whether headers say in their opening comment what each has to say; see tools/format --check.
+"""Looks whether headers say what each has to say, and .cc files have one; see tools/format --check.
 
-    check_headers.py HEADER...
+    check_headers.py FILE...
 
-The opening comment is the first block of lines that begin with //, at the top of the file. It says
-`Threads: ...`, `Ownership: ...` and `Errors: ...`: whether that is true, readers see. The headers of
-tests/ and benchmarks/ are left out by the caller: their own programs alone include them.
+The opening comment of a header is the first block of lines that begin with //, at the top of the file.
+It says `Threads: ...`, `Ownership: ...` and `Errors: ...`: whether that is true, readers see. The headers
+of tests/ and benchmarks/ are left out by the caller: their own programs alone include them.
+
+Beside a .cc stands the header of its name, unless it is a program's main. Tests, benchmarks and fuzz
+targets, which have a main of a library, are left out by the caller, too.
 """
 
 import itertools
+import os
+import re
 import sys
 
 WORDS = ("Threads:", "Ownership:", "Errors:")
@@ -21,14 +26,26 @@ def lacking(text):
     return [word for word in WORDS if word not in said]
 
 
-def main(headers):
+def complaint(path):
+    """What is wrong with the file; None: nothing."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    if path.endswith(".h"):
+        words = lacking(text)
+        said = ", ".join(word.rstrip(":") for word in words)
+        return "its opening comment does not say " + said if words else None
+    header = os.path.splitext(path)[0] + ".h"
+    if os.path.exists(header) or re.search(r"^int main\(", text, re.MULTILINE):
+        return None
+    return "there is no %s beside it, nor a main in it" % os.path.basename(header)
+
+
+def main(paths):
     status = 0
-    for header in headers:
-        with open(header, encoding="utf-8") as file:
-            words = lacking(file.read())
-        if words:
-            print("%s: its opening comment does not say %s" % (
-                header, ", ".join(word.rstrip(":") for word in words)))
+    for path in paths:
+        wrong = complaint(path)
+        if wrong:
+            print("%s: %s" % (path, wrong))
             status = 1
     return status
 

@@ -19,11 +19,12 @@ WHOLE = """// What it is.
 
 class CheckHeadersTest(unittest.TestCase):
     def check(self, **texts):
-        """The status, and what is printed with a header of each text."""
+        """The status, and what is printed with a header of each text; of NAME_cc it is NAME.cc's."""
         with tempfile.TemporaryDirectory() as folder:
             paths = []
             for name, text in texts.items():
-                paths.append(os.path.join(folder, name + ".h"))
+                name = name[:-3] + ".cc" if name.endswith("_cc") else name + ".h"
+                paths.append(os.path.join(folder, name))
                 with open(paths[-1], "w", encoding="utf-8") as file:
                     file.write(text)
             output = io.StringIO()
@@ -58,6 +59,13 @@ class CheckHeadersTest(unittest.TestCase):
             "c.h: its opening comment does not say Errors",
         ]))
         self.assertEqual(self.check(), (0, []))
+
+    def test_a_source_has_a_header_or_a_main(self):
+        self.assertEqual(self.check(a=WHOLE, a_cc="int Two() { return 2; }\n",
+                                    b_cc="#include <a.h>\n\nint main(int, char**) {}\n"), (0, []))
+        self.assertEqual(
+            self.check(a=WHOLE, c_cc="// Here int main() is only named.\nint domain();\n"),
+            (1, ["c.cc: there is no c.h beside it, nor a main in it"]))
 
 
 if __name__ == "__main__":
