@@ -83,8 +83,8 @@ std::vector<Tensor> List(Results results, int size) {
                              std::make_move_iterator(results.end()));
 }
 
-// This member's call.
-Results ApplyHere(const CallRequest& call, absl::Span<const Tensor> inputs, const Group& group) {
+// The call of the member that this process is.
+Results CallAsMember(const CallRequest& call, absl::Span<const Tensor> inputs, const Group& group) {
   return ApplyCollective(call, inputs, MemberOf(group), CoreOf(group));
 }
 
@@ -93,7 +93,7 @@ Results RefuseHere(const CallRequest& call, const Group& group, absl::string_vie
   const std::string text = absl::StrCat(call.spec.op->name, ": ", problem);
   const Tensor bad = FailedTensor(MemberOf(group) == nullptr ? nullptr : MemberOf(group)->session,
                                   WithSource(BadType(text), SourceOf(call.spec.site)));
-  return ApplyHere(call, Only(bad), group);
+  return CallAsMember(call, Only(bad), group);
 }
 
 // The factor of PREMUL_SUM beside such tensors.
@@ -112,10 +112,10 @@ Tensor FactorOf(const ReduceOp& op, absl::Span<const Tensor> xs, CallSite site) 
 Results ApplyReduction(CallRequest&& call, absl::Span<const Tensor> xs, const Group& group,
                        const ReduceOp& op) {
   call.spec.collective.reduction = op.reduction();
-  if (op.reduction() != Reduction::kPremulSum) return ApplyHere(call, xs, group);
+  if (op.reduction() != Reduction::kPremulSum) return CallAsMember(call, xs, group);
   std::vector<Tensor> operands(xs.begin(), xs.end());
   operands.push_back(FactorOf(op, xs, call.spec.site));
-  return ApplyHere(call, operands, group);
+  return CallAsMember(call, operands, group);
 }
 
 // `x` with axis `dim` in front, which collectives take apart; and back.
@@ -155,11 +155,11 @@ TensorType TypeOfPiece(DType dtype, const Shape& shape) {
 Results ApplyBroadcast(const Tensor& x, int root, const Group& group, CallSite site) {
   CallRequest call(Ops().broadcast, site);
   call.spec.collective.root = GroupRank(root);
-  if (!IsUsable(x) || group.rank() == root) return ApplyHere(call, Only(x), group);
+  if (!IsUsable(x) || group.rank() == root) return CallAsMember(call, Only(x), group);
   // Off the root only the type counts, and what is behind it: the root's x has a gradient.
   call.spec.type = &ImplOf(x)->data->info->type;
   call.behind = Only(x);
-  return ApplyHere(call, {}, group);
+  return CallAsMember(call, {}, group);
 }
 
 }  // namespace
@@ -189,14 +189,14 @@ std::vector<Tensor> AllGather(const Tensor& x, const Group& group, const std::ve
                               CallSite site) {
   CallRequest call(Ops().all_gather, site);
   call.spec.collective.counts = rows;
-  return List(ApplyHere(call, Only(x), group), group.size());
+  return List(CallAsMember(call, Only(x), group), group.size());
 }
 
 Tensor internal::AllGatherIntoTensorIn(CallInRuns* runs, const Tensor& x, const Group& group,
                                        CallSite site) {
   CallRequest call(Ops().all_gather_into_tensor, site);
   call.runs = runs;
-  return One(ApplyHere(call, Only(x), group));
+  return One(CallAsMember(call, Only(x), group));
 }
 
 Tensor AllGatherIntoTensor(const Tensor& x, const Group& group, const std::vector<int64_t>& rows,
@@ -204,7 +204,7 @@ Tensor AllGatherIntoTensor(const Tensor& x, const Group& group, const std::vecto
   CallRequest call(Ops().all_gather_into_tensor, site);
   call.spec.collective.counts = rows;
   const Tensor piece = ToFront("all_gather_into_tensor", AsRow(x, site), dim, site);
-  return FromFront(One(ApplyHere(call, Only(piece), group)), dim, site);
+  return FromFront(One(CallAsMember(call, Only(piece), group)), dim, site);
 }
 
 std::vector<Tensor> Gather(const Tensor& x, int root, const Group& group,
@@ -212,7 +212,7 @@ std::vector<Tensor> Gather(const Tensor& x, int root, const Group& group,
   CallRequest call(Ops().gather, site);
   call.spec.collective.root = GroupRank(root);
   call.spec.collective.counts = rows;
-  return List(ApplyHere(call, Only(x), group), group.rank() == root ? group.size() : 1);
+  return List(CallAsMember(call, Only(x), group), group.rank() == root ? group.size() : 1);
 }
 
 Tensor GatherIntoTensor(const Tensor& x, int root, const Group& group,
@@ -221,7 +221,7 @@ Tensor GatherIntoTensor(const Tensor& x, int root, const Group& group,
   call.spec.collective.root = GroupRank(root);
   call.spec.collective.counts = rows;
   const Tensor piece = ToFront("gather_into_tensor", AsRow(x, site), dim, site);
-  return FromFront(One(ApplyHere(call, Only(piece), group)), dim, site);
+  return FromFront(One(CallAsMember(call, Only(piece), group)), dim, site);
 }
 
 Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, int root,
@@ -232,7 +232,7 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
   if (group.rank() != root || CoreOf(group) == nullptr) {
     call.spec.type = &type;
     call.behind = xs;
-    return One(ApplyHere(call, {}, group));
+    return One(CallAsMember(call, {}, group));
   }
   const size_t root_index = static_cast<size_t>(root);
   if (xs.size() == static_cast<size_t>(group.size()) && IsUsable(xs[root_index]) &&
@@ -242,7 +242,7 @@ Tensor Scatter(const std::vector<Tensor>& xs, DType dtype, const Shape& shape, i
                                        type.ToString(), ", which it says, got ",
                                        ImplOf(xs[root_index])->data->info->type.ToString())));
   }
-  return One(ApplyHere(call, xs, group));
+  return One(CallAsMember(call, xs, group));
 }
 
 Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root, const Group& group,
@@ -270,7 +270,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
   if (group.rank() != root || CoreOf(group) == nullptr) {
     call.spec.type = &type;
     call.behind = Only(x);
-    return FromFront(One(ApplyHere(call, {}, group)), dim, site);
+    return FromFront(One(CallAsMember(call, {}, group)), dim, site);
   }
   call.spec.collective.counts = rows;
   const Tensor whole = ToFront("scatter_tensor", x, dim, site);
@@ -288,7 +288,7 @@ Tensor ScatterTensor(const Tensor& x, DType dtype, const Shape& shape, int root,
       }
     }
   }
-  return FromFront(One(ApplyHere(call, Only(whole), group)), dim, site);
+  return FromFront(One(CallAsMember(call, Only(whole), group)), dim, site);
 }
 
 Tensor ReduceScatter(const std::vector<Tensor>& xs, const Group& group, ReduceOp op,
@@ -308,7 +308,7 @@ std::vector<Tensor> AllToAll(const std::vector<Tensor>& xs, const Group& group,
                              const std::vector<int64_t>& rows, CallSite site) {
   CallRequest call(Ops().all_to_all, site);
   call.spec.collective.counts = rows;
-  return List(ApplyHere(call, xs, group), group.size());
+  return List(CallAsMember(call, xs, group), group.size());
 }
 
 Tensor AllToAllSingle(const Tensor& x, const Group& group, const std::vector<int64_t>& send_rows,
@@ -325,14 +325,14 @@ Tensor AllToAllSingle(const Tensor& x, const Group& group, const std::vector<int
   std::vector<int64_t> counts = send_rows;
   counts.insert(counts.end(), receive_rows.begin(), receive_rows.end());
   call.spec.collective.counts = std::move(counts);
-  return One(ApplyHere(call, Only(x), group));
+  return One(CallAsMember(call, Only(x), group));
 }
 
 Tensor Send(const Tensor& x, int to, const Group& group, int64_t tag, CallSite site) {
   CallRequest call(Ops().send, site);
   call.spec.collective.peer = GroupRank(to);
   call.spec.collective.tag = tag;
-  return One(ApplyHere(call, Only(x), group));
+  return One(CallAsMember(call, Only(x), group));
 }
 
 Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64_t tag,
@@ -342,7 +342,7 @@ Tensor Recv(DType dtype, const Shape& shape, int from, const Group& group, int64
   call.spec.collective.tag = tag;
   const TensorType type = TypeOfPiece(dtype, shape);
   call.spec.type = &type;
-  return One(ApplyHere(call, {}, group));
+  return One(CallAsMember(call, {}, group));
 }
 
 std::vector<Tensor> BatchSendRecv(const std::vector<Transfer>& transfers, const Group& group,
@@ -357,7 +357,7 @@ std::vector<Tensor> BatchSendRecv(const std::vector<Transfer>& transfers, const 
 }
 
 Tensor Barrier(const Group& group, CallSite site) {
-  return One(ApplyHere(CallRequest(Ops().barrier, site), {}, group));
+  return One(CallAsMember(CallRequest(Ops().barrier, site), {}, group));
 }
 
 // --- Ragged -------------------------------------------------------------------------------------
@@ -379,20 +379,20 @@ Ragged Both(const Results& results) { return {results.front(), results.back()}; 
 Ragged AllToAllRagged(const Tensor& x, const Tensor& send_counts, int64_t max_rows,
                       const Group& group, CallSite site) {
   return Both(
-      ApplyHere(RaggedCall(Ops().all_to_all_single, max_rows, site), {x, send_counts}, group));
+      CallAsMember(RaggedCall(Ops().all_to_all_single, max_rows, site), {x, send_counts}, group));
 }
 
 Ragged AllGatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, const Group& group,
                        CallSite site) {
-  return Both(ApplyHere(RaggedCall(Ops().all_gather_into_tensor, max_rows, site),
-                        {x, AsRow(count, site)}, group));
+  return Both(CallAsMember(RaggedCall(Ops().all_gather_into_tensor, max_rows, site),
+                           {x, AsRow(count, site)}, group));
 }
 
 Ragged GatherRagged(const Tensor& x, const Tensor& count, int64_t max_rows, int root,
                     const Group& group, CallSite site) {
   CallRequest call = RaggedCall(Ops().gather_into_tensor, max_rows, site);
   call.spec.collective.root = GroupRank(root);
-  return Both(ApplyHere(call, {x, AsRow(count, site)}, group));
+  return Both(CallAsMember(call, {x, AsRow(count, site)}, group));
 }
 
 Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const Shape& shape,
@@ -404,7 +404,7 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
     call.spec.type = &type;
     call.behind = Only(x);
     call.spec.collective.runtime_counts_input = 0;
-    return Both(ApplyHere(call, {}, group));
+    return Both(CallAsMember(call, {}, group));
   }
   if (IsUsable(x)) {
     TensorType row_type = ImplOf(x)->data->info->type;
@@ -415,7 +415,7 @@ Ragged ScatterRagged(const Tensor& x, const Tensor& counts, DType dtype, const S
                                           ", which the root says, got ", TypeText(x))));
     }
   }
-  return Both(ApplyHere(call, {x, counts}, group));
+  return Both(CallAsMember(call, {x, counts}, group));
 }
 
 Ragged ReduceScatterRagged(const Tensor& x, const Tensor& counts, int64_t max_rows,

@@ -28,16 +28,16 @@ pid_t ParentIn(absl::string_view stat) {
 absl::optional<int64_t> SumIn(const std::string& text,
                               const std::vector<absl::string_view>& names) {
   int64_t sum = 0;
-  size_t found = 0;
+  size_t num_found = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
     int64_t bytes = 0;
     if (words.size() != 2 || std::count(names.begin(), names.end(), words[0]) == 0) continue;
     if (!absl::SimpleAtoi(words[1], &bytes)) return absl::nullopt;
     sum += bytes;
-    ++found;
+    ++num_found;
   }
-  if (found != names.size()) return absl::nullopt;
+  if (num_found != names.size()) return absl::nullopt;
   return sum;
 }
 
@@ -75,13 +75,13 @@ absl::optional<ProcessCgroup> ProcessCgroup::Find(const std::string& root, pid_t
   for (const MemoryCgroup& cgroup : MemoryCgroupsIn(TextOf(root + "/proc/self/cgroup"))) {
     // At the mount a container sees its own, whatever path is told.
     for (const std::string& path : {cgroup.path, std::string()}) {
-      const ProcessCgroup own(root, pid, absl::StrCat(cgroup.mount, path == "/" ? "" : path),
-                              cgroup.version);
-      const std::vector<std::string> pids = absl::StrSplit(own.Text("cgroup.procs"), '\n');
+      const ProcessCgroup own_cgroup(root, pid, absl::StrCat(cgroup.mount, path == "/" ? "" : path),
+                                     cgroup.version);
+      const std::vector<std::string> pids = absl::StrSplit(own_cgroup.Text("cgroup.procs"), '\n');
       const bool is_in = std::count(pids.begin(), pids.end(), absl::StrCat(pid)) > 0;
       // Of version 1 that of the whole machine has such files as well.
       const bool is_root = cgroup.version == 1 && cgroup.path == "/";
-      if (is_in && !is_root && own.FixedBytes().has_value()) return own;
+      if (is_in && !is_root && own_cgroup.FixedBytes().has_value()) return own_cgroup;
     }
   }
   return absl::nullopt;

@@ -181,9 +181,9 @@ int Main() {
     }
     devices = *std::move(started);
   } else {
-    absl::StatusOr<std::unique_ptr<Backend>> made = MakeBackend(flags, pool.get());
-    if (!made.ok()) return Refused(made.status());
-    backend = *std::move(made);
+    absl::StatusOr<std::unique_ptr<Backend>> backend_or = MakeBackend(flags, pool.get());
+    if (!backend_or.ok()) return Refused(backend_or.status());
+    backend = *std::move(backend_or);
     devices = DevicesOf(backend.get());
   }
   // What the GPU's driver keeps in the host's memory nobody is charged for.

@@ -731,8 +731,8 @@ void Runs::Fail(RunState* run, const Error& cause, absl::Time now,
     return FailAtOnce(run, cause, now);
   }
   CountWork(kWorkPerRun);
-  std::shared_ptr<const Error> own;
-  if (common == nullptr) common = &own;
+  std::shared_ptr<const Error> run_error;
+  if (common == nullptr) common = &run_error;
   if (*common == nullptr) {
     Error error = cause;
     // The record has its texts, also where there is no memory to keep them here.

@@ -99,14 +99,14 @@ int64_t ShortWay::BytesOf(const MeetingPoint& point, size_t kinds) {
 }
 
 void ShortWay::MakeTemplate(const Session& session, const Run& run, const GraphRecord& record,
-                            World* world, RunTemplate* made) {
+                            World* world, RunTemplate* run_template) {
   CountWork(kWorkPerTemplate);
   const RunGroup& bound = run.groups.front();
-  *made = RunTemplate();
-  made->graph = run.graph;
-  made->world = world->id;
-  made->since = world->agreement->since();
-  made->group = bound.group;
+  *run_template = RunTemplate();
+  run_template->graph = run.graph;
+  run_template->world = world->id;
+  run_template->since = world->agreement->since();
+  run_template->group = bound.group;
   const auto group = static_cast<size_t>(bound.group.value());
   if (group >= MeetingPoints::kMost || !IsOneCollective(record)) return;
   const absl::StatusOr<absl::Span<const Rank>> members =
@@ -139,15 +139,15 @@ void ShortWay::MakeTemplate(const Session& session, const Run& run, const GraphR
     point->standing = std::vector<StandingRun>(members->size());
     if (!point->charge.Cover(BytesOf(*point, 0)).ok()) {
       point.reset();
-      *made = RunTemplate();  // there may be memory later
+      *run_template = RunTemplate();  // there may be memory later
       return;
     }
   }
-  made->kind = KindOf(part, world->options.check_call_sites, point.get());
-  made->member = part.member;
-  made->device = device;
-  made->record = &record;
-  made->keeps_inputs = KeepsInputs(plan);
+  run_template->kind = KindOf(part, world->options.check_call_sites, point.get());
+  run_template->member = part.member;
+  run_template->device = device;
+  run_template->record = &record;
+  run_template->keeps_inputs = KeepsInputs(plan);
 }
 
 // Null: it does not go this way.

@@ -10,8 +10,8 @@
 // It decides nothing that the general way would decide otherwise, and knows no errors. Whatever is
 // not as usual, or concerns a world or a session of which somebody stands here, has them make way
 // first: they go the general way (Commands, Runs), in the order and as of the time in which they
-// came. So does whoever has stood for kMostWait. While somebody stands nothing else of his world is
-// pending or under way, and nothing else of his session's log has been taken.
+// came. So does a run that has stood for kMostWait. While one stands nothing else of its world is
+// pending or under way, and nothing else of its session's log has been taken.
 //
 // Threads: the node thread. Ownership: sessions own their templates, worlds their points; a run
 // that stands shares its session and its inputs. Errors: none.
@@ -166,7 +166,7 @@ class ShortWay {
  private:
   RunTemplate* TemplateOf(Session* session, const Run& run, World* world);
   void MakeTemplate(const Session& session, const Run& run, const GraphRecord& record, World* world,
-                    RunTemplate* made);
+                    RunTemplate* run_template);
   static int32_t KindOf(const Participation& part, CheckCallSites check, MeetingPoint* point);
   static int64_t BytesOf(const MeetingPoint& point, size_t kinds);
   bool FindOperands(const Session& session, const Run& run, StandingRun* standing) const;
@@ -184,9 +184,9 @@ class ShortWay {
   void Note(FlightKind kind, absl::Time time, const World& world, const StandingRun& run,
             Ticket ticket);
   void Publish(const World& world, const MetGang& met, const StandingRun& run, absl::Time now);
-  // All who stand there go the general way.
+  // All runs that stand there go the general way.
   void MakeWayAt(MeetingPoint* point);
-  // Nobody stands there any more. Those who did, as they came; what they are is at the point until
+  // No run stands there any more. Those that did, as they came; what they are is at the point until
   // the next one comes.
   absl::InlinedVector<int32_t, 8> Leave(MeetingPoint* point);
   void ArmTimer(absl::Time first_came);

@@ -133,32 +133,32 @@ CHORUS_DEVICE void MomentsOfParts(const MomentsArgs<T>& args, const Lane& lane) 
     NormCursor cursor(parts, t);
     const int64_t result = cursor.row * parts.parts + cursor.part;
     T sum = 0;
-    // Chan, Golub and LeVeque 1979: of some elements and of some more, from the means of each.
+    // Chan, Golub and LeVeque 1979: of some elements and of a chunk, from the means of each.
     T mean = 0;
     T squares = 0;
     T count = 0;
     while (cursor.left > 0) {
-      const int64_t more = cursor.left < kNormChunk ? cursor.left : kNormChunk;
+      const int64_t elements = cursor.left < kNormChunk ? cursor.left : kNormChunk;
       T x[kNormChunk];
       CHORUS_UNROLL
       for (int i = 0; i < kNormChunk; ++i) {
-        x[i] = i < more ? args.x[cursor.at] : T{0};
+        x[i] = i < elements ? args.x[cursor.at] : T{0};
         cursor.Advance(parts);
       }
-      const T more_sum = SumOf<T, kNormChunk>(x);
-      const T more_count = static_cast<T>(more);
-      const T more_mean = args.center ? more_sum / more_count : T{0};
+      const T chunk_sum = SumOf<T, kNormChunk>(x);
+      const T chunk_count = static_cast<T>(elements);
+      const T chunk_mean = args.center ? chunk_sum / chunk_count : T{0};
       CHORUS_UNROLL
       for (int i = 0; i < kNormChunk; ++i) {
-        const T apart = i < more ? x[i] - more_mean : T{0};
+        const T apart = i < elements ? x[i] - chunk_mean : T{0};
         x[i] = apart * apart;
       }
-      const T apart = more_mean - mean;
-      const T weight = more_count / (count + more_count);
+      const T apart = chunk_mean - mean;
+      const T weight = chunk_count / (count + chunk_count);
       squares += SumOf<T, kNormChunk>(x) + apart * apart * count * weight;
       mean += apart * weight;
-      count += more_count;
-      sum += more_sum;
+      count += chunk_count;
+      sum += chunk_sum;
     }
     args.to[result] = sum;
     args.to[parts.items() + result] = squares;
