@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/backend/host/host_backend.h"
+#include "core/backend/sim/sim_backend.h"
 #include "core/base/counting_heap.h"
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
@@ -59,13 +60,15 @@ class FailingTest : public ::testing::Test {
     std::vector<std::pair<int64_t, Reason>> told;
   };
 
-  explicit FailingTest(const NodeOptions& options = {}) {
+  explicit FailingTest(const NodeOptions& options = {}, bool on_sim = false) {
     ForgetLargestSlice();
     HostBackendOptions host;
     host.devices = kRanks + 1;
     host.pool = &pool_;
     host.make_kernel = MakeHostKernel;
-    backend_ = CreateHostBackend(host);
+    SimBackendOptions sim;
+    static_cast<BackendOptions&>(sim) = host;
+    backend_ = on_sim ? CreateSimBackend(sim) : CreateHostBackend(host);
     node_ = std::make_unique<LocalNode>(options, DevicesOf(backend_.get()), [] {});
     for (int i = 0; i <= kRanks; ++i) Open("uid:0", i);
     for (int r = 0; r < kRanks; ++r) {
@@ -1287,7 +1290,8 @@ class ReservingTest : public FailingTest {
   static constexpr int64_t kMost = kMaxSliceWork / 2 / Arena::kWorkToMake + 1;
   static_assert(kArenas > kMost, "a turn would do for all");
 
-  explicit ReservingTest(const NodeOptions& options = {}) : FailingTest(options) {}
+  explicit ReservingTest(const NodeOptions& options = {}, bool on_sim = false)
+      : FailingTest(options, on_sim) {}
 
   // Of rank 0; `local`: without the others.
   static Graph ResultsOf(bool local) {
@@ -1392,6 +1396,93 @@ TEST_F(ReservingTest, AnEpochMayEndMeanwhile) {
   while (Poll()) {
   }
   EXPECT_EQ(LiveBuffers(), 0);
+}
+
+// By rank 0 alone.
+class ReservingAloneTest : public ReservingTest {
+ protected:
+  explicit ReservingAloneTest(bool on_sim = false) : ReservingTest(/*options=*/{}, on_sim) {}
+
+  static TensorType Large() { return TensorType(DType::kF32, {kElements}); }
+  // Memory of the client's from that byte on.
+  ExternalRange Staged(int64_t offset) {
+    ExternalRange range;
+    node_->CreateStaging(
+        rank(0)->session, 2 * kBytes,
+        [&](const absl::StatusOr<StagingArena>& arena) { range.arena = arena->arena; });
+    range.offset = offset;
+    return range;
+  }
+  void Run(Graph graph, std::vector<Binding> inputs, std::vector<OutBinding> outputs) {
+    graph.group_slots.clear();
+    Register(graph);
+    chorus::Run run;
+    run.graph = {0, 1};
+    run.inputs.assign(inputs.begin(), inputs.end());
+    run.outputs.assign(outputs.begin(), outputs.end());
+    sequence_ = Take(rank(0), std::move(run));
+  }
+  static std::vector<OutBinding> Named(int32_t results) {
+    std::vector<OutBinding> outputs(static_cast<size_t>(results));
+    for (int32_t i = 0; i < results; ++i) {
+      outputs[static_cast<size_t>(i)].kind = OutBinding::Kind::kFresh;
+      outputs[static_cast<size_t>(i)].id = {i, 1};
+    }
+    return outputs;
+  }
+};
+
+TEST_F(ReservingAloneTest, WhatInputsAreCopiedToIsMadeInTurns) {
+  testing::RankBuilder b;
+  for (int i = 0; i < kArenas; ++i) {
+    GraphOutput output;
+    output.value = b.Op("sum", {b.Input(Large())});
+    b.graph().AddOutput(output);
+  }
+  const ExternalRange range = Staged(/*offset=*/1);  // where no device reads
+  Run(b.graph().Build(), std::vector<Binding>(kArenas, range), Named(kArenas));
+  EXPECT_GT(LiveBuffers(), kArenas) << "sums have their places";
+  EXPECT_LT(LiveBuffers(), 2 * kArenas) << "all in one turn: nothing to be seen";
+  EXPECT_EQ(Outcome(), Reason::kUnspecified);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+  EXPECT_EQ(node_->Stats("").paths.copied_bytes, kArenas * kBytes) << "once each";
+  while (Poll()) {
+  }
+  EXPECT_EQ(LiveBuffers(), kArenas) << "sums";
+}
+
+class SimReservingTest : public ReservingAloneTest {
+ protected:
+  SimReservingTest() : ReservingAloneTest(/*on_sim=*/true) {}
+};
+
+TEST_F(SimReservingTest, WhatTensorsAreReadFromIsMadeInTurns) {
+  BeginRun(/*local=*/true);
+  EXPECT_EQ(Outcome(), Reason::kUnspecified);
+  ForgetLargestSlice();
+  MakeReadable read;
+  for (int32_t i = 0; i < kArenas; ++i) read.tensors.push_back({i, 1});
+  sequence_ = Take(rank(0), std::move(read));
+  EXPECT_GT(LiveBuffers(), kArenas);
+  EXPECT_LT(LiveBuffers(), 2 * kArenas) << "all in one turn: nothing to be seen";
+  EXPECT_EQ(Outcome(), Reason::kUnspecified);
+  EXPECT_EQ(LiveBuffers(), 2 * kArenas);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
+}
+
+TEST_F(SimReservingTest, WhereResultsLandIsMadeInTurns) {
+  const ExternalRange range = Staged(/*offset=*/0);
+  std::vector<OutBinding> outputs(kArenas);
+  for (OutBinding& output : outputs) {
+    output.kind = OutBinding::Kind::kInto;
+    output.into = range;
+    output.into.strides = {2};
+  }
+  Run(ResultsOf(/*local=*/true), {}, std::move(outputs));
+  EXPECT_GT(LiveBuffers(), 0);
+  EXPECT_LT(LiveBuffers(), kArenas) << "all in one turn: nothing to be seen";
+  EXPECT_EQ(Outcome(), Reason::kUnspecified);
+  EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
 }
 
 class ShortReservingTest : public ReservingTest {

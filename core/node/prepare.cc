@@ -124,6 +124,7 @@ absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Wai
   CHORUS_ASSIGN_OR_RETURN(const bool planned, FindPlan(command, waiting, run));
   if (!planned) return false;
   CHORUS_RETURN_IF_ERROR(MakeOutputs(command, run));
+  if (run->session->reservation.takes_turns()) return false;
   // Late for an epoch that has ended: the vote gets its cause, which an error of its own here (no
   // memory, say, for the very reason that ended the epoch) must not hide. It needs no bytes but for
   // the ends of pairs at which it counts.
@@ -141,7 +142,13 @@ absl::StatusOr<bool> Preparer::Prepare(const Run& command, const GraphStore::Wai
   }
   CHORUS_RETURN_IF_ERROR(equal_work_->Find(command, instances, run));
   CHORUS_RETURN_IF_ERROR(ReserveBuffers(instances, run));
-  if (run->session->reservation.takes_turns()) return false;
+  std::vector<BufferRef> copies;
+  CHORUS_RETURN_IF_ERROR(ReserveCopies(command, run, &copies));
+  if (run->session->reservation.takes_turns()) {
+    run->session->reservation.buffers = std::move(copies);
+    return false;
+  }
+  copies.clear();
   // Last: bytes that are on their way keep their memory, though the run may be refused.
   CHORUS_RETURN_IF_ERROR(BindBytes(command, run));
   return true;
@@ -354,8 +361,9 @@ absl::Status Preparer::MakeOutputs(const Run& command, RunState* run) {
   for (size_t i = 0; i < command.outputs.size(); ++i) {
     const OutBinding& binding = command.outputs[i];
     if (binding.kind == OutBinding::Kind::kInto) {
-      CHORUS_ASSIGN_OR_RETURN(ClientTarget target, storage_->FindTarget(*run->session, binding.into,
-                                                                        *graph.output_types[i]));
+      CHORUS_ASSIGN_OR_RETURN(
+          ClientTarget target,
+          storage_->FindTarget(run->session.get(), binding.into, *graph.output_types[i]));
       run->intos.push_back({static_cast<int32_t>(i), std::move(target)});
       continue;
     }
@@ -409,6 +417,18 @@ absl::Status Preparer::FindInputs(const Run& command, RunState* run) {
     }
   }
   CountWork(static_cast<int64_t>(command.inputs.size()) / kInputsOfWork);
+  return absl::OkStatus();
+}
+
+absl::Status Preparer::ReserveCopies(const Run& command, RunState* run,
+                                     std::vector<BufferRef>* copies) {
+  for (size_t i = 0; i < command.inputs.size(); ++i) {
+    const auto* const range = absl::get_if<ExternalRange>(&command.inputs[i]);
+    if (range == nullptr) continue;
+    CHORUS_RETURN_IF_ERROR(
+        storage_->ReserveCopy(run->session.get(), *range, run->graph->graph.inputs[i].type,
+                              /*stable=*/!run->plan->plan.input_may_be_staging[i], copies));
+  }
   return absl::OkStatus();
 }
 

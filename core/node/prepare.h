@@ -93,6 +93,8 @@ class Preparer {
   absl::Status MakeOutputs(const Run& command, RunState* run);
   // Those that are tensors; then those that come with the run.
   absl::Status FindInputs(const Run& command, RunState* run);
+  // What BindBytes() will copy to in host memory.
+  absl::Status ReserveCopies(const Run& command, RunState* run, std::vector<BufferRef>* copies);
   absl::Status BindBytes(const Run& command, RunState* run);
   absl::Status ReserveBuffers(absl::Span<const InstanceKey> instances, RunState* run);
 

@@ -242,12 +242,17 @@ absl::StatusOr<bool> Runs::AdoptProducers(const std::shared_ptr<Session>& sessio
 absl::Status Runs::ReserveInTurns(const GraphStore::Waiting& waiting, RunState* run) {
   Session& session = *run->session;
   Session::Reservation& reservation = session.reservation;
-  const auto rows = static_cast<int64_t>(run->refs.size() * sizeof(BufferRef));
+  const size_t num_buffers = run->refs.size() + run->intos.size() + reservation.buffers.size();
+  const auto rows = static_cast<int64_t>(num_buffers * sizeof(BufferRef));
   CHORUS_ASSIGN_OR_RETURN(reservation.rows,
                           session.budget->Charge(Domain::kHost, Resource::kRunBytes, rows));
   CHORUS_ASSIGN_OR_RETURN(const auto prepare_again, waiting.wait());
+  reservation.buffers.reserve(num_buffers);
   for (BufferRef& buffer : run->refs) {
     if (buffer) reservation.buffers.push_back(std::move(buffer));
+  }
+  for (auto& into : run->intos) {
+    if (into.target.landing) reservation.buffers.push_back(std::move(into.target.landing));
   }
   prepare_again(waiting.failed);
   return absl::OkStatus();

@@ -80,6 +80,9 @@ struct Session : std::enable_shared_from_this<Session> {
     std::vector<BufferRef> buffers;
     Charge rows;  // of that list
 
+    // This turn makes more: half a slice of arenas, for to prepare the run again takes about as
+    // long. They alone are counted: a run whose memory there is gets all of it.
+    bool goes_on() const { return work <= kMaxSliceWork / 2; }
     // The run is to be prepared again, in a turn in which less is left to do.
     bool takes_turns() const { return work > kTurnWork; }
   };

@@ -20,6 +20,8 @@ constexpr int64_t kBackgroundCopyWork = 6144;
 constexpr int64_t kGatheredWork = 64 * kBackgroundCopyWork;
 
 constexpr int64_t kSmallCopyWork = 64;  // to have it made by the background costs no less
+// Smaller ones, as many as a run may have, take few arenas.
+constexpr int64_t kReservedBytes = 16 << 10;
 // Of the node thread, beside the bytes.
 constexpr int64_t kWorkPerBinding = 2;
 constexpr int64_t kWorkPerTransfer = 8;
@@ -276,15 +278,35 @@ absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, 
   return device_sets_[static_cast<size_t>(device.value())]->Allocate(tenant->budget, bytes);
 }
 
-// Half a slice of arenas, for to prepare the run again takes about as long. They alone are counted:
-// a run whose memory there is gets all of it.
-absl::StatusOr<BufferRef> Storage::Reserve(Session* session, DeviceIndex device, int64_t bytes) {
-  int64_t& work = session->reservation.work;
-  if (work > kMaxSliceWork / 2) return BufferRef();
+template <typename Make>
+absl::StatusOr<BufferRef> Storage::InItsTurn(Session* session, Make make) {
+  Session::Reservation& reservation = session->reservation;
+  if (!reservation.goes_on()) return BufferRef();
   const int64_t before = SliceWork();
-  absl::StatusOr<BufferRef> buffer = Allocate(session->tenant.get(), device, bytes);
-  work += SliceWork() - before;
+  absl::StatusOr<BufferRef> buffer = make();
+  reservation.work += SliceWork() - before;
   return buffer;
+}
+
+absl::StatusOr<BufferRef> Storage::Reserve(Session* session, DeviceIndex device, int64_t bytes) {
+  return InItsTurn(session, [&] { return Allocate(session->tenant.get(), device, bytes); });
+}
+
+absl::StatusOr<BufferRef> Storage::ReserveOnHost(Session* session, int64_t bytes) {
+  return InItsTurn(session, [&] { return session->tenant->arenas->Allocate(bytes); });
+}
+
+absl::Status Storage::ReserveCopy(Session* session, const ExternalRange& range,
+                                  const TensorType& type, bool stable,
+                                  std::vector<BufferRef>* buffers) {
+  const int64_t bytes = type.num_bytes();
+  if (bytes < kReservedBytes || !session->reservation.goes_on()) return absl::OkStatus();
+  CountWork(kWorkPerBinding);
+  CHORUS_ASSIGN_OR_RETURN(const Way way, WayOf(*session, range, type, stable));
+  if (way.in_place || (way.by_device && !host_)) return absl::OkStatus();
+  CHORUS_ASSIGN_OR_RETURN(BufferRef buffer, ReserveOnHost(session, bytes));
+  if (buffer) buffers->push_back(std::move(buffer));
+  return absl::OkStatus();
 }
 
 bool Storage::Waits(Patience* patience, absl::Status* answer) const {
@@ -332,6 +354,21 @@ absl::StatusOr<BufferRef> Storage::BindInline(const Session& session, const Inli
   return buffer;
 }
 
+absl::StatusOr<Storage::Way> Storage::WayOf(const Session& session, const ExternalRange& range,
+                                            const TensorType& type, bool stable) const {
+  Way way;
+  CHORUS_ASSIGN_OR_RETURN(way.arena, FindStable(session, range.arena));
+  CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
+                          CheckStrided(type, range.strides, range.offset, way.arena->bytes()));
+  way.source = way.arena->data() + range.offset;
+  way.work = extent.work;
+  way.in_place =
+      !stable && host_ && extent.contiguous &&
+      reinterpret_cast<uintptr_t>(way.source) % static_cast<uintptr_t>(DTypeBytes(type.dtype)) == 0;
+  way.by_device = extent.contiguous && (!host_ || type.num_bytes() >= kBackgroundCopyBytes);
+  return way;
+}
+
 absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Binding& binding,
                                              const TensorType& type, DeviceIndex device,
                                              bool stable, OnArrived arrived,
@@ -352,22 +389,16 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
     std::memcpy(copy->host(), data->bytes.data(), data->bytes.size());
   } else {
     const ExternalRange& range = absl::get<ExternalRange>(binding);
-    CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStable(session, range.arena));
-    CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
-                            CheckStrided(type, range.strides, range.offset, arena->bytes()));
+    CHORUS_ASSIGN_OR_RETURN(Way way, WayOf(session, range, type, stable));
     if (bytes == 0) return bound;
-    const char* source = arena->data() + range.offset;
-    const bool direct =
-        !stable && host_ && extent.contiguous &&
-        reinterpret_cast<uintptr_t>(source) % static_cast<uintptr_t>(DTypeBytes(type.dtype)) == 0;
-    if (direct) {
+    if (way.in_place) {
       CHORUS_ASSIGN_OR_RETURN(bound.buffer,
-                              Buffer::OfStaging(std::move(arena), range.offset, bytes));
+                              Buffer::OfStaging(std::move(way.arena), range.offset, bytes));
       bound.address = bound.buffer->address();
       return bound;
     }
     paths_->copied_bytes += bytes;
-    if (extent.contiguous && (!host_ || bytes >= kBackgroundCopyBytes)) {
+    if (way.by_device) {
       CHORUS_ASSIGN_OR_RETURN(bound.buffer, Allocate(session.tenant.get(), device, bytes));
       bound.buffer->set_state(Buffer::State::kFrozen);
       bound.address = bound.buffer->address();
@@ -376,8 +407,8 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
         CHORUS_RETURN_IF_ERROR(Moves::Add(session,
                                           {type,
                                            {},
-                                           std::move(arena),
-                                           source,
+                                           std::move(way.arena),
+                                           way.source,
                                            kWorkPerTransfer,
                                            BufferRef(),
                                            device,
@@ -387,21 +418,21 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
         return bound;
       }
       bound.arrival = Arrival::kInOrder;
-      bound.upload = Upload(device, session.tenant->lane, bound.buffer, source, std::move(arena),
-                            bound.arrival, std::move(arrived));
+      bound.upload = Upload(device, session.tenant->lane, bound.buffer, way.source,
+                            std::move(way.arena), bound.arrival, std::move(arrived));
       return bound;
     }
     CHORUS_ASSIGN_OR_RETURN(copy, session.tenant->arenas->Allocate(bytes));
-    work = extent.work;
+    work = way.work;
     if (moves_later && work <= kSmallCopyWork) {
-      moved_from = std::move(arena);
+      moved_from = std::move(way.arena);
     } else if (IsForBackground(work)) {
       CHORUS_ASSIGN_OR_RETURN(
           gathering, session.budget->Charge(Domain::kHost, Resource::kRunBytes, kBytesToCopyLater));
-      gathers = std::move(arena);
+      gathers = std::move(way.arena);
     } else {
       CountWork(work);
-      CopyStrided(type, range.strides, 0, type.num_elements(), source, copy->host());
+      CopyStrided(type, range.strides, 0, type.num_elements(), way.source, copy->host());
     }
   }
   copy->set_state(Buffer::State::kFrozen);
@@ -497,11 +528,11 @@ void Storage::Gather(const Session& session, std::shared_ptr<Arena> arena,
       });
 }
 
-absl::StatusOr<ClientTarget> Storage::FindTarget(const Session& session, const ExternalRange& range,
-                                                 const TensorType& type) const {
+absl::StatusOr<ClientTarget> Storage::FindTarget(Session* session, const ExternalRange& range,
+                                                 const TensorType& type) {
   CountWork(kWorkPerBinding);
   ClientTarget target;
-  CHORUS_ASSIGN_OR_RETURN(target.arena, FindStable(session, range.arena));
+  CHORUS_ASSIGN_OR_RETURN(target.arena, FindStable(*session, range.arena));
   CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
                           CheckStrided(type, range.strides, range.offset, target.arena->bytes()));
   CHORUS_RETURN_IF_ERROR(CheckNoOverlap(type, range.strides));
@@ -510,7 +541,7 @@ absl::StatusOr<ClientTarget> Storage::FindTarget(const Session& session, const E
   if (extent.contiguous) return target;
   target.strides = range.strides;
   if (!host_ && type.num_bytes() > 0) {
-    CHORUS_ASSIGN_OR_RETURN(target.landing, session.tenant->arenas->Allocate(type.num_bytes()));
+    CHORUS_ASSIGN_OR_RETURN(target.landing, ReserveOnHost(session, type.num_bytes()));
   }
   return target;
 }
@@ -583,6 +614,11 @@ void Storage::MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& t
   if (under_way != downloads_.end()) {
     under_way->second.push_back({cell, std::move(done)});
     return;
+  }
+  if (!SliceHasTime()) {
+    return launcher_->Post([this, cell, tenant, patience, done = std::move(done)]() mutable {
+      MakeReadable(cell, tenant, patience, std::move(done));
+    });
   }
   absl::StatusOr<BufferRef> mirror = tenant->arenas->Allocate(cell->bytes);
   absl::Status answer = mirror.status();

@@ -80,6 +80,10 @@ class Storage {
   // The same for a run of the session that is being prepared. Null: this turn has made its share of
   // arenas, and the run is to be prepared again (Session::Reservation).
   absl::StatusOr<BufferRef> Reserve(Session* session, DeviceIndex device, int64_t bytes);
+  // What Bind() will copy the bytes of such a range to in host memory, in the same way: given back
+  // to the tenant just before, it is found there. Failure: as Bind().
+  absl::Status ReserveCopy(Session* session, const ExternalRange& range, const TensorType& type,
+                           bool stable, std::vector<BufferRef>* buffers);
   // Runs `then`, in a later turn, when what is on its way back to the kernel of the tenant by now
   // is there (of all, where it has nothing there), or at `until`: a caller that was refused
   // memory for now asks again.
@@ -125,10 +129,11 @@ class Storage {
   // come.
   void InTurns(std::function<bool()> step);
 
-  // Where an output is to be written in client memory. INVALID_ARGUMENT: not inside the arena, or
-  // elements share memory. RESOURCE_EXHAUSTED kOutOfMemory: what is on its way needs host memory.
-  absl::StatusOr<ClientTarget> FindTarget(const Session& session, const ExternalRange& range,
-                                          const TensorType& type) const;
+  // Where an output of a run of the session is to be written in client memory. INVALID_ARGUMENT:
+  // not inside the arena, or elements share memory. RESOURCE_EXHAUSTED kOutOfMemory: what is on its
+  // way needs host memory, which is reserved as Reserve() does.
+  absl::StatusOr<ClientTarget> FindTarget(Session* session, const ExternalRange& range,
+                                          const TensorType& type);
   // Writes what stands at `address`, in a buffer of the caller's, which keeps it until `done` is
   // called, perhaps at once. Failures are the device's.
   using OnWritten = std::function<void(const absl::Status&)>;
@@ -166,6 +171,20 @@ class Storage {
   void CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes, Patience patience,
                      OnStaging done);
   absl::StatusOr<StagingArena> MakeStaging(Session* session, int64_t bytes);
+  // How the bytes of a range come to where a device reads them.
+  struct Way {
+    std::shared_ptr<Arena> arena;
+    const char* source = nullptr;
+    int64_t work = 0;        // of a copy in host memory (StridedExtent)
+    bool in_place = false;   // it reads them where they stand
+    bool by_device = false;  // else: it takes them from there; false: by a copy in host memory
+  };
+  absl::StatusOr<Way> WayOf(const Session& session, const ExternalRange& range,
+                            const TensorType& type, bool stable) const;
+  // What `make` gives; null where this turn has made its share.
+  template <typename Make>
+  absl::StatusOr<BufferRef> InItsTurn(Session* session, Make make);
+  absl::StatusOr<BufferRef> ReserveOnHost(Session* session, int64_t bytes);
   // Of one that is settled.
   void MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& tenant, Patience patience,
                     OnReadable done);

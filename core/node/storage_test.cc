@@ -264,7 +264,7 @@ TEST_F(StorageTest, WhatAClientMayTakePagesOutOfIsNotTouched) {
     return std::vector<Reason>{
         ErrorOf(Bind(source, two, /*stable=*/true).status()).reason,
         ErrorOf(storage_->FindStaged(*session_, range, 8).status()).reason,
-        ErrorOf(storage_->FindTarget(*session_, range, two).status()).reason};
+        ErrorOf(storage_->FindTarget(session_.get(), range, two).status()).reason};
   };
   EXPECT_THAT(refused(), ::testing::Each(Reason::kWrongState));
   void* const mapped = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
