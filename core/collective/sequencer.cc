@@ -1902,6 +1902,7 @@ std::string Sequencer::VersionsText(const Instance& instance) const {
 std::vector<int32_t> Sequencer::ComparedSeats(const Instance& instance,
                                               const std::vector<int32_t>& voted) const {
   constexpr size_t kMostOfRows = 64;
+  constexpr size_t kMostPairs = 4096;  // in one piece; beside those of the two that differ
   std::vector<int32_t> compared = {instance.against};
   for (const int32_t seat : voted) {
     if (seat == instance.against || !DifferenceOf(instance, seat, instance.against).has_value()) {
@@ -1911,7 +1912,8 @@ std::vector<int32_t> Sequencer::ComparedSeats(const Instance& instance,
     break;
   }
   if (instance.rows_differ) {
-    for (size_t i = 0; i < voted.size() && i < kMostOfRows; ++i) compared.push_back(voted[i]);
+    const size_t first = std::min({voted.size(), kMostOfRows, kMostPairs / voted.size()});
+    compared.insert(compared.end(), voted.begin(), voted.begin() + static_cast<ptrdiff_t>(first));
   }
   std::sort(compared.begin(), compared.end());
   compared.erase(std::unique(compared.begin(), compared.end()), compared.end());

@@ -1339,26 +1339,34 @@ TEST(SequencerMismatchTest, OfAVersionSoManyRangesAreListed) {
 
 // The two that disagree are neither the first to vote nor among the first of many.
 TEST(SequencerMismatchTest, InALargeWorldRowsAreComparedWhereverTheyDiffer) {
-  constexpr int32_t kSize = 100;
-  for (const bool of_many : {false, true}) {
-    SCOPED_TRACE(of_many);
-    Sequencer sequencer(kSize, SequencerOptions());
+  struct Case {
+    int32_t size;
+    bool of_many;
+  };
+  for (const Case& test : {Case{100, false}, {100, true}, {1024, false}, {1024, true}}) {
+    const int32_t size = test.size;
+    const bool of_many = test.of_many;
+    SCOPED_TRACE(absl::StrCat(of_many ? "three" : "two", " of ", size));
+    ForgetLargestSlice();
+    Sequencer sequencer(size, SequencerOptions());
     Actions actions;
-    for (int32_t rank = 0; rank < kSize; ++rank) {
+    for (int32_t rank = 0; rank < size; ++rank) {
       TestRun run(rank + 1, Epoch(1));
-      Descriptor& what = run.AllReduce(run.Slot(kWorld, kSize, {rank}, {0}), rank).descriptor;
+      Descriptor& what = run.AllReduce(run.Slot(kWorld, size, {rank}, {0}), rank).descriptor;
       what.kind = CollectiveKind::kAllToAll;
       what.reduction = Reduction::kNone;
       what.dims = {2, 2};
       if (rank == 70) {
         what.dims[0] = Descriptor::kRowsDiffer;
-        what.sends.assign(kSize, 2);
-        what.receives.assign(kSize, 2);
+        what.sends.assign(static_cast<size_t>(size), 2);
+        what.receives.assign(static_cast<size_t>(size), 2);
         what.sends[80] = 5;
         if (of_many) what.sends[90] = 5;
       }
+      const WorkSlice slice;
       actions = Cast(&sequencer, run);
     }
+    EXPECT_LE(LargestSliceWork(), kMaxSliceWork);
     const Error error = EndedBy(actions);
     EXPECT_EQ(error.reason, Reason::kMismatch);
     // One rank against one is nobody's fault, against two it is its own.
