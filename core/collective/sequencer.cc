@@ -1030,7 +1030,6 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run.handle = vote.run;
   run.what = vote.what;
   run.order = next_order_++;
-  run.submitted = clock_;
   run.externally_blocked = vote.externally_blocked;
   run.donates = vote.donates;
   run.size = SizeOf(vote);
@@ -1060,8 +1059,22 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   run_by_handle_.Emplace(vote.run, r);
   runs_.Append(&pending_, r);
   pending_size_ += run.size;
-  if (run.externally_blocked) externally_blocked_.emplace(run.order, r);
+  run.due = absl::InfiniteFuture();
+  if (run.externally_blocked) {
+    HoldUp(r, clock_ + options_.agree_timeout + options_.exec_timeout);
+  }
   return r;
+}
+
+// The world's other runs wait for this one, whose votes all are there, at most so long.
+void Sequencer::HoldUp(int32_t r, absl::Time due) {
+  runs_[r].due = due;
+  held_up_.emplace(std::make_pair(due, runs_[r].order), r);
+}
+
+void Sequencer::EndHoldUp(PendingRun* run) {
+  held_up_.erase(std::make_pair(run->due, run->order));
+  run->due = absl::InfiniteFuture();
 }
 
 void Sequencer::ForgetRun(int32_t r) {
@@ -2306,6 +2319,7 @@ bool Sequencer::AwaitReserves(int32_t component, Actions* actions) {
     PendingRun& run = runs_[run_and_order.first];
     if (run.reserve == PendingRun::Reserve::kDone) continue;
     run.reserve = PendingRun::Reserve::kAsked;
+    HoldUp(run_and_order.first, clock_ + options_.agree_timeout);
     ++components_[component].awaited;
     actions->emplace_back();
     SequencerAction& action = actions->back();
@@ -2433,7 +2447,7 @@ void Sequencer::Unblock(RunHandle run, absl::Time now, Actions* actions) {
   PendingRun& pending_run = runs_[*row];
   if (!pending_run.externally_blocked) return;
   pending_run.externally_blocked = false;
-  externally_blocked_.erase(pending_run.order);
+  EndHoldUp(&pending_run);
   LetGoOn(pending_run.component);
   LaunchReady(actions);
 }
@@ -2445,6 +2459,7 @@ void Sequencer::Reserved(RunHandle run, absl::Time now, Actions* actions) {
   PendingRun& pending_run = runs_[*row];
   if (pending_run.reserve != PendingRun::Reserve::kAsked) return;
   pending_run.reserve = PendingRun::Reserve::kDone;
+  EndHoldUp(&pending_run);
   LetGoOn(pending_run.component);
   LaunchReady(actions);
 }
@@ -2778,20 +2793,26 @@ void Sequencer::Advance(absl::Time now, Actions* actions) {
   const int32_t due = OutOfGrace();
   if (due != kNone) EndEpoch(MismatchError(due), actions);
   FailLate(actions);
-  if (!externally_blocked_.empty()) {
-    const int32_t r = externally_blocked_.begin()->second;
-    if (runs_[r].submitted + options_.agree_timeout + options_.exec_timeout <= clock_) {
-      Error error(Reason::kAgreeTimeout);
-      if (!runs_[r].instances.empty()) {
-        error = MakeInstanceError(error.reason, runs_[r].instances[0]);
-        error.culprit = CulpritOf(runs_[r].ranks[0]);
-      }
-      error.message =
-          absl::StrCat(RunText(r), " has waited for results of another world for ",
-                       absl::FormatDuration(options_.agree_timeout + options_.exec_timeout));
-      EndEpoch(error, actions);
-    }
+  if (!held_up_.empty() && held_up_.begin()->first.first <= clock_) {
+    EndEpoch(HeldUpError(held_up_.begin()->second), actions);
   }
+}
+
+// Of a run that is due though all have asked.
+Error Sequencer::HeldUpError(int32_t r) const {
+  const PendingRun& run = runs_[r];
+  Error error(Reason::kAgreeTimeout);
+  if (!run.instances.empty()) {
+    error = MakeInstanceError(error.reason, run.instances[0]);
+    error.culprit = CulpritOf(run.ranks[0]);
+  }
+  error.message =
+      run.externally_blocked
+          ? absl::StrCat(RunText(r), " has waited for results of another world for ",
+                         absl::FormatDuration(options_.agree_timeout + options_.exec_timeout))
+          : absl::StrCat(RunText(r), " has not got ready for its gang's order within ",
+                         absl::FormatDuration(options_.agree_timeout), "; nothing was launched");
+  return error;
 }
 
 bool Sequencer::IsLate() const {
@@ -2799,7 +2820,7 @@ bool Sequencer::IsLate() const {
          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_;
 }
 
-// Ends the epoch if what is late, or what it waits for, lacks a vote or has not got ready. What the
+// Ends the epoch if what is late, or what it waits for, lacks a vote. What the
 // slice has no time for is done by the next Advance(): what is late stays in timed_, and so is due.
 void Sequencer::FailLate(Actions* actions) {
   while (IsLate()) {
@@ -2813,21 +2834,11 @@ void Sequencer::FailLate(Actions* actions) {
     }
     int32_t lacking = kNone;
     if (!SearchLate(&lacking)) return;
-    const int32_t* const unready = unready_.has_value() ? run_by_handle_.Find(*unready_) : nullptr;
     if (lacking != kNone) {
       EndEpoch(AgreeTimeout(late, lacking), actions);
-    } else if (unready != nullptr && runs_[*unready].reserve == PendingRun::Reserve::kAsked) {
-      Error error = MakeInstanceError(Reason::kAgreeTimeout, runs_[*unready].instances[0]);
-      error.culprit = CulpritOf(runs_[*unready].ranks[0]);
-      error.message =
-          absl::StrCat(RunText(*unready), " has not got ready for its gang's order within ",
-                       absl::FormatDuration(options_.agree_timeout), "; nothing was launched");
-      EndEpoch(error, actions);
-    } else if (unready_.has_value()) {
-      EndLateSearch();  // that one has got ready meanwhile: another may not have
     } else {
-      // Everybody has asked, and another world is what holds it up: that run's deadline counts. Or
-      // it is in ready_.
+      // Everybody has asked: the deadline of a run that holds it up counts (HoldUp). Or it is in
+      // ready_.
       CountWork(kWorkToIndex);
       Unlist(late);
       awaited_.clear();
@@ -2864,8 +2875,6 @@ bool Sequencer::SearchLate(int32_t* lacking) {
     } else if (NextAwaited(c, &components_[c].searched_to, &awaited)) {
       if (awaited != kNone) ComeTo(awaited);
     } else {
-      const int32_t unready = unready_.has_value() ? kNone : FindUnready(c);
-      if (unready != kNone) unready_ = runs_[unready].handle;
       ++searched_;
     }
     if (!SliceHasTime()) return false;
@@ -2876,7 +2885,6 @@ bool Sequencer::SearchLate(int32_t* lacking) {
 void Sequencer::EndLateSearch() {
   awaited_.clear();
   searched_ = 0;
-  unready_.reset();
   late_search_ = 0;
 }
 
@@ -2890,15 +2898,6 @@ int32_t Sequencer::FindLacking(int32_t component) const {
     }
   }
   return oldest;
-}
-
-// A run that was asked to get ready for its gang's order and has not answered.
-int32_t Sequencer::FindUnready(int32_t component) const {
-  CountWork(static_cast<int64_t>(components_[component].runs.size()) / kHandlesOfWork);
-  for (const int32_t r : components_[component].runs) {
-    if (runs_[r].reserve == PendingRun::Reserve::kAsked) return r;
-  }
-  return kNone;
 }
 
 // `late` is due; `lacking` is why: the same, or what it has to wait for.
@@ -2947,10 +2946,7 @@ absl::Time Sequencer::NextDeadline() const {
   if (launched_.head != kNone) {
     next = std::min(next, gangs_[launched_.head].launched + options_.exec_timeout);
   }
-  if (!externally_blocked_.empty()) {
-    next = std::min(next, runs_[externally_blocked_.begin()->second].submitted +
-                              options_.agree_timeout + options_.exec_timeout);
-  }
+  if (!held_up_.empty()) next = std::min(next, held_up_.begin()->first.first);
   // What a slice had no time for is not due before what other worlds have left over.
   return std::max(next, clock_);
 }
@@ -3047,7 +3043,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
     PendingRun& run = runs_[r];
     SequencerAction& action = FailRun(run.handle, epoch_, Epoch(), shared_error, actions);
     for (const int32_t id : run.instances) action.dropped.push_back(instances_[id].key);
-    if (run.externally_blocked) externally_blocked_.erase(run.order);
+    EndHoldUp(&run);
     run_by_handle_.Erase(run.handle);
   }
   LeaveProducers(runs);
@@ -3164,7 +3160,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   timed_ = {};
   first_unindexed_ = kNone;
   unindexed_ = 0;
-  externally_blocked_.clear();
+  held_up_.clear();
   ready_.clear();
   unsearched_.clear();
   path_.clear();
@@ -3367,7 +3363,7 @@ size_t Sequencer::LiveRows() const {
   return groups_.size() + requested_groups_ + member_pairs_ + runs_.size() + run_by_handle_.size() +
          instances_.size() + instance_by_key_.size() + differing_.size() + components_.size() +
          tapes_.size() + tape_by_key_.size() + gangs_.size() + gang_by_ticket_.size() +
-         externally_blocked_.size() + ready_.size();
+         held_up_.size() + ready_.size();
 }
 
 std::string Sequencer::CanonicalState() const {

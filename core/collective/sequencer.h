@@ -156,8 +156,9 @@ class Sequencer {
   void Finished(Ticket ticket, const absl::Status& status, absl::Time now, Actions* actions);
   // Fires what is due: an instance that is not launched agree_timeout after its first vote, naming
   // the ranks that it, or what it has to wait for, lacks; a run that waits for another world for
-  // agree_timeout + exec_timeout; a gang that is not finished exec_timeout after its launch (its
-  // runs fail, and a later Finished is ignored). And goes on with what the slices of other events
+  // agree_timeout + exec_timeout; one that is not ready for its gang's order agree_timeout after
+  // kReserve; a gang that is not finished exec_timeout after its launch (its runs fail, and a later
+  // Finished is ignored). And goes on with what the slices of other events
   // (core/base/work.h) had no time for: launches, searches, rows to compare, what members have
   // passed, what is late, pairs of steps that are over. Then it is due at once.
   void Advance(absl::Time now, Actions* actions);
@@ -278,6 +279,8 @@ class Sequencer {
   absl::Status MoveFor(const Vote& vote, const Participation& part, size_t held, Move** result);
   absl::optional<Error> FindRefusal(const Vote& vote);
   int32_t AddRun(const Vote& vote);
+  void HoldUp(int32_t run, absl::Time due);
+  void EndHoldUp(PendingRun* run);
   void ForgetRun(int32_t run);
   void RecordVote(int32_t run, const Vote& vote, absl::optional<Error>* fault,
                   absl::optional<Error>* passed, Actions* actions);
@@ -416,7 +419,7 @@ class Sequencer {
   bool SearchLate(int32_t* lacking);
   void EndLateSearch();
   int32_t FindLacking(int32_t component) const;
-  int32_t FindUnready(int32_t component) const;
+  Error HeldUpError(int32_t run) const;
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
   int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
   bool RefuseTapes(Rank rank);
@@ -512,7 +515,8 @@ class Sequencer {
   Pool<OpenGang> gangs_;
   Pool<OpenGang>::Chain launched_;  // by ticket
   SplitHashMap<Ticket, int32_t> gang_by_ticket_;
-  std::map<int64_t, int32_t> externally_blocked_;  // runs, by submission
+  // Runs that wait for more than votes, by when they are due, and then by submission.
+  std::map<std::pair<absl::Time, int64_t>, int32_t> held_up_;
   KnownOrders known_orders_;  // of instances by first use in the gang's runs, and of runs
   // Of steps that are over, and of former members.
   std::vector<SplitHashMap<PairEnd, Counter>> gone_pairs_;
@@ -560,9 +564,8 @@ class Sequencer {
   // The search for what the oldest instance that is late waits for, as far as no slice has had the
   // time for it: a run of each component that it has come to, the first for the instance's own.
   std::vector<RunHandle> awaited_;
-  size_t searched_ = 0;                // of these it is through with so many
-  absl::optional<RunHandle> unready_;  // the first of their runs that has not got ready
-  SearchNumber late_search_ = 0;       // its number; 0: nothing is late
+  size_t searched_ = 0;           // of these it is through with so many
+  SearchNumber late_search_ = 0;  // its number; 0: nothing is late
 
   // Scratch of one event.
   std::vector<InstanceKey> keys_;  // by participation of the vote at hand

@@ -236,7 +236,8 @@ struct PendingRun {
   RunHandle handle;
   std::shared_ptr<const VoteTemplate> what;
   int64_t order = 0;  // of submission
-  absl::Time submitted;
+  // Of one that waits for another world, or gets ready for its gang's order; else InfiniteFuture.
+  absl::Time due = absl::InfiniteFuture();
   bool externally_blocked = false;
   bool donates = false;
   int64_t size = 0;  // its collectives and results

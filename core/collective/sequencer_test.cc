@@ -2024,6 +2024,9 @@ TEST(SequencerFailureTest, WhatIsLateLaterIsSearchedAgain) {
   EXPECT_EQ(actions[0].kind, Kind::kReserve);
   actions.clear();
   sequencer.Advance(At(90), &actions);
+  EXPECT_THAT(actions, IsEmpty()) << "it has as long from then on";
+  EXPECT_EQ(sequencer.NextDeadline(), At(130));
+  sequencer.Advance(At(130), &actions);
   const Error error = EndedBy(actions);
   EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
   EXPECT_THAT(error.message, HasSubstr("has not got ready for its gang's order"));
@@ -3626,7 +3629,9 @@ TEST(SequencerPositionTest, WithoutPositionsTheSequencerCounts) {
 
 // Rank 0 asks for the pair first, rank 1 for the world; the gang takes the world first.
 struct ReorderedGang {
-  ReorderedGang() : sequencer(World(2)), pair(AddGroup(&sequencer, {1, 0})) {
+  // The second vote, with which it closes, comes at `closed`.
+  explicit ReorderedGang(absl::Time closed = At(0))
+      : sequencer(World(2)), pair(AddGroup(&sequencer, {1, 0})) {
     TestRun first(1, Epoch(1));
     const int32_t first_pair = first.Slot(pair, 2, {1}, {0});
     first.AllReduce(first_pair, 1);
@@ -3636,7 +3641,7 @@ struct ReorderedGang {
     TestRun second(2, Epoch(1));
     second.AllReduce(second.Slot(kWorld, 2, {1}, {0}), 1);
     second.AllReduce(second.Slot(pair, 2, {0}, {0}), 0);
-    asked = Submitted(&sequencer, second);
+    asked = Submitted(&sequencer, second, closed);
   }
   Sequencer sequencer;
   GroupId pair;
@@ -3739,6 +3744,32 @@ TEST(SequencerOrderTest, WhoNeverAnswersIsNamedAtTheTimeout) {
   EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
   EXPECT_EQ(error.culprit.rank, 0);
   EXPECT_THAT(error.message, HasSubstr("has not got ready for its gang's order"));
+}
+
+// Not for the time in which it was not asked: what the gang's first vote waited for came in time.
+TEST(SequencerOrderTest, WhoIsAskedLateHasAsLongToAnswer) {
+  const absl::Duration agree_timeout = SequencerOptions().agree_timeout;
+  for (const bool answers : {false, true}) {
+    SCOPED_TRACE(answers);
+    const absl::Time closed = At(0) + agree_timeout - absl::Seconds(1);
+    ReorderedGang gang(closed);
+    Actions actions;
+    gang.sequencer.Advance(At(0) + agree_timeout, &actions);
+    EXPECT_THAT(actions, IsEmpty());
+    EXPECT_EQ(gang.sequencer.NextDeadline(), closed + agree_timeout);
+    if (answers) {
+      gang.sequencer.Reserved(RunHandle(1), At(0) + agree_timeout, &actions);
+      EXPECT_THAT(Launched(actions), ElementsAre(1, 2));
+      continue;
+    }
+    gang.sequencer.Advance(closed + agree_timeout - absl::Nanoseconds(1), &actions);
+    EXPECT_THAT(actions, IsEmpty());
+    gang.sequencer.Advance(closed + agree_timeout, &actions);
+    const Error error = EndedBy(actions);
+    EXPECT_EQ(error.reason, Reason::kAgreeTimeout);
+    EXPECT_EQ(error.culprit.rank, 0);
+    EXPECT_THAT(error.message, HasSubstr("has not got ready for its gang's order within 1m"));
+  }
 }
 
 // --- Votes that contradict their own past -------------------------------------------------------
