@@ -572,29 +572,29 @@ absl::StatusOr<SessionInfo> LocalNode::Describe(SessionId id, absl::Time now) co
   return node::Describe(*session, now);
 }
 std::vector<SessionInfo> LocalNode::Sessions(absl::string_view tenant, absl::Time now) const {
-  parts_->short_way.MakeWay();
+  parts_->short_way.MakeWayInWorldsOf(tenant);
   return ViewSessions(parts_->viewed(), tenant, now);
 }
 absl::StatusOr<Listing<WorldInfo>> LocalNode::Worlds(absl::string_view tenant,
                                                      absl::optional<WorldId> one,
                                                      absl::Time now) const {
-  parts_->short_way.MakeWay();
+  parts_->short_way.MakeWayInWorldsOf(tenant);
   Listing<WorldInfo> worlds = ViewWorlds(parts_->viewed(), tenant, one, now);
   if (!one.has_value() || !worlds.rows.empty()) return worlds;
   return UnknownName(absl::StrCat("there is no world ", one->value()));
 }
 Listing<PendingView> LocalNode::Pending(absl::string_view tenant, absl::Time now) const {
-  parts_->short_way.MakeWay();
+  parts_->short_way.MakeWayInWorldsOf(tenant);
   return ViewPending(parts_->viewed(), tenant, now);
 }
 absl::StatusOr<std::vector<FlightEvent>> LocalNode::Flight(absl::string_view tenant,
                                                            int64_t limit) const {
   CHORUS_ASSIGN_OR_RETURN(const int64_t most, FlightEventLimit(limit));
-  parts_->short_way.MakeWay();
+  parts_->short_way.MakeWayInWorldsOf(tenant);
   return ViewFlight(parts_->viewed(), tenant, most);
 }
 NodeStats LocalNode::Stats(absl::string_view tenant) const {
-  parts_->short_way.MakeWay();
+  parts_->short_way.MakeWayInWorldsOf(tenant);
   parts_->storage.LookAtHeld();
   return ViewStats(parts_->viewed(), tenant, parts_->stats);
 }

@@ -172,10 +172,23 @@ void SessionTable::Remove(Session* session, const std::string& died) {
   }
   if (!died.empty()) {
     deaths_[session->id] = {session->tenant->name, died};
-    if (deaths_.size() > kKeptDeaths) deaths_.erase(deaths_.begin());
+    deaths_of_[session->tenant->name].insert(session->id);
+    if (deaths_.size() > kKeptDeaths) ForgetDeath();
   }
   session->count_charge = Charge();
   sessions_.erase(session->id);
+}
+
+void SessionTable::ForgetDeath() {
+  const auto most =
+      std::max_element(deaths_of_.begin(), deaths_of_.end(), [](const auto& a, const auto& b) {
+        // Of those that have as many the one whose oldest is the oldest.
+        return std::make_pair(a.second.size(), *b.second.begin()) <
+               std::make_pair(b.second.size(), *a.second.begin());
+      });
+  deaths_.erase(*most->second.begin());
+  most->second.erase(most->second.begin());
+  if (most->second.empty()) deaths_of_.erase(most);
 }
 
 absl::StatusOr<std::shared_ptr<Session>> SessionTable::Find(SessionId id) const {

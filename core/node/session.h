@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,7 @@ struct Tenant {
   ArenaSet::Ptr arenas;
   Turns turns;  // within the node
   int32_t lane = 0;
+  int64_t standing = 0;  // of its runs, on the short way (short_way.h)
   // The largest holders of its memory, in words, and when they were looked for.
   std::string holders;
   absl::Time holders_at = absl::InfinitePast();
@@ -194,6 +196,7 @@ class SessionTable {
   }
   absl::StatusOr<std::vector<DeviceIndex>> ChooseDevices(const OpenSessionRequest& request) const;
   void ArmLease(const std::shared_ptr<Session>& session);
+  void ForgetDeath();
 
   const NodeOptions* const options_;
   TimerQueue* const timers_;
@@ -207,6 +210,8 @@ class SessionTable {
     std::string how;
   };
   std::map<SessionId, Death> deaths_;
+  // Each has as many as it can while others have more: of whoever has most the oldest is forgotten.
+  absl::flat_hash_map<std::string, std::set<SessionId>> deaths_of_;  // by tenant
 };
 
 // NOT_FOUND kSessionLost. `how` it died; empty: not known any more, or it was closed.

@@ -232,8 +232,8 @@ bool ShortWay::FindOutputs(Session* session, const Run& run, StandingRun* standi
 bool ShortWay::MayStand(const Session& session) const {
   return !stopped_ && parts_.options->short_way && parts_.launcher->at_once_bytes() > 0 &&
          !parts_.domains->mixed() && num_standing_ < kMostStanding &&
-         session.stands_at == nullptr && session.failing == 0 && !session.log.parked() &&
-         !session.log.holds() &&
+         session.tenant->standing < ShareOf(kMostStanding) && session.stands_at == nullptr &&
+         session.failing == 0 && !session.log.parked() && !session.log.holds() &&
          static_cast<int64_t>(session.runs.size()) < parts_.options->max_pending_runs;
 }
 
@@ -299,6 +299,7 @@ void ShortWay::Stand(const std::shared_ptr<World>& world, MeetingPoint* point, G
   }
   point->order.push_back(member.value());
   ++num_standing_;
+  ++run.session->tenant->standing;
 }
 
 void ShortWay::ArmTimer(absl::Time first_came) {
@@ -341,11 +342,13 @@ void ShortWay::MakeWayAt(MeetingPoint* point) {
 
 absl::InlinedVector<int32_t, 8> ShortWay::Leave(MeetingPoint* point) {
   for (const int32_t member : point->order) {
-    point->standing[static_cast<size_t>(member)].session->stands_at = nullptr;
+    Session& session = *point->standing[static_cast<size_t>(member)].session;
+    session.stands_at = nullptr;
+    --session.tenant->standing;
   }
   const absl::InlinedVector<int32_t, 8> order(point->order.begin(), point->order.end());
   point->order.clear();
-  num_standing_ -= order.size();
+  num_standing_ -= static_cast<int64_t>(order.size());
   points_.erase(std::find(points_.begin(), points_.end(), point));
   const std::shared_ptr<World> world = std::move(point->world);
   world->stands_short = std::any_of(points_.begin(), points_.end(), [&](const MeetingPoint* other) {
@@ -374,6 +377,17 @@ void ShortWay::MakeWayInWorldsOf(const Session& session) {
     if (!session.memberships[i].world->stands_short) continue;
     const std::shared_ptr<World> world = session.memberships[i].world;
     MakeWay(*world);
+  }
+}
+
+void ShortWay::MakeWayInWorldsOf(absl::string_view tenant) {
+  if (tenant.empty()) return MakeWay();
+  for (;;) {
+    const auto at = std::find_if(points_.begin(), points_.end(), [&](const MeetingPoint* point) {
+      return point->world->tenant == tenant;
+    });
+    if (at == points_.end()) return;
+    MakeWayAt(*at);
   }
 }
 

@@ -127,8 +127,9 @@ class ShortWay {
   static constexpr size_t kMostKinds = 64;
   static constexpr size_t kMostOutputs = 8;
   static constexpr absl::Duration kMostWait = absl::Milliseconds(10);
-  // Of all points together: so many may have to make way in one slice. Others go the general way.
-  static constexpr size_t kMostStanding = 256;
+  // Of all points together, of which a tenant has its share: so many may have to make way in one
+  // slice. Others go the general way.
+  static constexpr int64_t kMostStanding = 256;
 
   // Takes a Run that has been begun in its session's log, the general way, as of `now`.
   using Submit = std::function<void(const std::shared_ptr<Session>& session, Sequence sequence,
@@ -154,10 +155,12 @@ class ShortWay {
   absl::optional<CommandLog::Sender> Take(const std::shared_ptr<Session>& session,
                                           const Command& command, absl::string_view frame,
                                           absl::Time now, OnOutcome* done);
-  // Something else comes: of this session's log; of a world, or of those of a session; whatever.
+  // Something else comes: of this session's log; of a world, or of those of a session; of a tenant,
+  // or of all (empty); whatever.
   void MakeWay(const Session& session);
   void MakeWay(const World& world);
   void MakeWayInWorldsOf(const Session& session);
+  void MakeWayInWorldsOf(absl::string_view tenant);
   void MakeWay();
   bool stands() const { return !points_.empty(); }
   // Nothing is taken any more.
@@ -195,7 +198,7 @@ class ShortWay {
   bool stopped_ = false;
   bool armed_ = false;
   std::vector<MeetingPoint*> points_;  // where somebody stands
-  size_t num_standing_ = 0;
+  int64_t num_standing_ = 0;
   // Of one meeting after the other: kept for what they have grown to.
   CollectiveAtOnce collective_;
   struct Bytes {  // by plan buffer

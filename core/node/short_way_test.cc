@@ -379,6 +379,29 @@ TEST_F(ShortWayTest, TheLastOfAllCarriesItOut) {
   for (int r = 0; r < kRanks; ++r) EXPECT_EQ(job_.Read(r, {2, 1}), "f32[4] 3 6 9 12");
 }
 
+// What a user asks of its own things keeps nobody else from it.
+TEST_F(ShortWayTest, OfAQuestionItsTenantsRunsMakeWay) {
+  for (int r = 0; r < kRanks; ++r) Call(r, kSum);
+  int64_t expected = 0;
+  for (const char* tenant : {"uid:1", "uid:0", ""}) {
+    SCOPED_TRACE(tenant);
+    const auto ask = [&](auto question) {
+      for (int r = 0; r < kRanks; ++r) {
+        Call(r, kSum);
+        if (r == 0) question();
+      }
+      job_.Settle();
+      if (absl::string_view(tenant) == "uid:1") expected += kRanks;
+      EXPECT_EQ(job_.stats().short_runs, expected);
+    };
+    ask([&] { (void)job_.node()->Stats(tenant); });
+    ask([&] { (void)job_.node()->Sessions(tenant, absl::Now()); });
+    ask([&] { (void)job_.node()->Worlds(tenant, absl::nullopt, absl::Now()); });
+    ask([&] { (void)job_.node()->Pending(tenant, absl::Now()); });
+    ask([&] { (void)job_.node()->Flight(tenant, 1); });
+  }
+}
+
 TEST_F(ShortWayTest, EveryKindOfSmallCollectiveGoesIt) {
   for (const int which : {kSum, kMax, kGather, kScatter, kBroadcast, kBarrier}) {
     // Others' results may stand in tensors, not in bytes that come along.
