@@ -998,6 +998,26 @@ TEST_P(DaemonTest, ALargeGraphGoesThroughStaging) {
   EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(3001));
 }
 
+// Its log may stand where it leaves: the graph of its last call is planned beside the node's
+// thread.
+TEST_P(DaemonTest, WhatARankHasCalledComesBeforeItsLeaving) {
+  RunRanks(2, [this](const World& world) {
+    const Compiled f = Compile([&world](const std::vector<Tensor>& in) {
+      Tensor y = in[0];
+      for (int i = 0; i < 3000; ++i) y = y + in[0];
+      return std::vector<Tensor>{AllReduce(y, world)};
+    });
+    if (world.rank() == 0) AwaitPending({"all_reduce"});
+    const auto out = f.Run({Scalar<double>(world, 1)});
+    ASSERT_TRUE(out.ok()) << out.status();
+    if (world.rank() == 0) {
+      const absl::Status left = world.Leave();
+      EXPECT_TRUE(left.ok()) << left;
+    }
+    EXPECT_THAT(Values<double>((*out)[0]), ElementsAre(6002));
+  });
+}
+
 // A handle that has been given away, looked at at once: what it was, or the error, but never what
 // the next step writes there. Who looked before sees what it was.
 TEST_P(DaemonTest, WhatWasGivenAwayIsNeverReadAsSomethingElse) {

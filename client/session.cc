@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/internal/access.h"
+#include "client/internal/errors.h"
 #include "client/internal/refusals.h"
 #include "client/internal/session_core.h"
 #include "client/internal/trace.h"
@@ -26,6 +27,7 @@ using internal::ForkedError;
 using internal::GroupCore;
 using internal::GroupFrom;
 using internal::InShort;
+using internal::IsNoOutcome;
 using internal::Link;
 using internal::MemberCore;
 using internal::MemberOf;
@@ -265,6 +267,17 @@ absl::Status World::Leave() const {
   SessionCore* const session = member_->session.get();
   if (session->Forked()) return ForkedError();
   CHORUS_RETURN_IF_ERROR(CheckNotInTrace("Leave", "call it outside"));
+  // By a call beside the log, which must not come before what this rank has called: an empty
+  // command behind that has its outcome when all of it has been taken.
+  absl::StatusOr<Sequence> behind = Sequence();
+  {
+    SessionLock lock(session);
+    CHORUS_RETURN_IF_ERROR(lock.status());
+    behind = session->log().Submit(Release{});
+  }
+  CHORUS_RETURN_IF_ERROR(behind.status());
+  const absl::Status taken = session->link().WaitCommand(*behind, session->wait_timeout());
+  if (IsNoOutcome(taken)) return taken;
   CHORUS_RETURN_IF_ERROR(session->link().Leave(member_->world, Rank(rank())));
   member_->left.store(true, std::memory_order_relaxed);
   // Nothing of it can be called any more.

@@ -214,7 +214,8 @@ class World {
   // RESOURCE_EXHAUSTED kQuota): ask once, and keep it.
   absl::StatusOr<Group> NewGroup(const std::vector<int>& world_ranks) const;
 
-  // Orderly: only collectives that need this rank fail from now on (kPeerLeft, then kNeedsReform).
+  // Orderly, behind this rank's calls so far: only collectives that need it for more fail from now
+  // on (kPeerLeft, then kNeedsReform).
   // What the session kept for the world goes with it: a session may join, use and leave worlds for
   // ever. (The last handle of a world does not leave it: others may need the rank until its session
   // closes.)
