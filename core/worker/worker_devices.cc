@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <list>
 #include <map>
 #include <thread>
@@ -790,8 +791,13 @@ class FarDevices final : public WorkerDevices {
       ++life_;
       up_ = false;
       if (lost) answers_ = Answers();  // the next one's may be others
-      queue_.clear();
-      mapped_.clear();
+      if (lost) mapped_.clear();
+      // Memory that has been handed out since devices were lost is the next worker's.
+      for (auto row = queue_.begin(); row != queue_.end();) {
+        const auto mapped = mapped_.find(row->maps);
+        const bool stays = mapped != mapped_.end() && mapped->second == row;
+        row = stays ? std::next(row) : queue_.erase(row);
+      }
       freed_ = last_free_;
       loading_.clear();
       for (int device = 0; device < info_.count(); ++device) {

@@ -604,6 +604,37 @@ TEST_F(WorkerDevicesTest, AKilledWorkerIsStartedAgain) {
   EXPECT_NE(devices_->pid(), pid);
 }
 
+// The first that is started in its place may not start: a GPU that has failed needs a while.
+TEST_F(WorkerDevicesTest, MemoryIsThatOfTheWorkerThatStartsInTheEnd) {
+  const std::string starts = ::testing::TempDir() + "starts";
+  const std::string fifo = ::testing::TempDir() + "fails_now";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  WorkerOptions options = OptionsOf();
+  options.command = {
+      "/bin/sh", "-c",
+      absl::StrCat("echo >> ", starts, "; if [ $(wc -l < ", starts, ") = 2 ]; then cat ", fifo,
+                   "; exit 1; fi; exec ", kWorker, " --devices=", kDevices)};
+  Start(options);
+  ASSERT_EQ(kill(devices_->pid(), SIGKILL), 0);
+  AwaitLoss();
+  Recover();
+  const std::vector<float> values(1000, 3);
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
+  const DeviceAddress address = *devices_->Allocate(0, bytes);
+  const auto upload = [&] {
+    executor(0)->Upload(++last_transfer_, kLane, address, values.data(), bytes);
+  };
+  upload();
+  { const UniqueFd now(open(fifo.c_str(), O_WRONLY | O_CLOEXEC)); }  // waits for who reads it
+  EXPECT_EQ(ErrorOf(events_[0].Next<TransferredMessage>().status).reason, Reason::kDeviceLost);
+  upload();
+  const absl::Status uploaded = events_[0].Next<TransferredMessage>().status;
+  EXPECT_TRUE(uploaded.ok()) << uploaded;
+  EXPECT_EQ(*Get(0, address, values.size()), values);
+  devices_->Free(0, address);
+  CheckThatItComputes(0, 1000);
+}
+
 // Each kind of call ends, with work of every kind under way, wherever the worker stands.
 TEST_F(WorkerDevicesTest, WhatIsUnderWayEndsWithTheWorker) {
   Start(OptionsOf());
