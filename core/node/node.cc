@@ -595,7 +595,7 @@ absl::StatusOr<std::vector<FlightEvent>> LocalNode::Flight(absl::string_view ten
 }
 NodeStats LocalNode::Stats(absl::string_view tenant) const {
   parts_->short_way.MakeWayInWorldsOf(tenant);
-  parts_->storage.LookAtHeld();
+  parts_->storage.held()->Look();
   return ViewStats(parts_->viewed(), tenant, parts_->stats);
 }
 absl::Status LocalNode::Refused(absl::string_view tenant, int32_t pid, const absl::Status& status) {

@@ -85,6 +85,15 @@ struct Session : std::enable_shared_from_this<Session> {
     // This turn makes more: half a slice of arenas, for to prepare the run again takes about as
     // long. They alone are counted: a run whose memory there is gets all of it.
     bool goes_on() const { return work <= kMaxSliceWork / 2; }
+    // What `allocate` gives; null where this turn has made its share.
+    template <typename Allocate>
+    absl::StatusOr<BufferRef> Make(Allocate allocate) {
+      if (!goes_on()) return BufferRef();
+      const int64_t before = SliceWork();
+      absl::StatusOr<BufferRef> buffer = allocate();
+      work += SliceWork() - before;
+      return buffer;
+    }
     // The run is to be prepared again, in a turn in which less is left to do.
     bool takes_turns() const { return work > kTurnWork; }
   };

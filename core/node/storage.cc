@@ -32,6 +32,30 @@ bool IsForBackground(int64_t work) {
   return work >= kBackgroundCopyWork || (work > kSmallCopyWork && !SliceHasTime());
 }
 
+// How the bytes of a range come to where a device reads them.
+struct Way {
+  std::shared_ptr<Arena> arena;
+  const char* source = nullptr;
+  int64_t work = 0;        // of a copy in host memory (StridedExtent)
+  bool in_place = false;   // it reads them where they stand
+  bool by_device = false;  // else: it takes them from there; false: by a copy in host memory
+};
+// `host`: the devices' memory is the host's.
+absl::StatusOr<Way> WayOf(std::shared_ptr<Arena> arena, const ExternalRange& range,
+                          const TensorType& type, bool stable, bool host) {
+  Way way;
+  CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
+                          CheckStrided(type, range.strides, range.offset, arena->bytes()));
+  way.source = arena->data() + range.offset;
+  way.arena = std::move(arena);
+  way.work = extent.work;
+  way.in_place =
+      !stable && host && extent.contiguous &&
+      reinterpret_cast<uintptr_t>(way.source) % static_cast<uintptr_t>(DTypeBytes(type.dtype)) == 0;
+  way.by_device = extent.contiguous && (!host || type.num_bytes() >= kBackgroundCopyBytes);
+  return way;
+}
+
 absl::Status CheckInline(const InlineData& data, const TensorType& type) {
   if (static_cast<int64_t>(data.bytes.size()) == type.num_bytes()) return absl::OkStatus();
   return Malformed(absl::StrCat(data.bytes.size(), " inline bytes for ", type.ToString(),
@@ -260,15 +284,10 @@ absl::StatusOr<int> Storage::ResultArenaFd(const Session& session, ArenaId arena
   return target->ClientFd();
 }
 
-void Storage::LookAtHeld() {
-  constexpr size_t kLooks = 64;
-  held_.Look(kLooks);
-}
-
 // No event tells that a client lets go.
 void Storage::LookAtHeldLater(absl::Time now) {
   timers_->Add(now + absl::Seconds(1), [this](absl::Time then) {
-    LookAtHeld();
+    held_.Look();
     if (held_.size() > 0) LookAtHeldLater(then);
   });
 }
@@ -278,22 +297,8 @@ absl::StatusOr<BufferRef> Storage::Allocate(Tenant* tenant, DeviceIndex device, 
   return device_sets_[static_cast<size_t>(device.value())]->Allocate(tenant->budget, bytes);
 }
 
-template <typename Make>
-absl::StatusOr<BufferRef> Storage::InItsTurn(Session* session, Make make) {
-  Session::Reservation& reservation = session->reservation;
-  if (!reservation.goes_on()) return BufferRef();
-  const int64_t before = SliceWork();
-  absl::StatusOr<BufferRef> buffer = make();
-  reservation.work += SliceWork() - before;
-  return buffer;
-}
-
 absl::StatusOr<BufferRef> Storage::Reserve(Session* session, DeviceIndex device, int64_t bytes) {
-  return InItsTurn(session, [&] { return Allocate(session->tenant.get(), device, bytes); });
-}
-
-absl::StatusOr<BufferRef> Storage::ReserveOnHost(Session* session, int64_t bytes) {
-  return InItsTurn(session, [&] { return session->tenant->arenas->Allocate(bytes); });
+  return session->reservation.Make([&] { return Allocate(session->tenant.get(), device, bytes); });
 }
 
 absl::Status Storage::ReserveCopy(Session* session, const ExternalRange& range,
@@ -302,9 +307,12 @@ absl::Status Storage::ReserveCopy(Session* session, const ExternalRange& range,
   const int64_t bytes = type.num_bytes();
   if (bytes < kReservedBytes || !session->reservation.goes_on()) return absl::OkStatus();
   CountWork(kWorkPerBinding);
-  CHORUS_ASSIGN_OR_RETURN(const Way way, WayOf(*session, range, type, stable));
+  CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStable(*session, range.arena));
+  CHORUS_ASSIGN_OR_RETURN(const Way way, WayOf(std::move(arena), range, type, stable, host_));
   if (way.in_place || (way.by_device && !host_)) return absl::OkStatus();
-  CHORUS_ASSIGN_OR_RETURN(BufferRef buffer, ReserveOnHost(session, bytes));
+  CHORUS_ASSIGN_OR_RETURN(BufferRef buffer, session->reservation.Make([&] {
+    return session->tenant->arenas->Allocate(bytes);
+  }));
   if (buffer) buffers->push_back(std::move(buffer));
   return absl::OkStatus();
 }
@@ -354,21 +362,6 @@ absl::StatusOr<BufferRef> Storage::BindInline(const Session& session, const Inli
   return buffer;
 }
 
-absl::StatusOr<Storage::Way> Storage::WayOf(const Session& session, const ExternalRange& range,
-                                            const TensorType& type, bool stable) const {
-  Way way;
-  CHORUS_ASSIGN_OR_RETURN(way.arena, FindStable(session, range.arena));
-  CHORUS_ASSIGN_OR_RETURN(const StridedExtent extent,
-                          CheckStrided(type, range.strides, range.offset, way.arena->bytes()));
-  way.source = way.arena->data() + range.offset;
-  way.work = extent.work;
-  way.in_place =
-      !stable && host_ && extent.contiguous &&
-      reinterpret_cast<uintptr_t>(way.source) % static_cast<uintptr_t>(DTypeBytes(type.dtype)) == 0;
-  way.by_device = extent.contiguous && (!host_ || type.num_bytes() >= kBackgroundCopyBytes);
-  return way;
-}
-
 absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Binding& binding,
                                              const TensorType& type, DeviceIndex device,
                                              bool stable, OnArrived arrived,
@@ -389,7 +382,8 @@ absl::StatusOr<Storage::Bound> Storage::Bind(const Session& session, const Bindi
     std::memcpy(copy->host(), data->bytes.data(), data->bytes.size());
   } else {
     const ExternalRange& range = absl::get<ExternalRange>(binding);
-    CHORUS_ASSIGN_OR_RETURN(Way way, WayOf(session, range, type, stable));
+    CHORUS_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, FindStable(session, range.arena));
+    CHORUS_ASSIGN_OR_RETURN(Way way, WayOf(std::move(arena), range, type, stable, host_));
     if (bytes == 0) return bound;
     if (way.in_place) {
       CHORUS_ASSIGN_OR_RETURN(bound.buffer,
@@ -541,7 +535,9 @@ absl::StatusOr<ClientTarget> Storage::FindTarget(Session* session, const Externa
   if (extent.contiguous) return target;
   target.strides = range.strides;
   if (!host_ && type.num_bytes() > 0) {
-    CHORUS_ASSIGN_OR_RETURN(target.landing, ReserveOnHost(session, type.num_bytes()));
+    CHORUS_ASSIGN_OR_RETURN(target.landing, session->reservation.Make([&] {
+      return session->tenant->arenas->Allocate(type.num_bytes());
+    }));
   }
   return target;
 }

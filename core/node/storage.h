@@ -158,8 +158,6 @@ class Storage {
   // What is done with here while clients hold its pages.
   HeldFiles* held() { return &held_; }
   int64_t client_held_bytes() const { return held_.bytes(); }
-  // Looks whether clients have let go of pages that they alone held; at some of them.
-  void LookAtHeld();
   // Results' memory of tenants that have gone, which goes in slices and is charged until then.
   LeftSets* left() { return &left_; }
 
@@ -171,20 +169,6 @@ class Storage {
   void CreateStaging(const std::shared_ptr<Session>& session, int64_t bytes, Patience patience,
                      OnStaging done);
   absl::StatusOr<StagingArena> MakeStaging(Session* session, int64_t bytes);
-  // How the bytes of a range come to where a device reads them.
-  struct Way {
-    std::shared_ptr<Arena> arena;
-    const char* source = nullptr;
-    int64_t work = 0;        // of a copy in host memory (StridedExtent)
-    bool in_place = false;   // it reads them where they stand
-    bool by_device = false;  // else: it takes them from there; false: by a copy in host memory
-  };
-  absl::StatusOr<Way> WayOf(const Session& session, const ExternalRange& range,
-                            const TensorType& type, bool stable) const;
-  // What `make` gives; null where this turn has made its share.
-  template <typename Make>
-  absl::StatusOr<BufferRef> InItsTurn(Session* session, Make make);
-  absl::StatusOr<BufferRef> ReserveOnHost(Session* session, int64_t bytes);
   // Of one that is settled.
   void MakeReadable(const CellRef& cell, const std::shared_ptr<Tenant>& tenant, Patience patience,
                     OnReadable done);

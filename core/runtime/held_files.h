@@ -37,7 +37,8 @@ class HeldFiles {
   void Add(const std::shared_ptr<const UniqueFd>& file, std::shared_ptr<const void> mapping,
            Charge* bytes, Charge* descriptors);
   // Looks whether at most so many of them are held, in turns, and lets go of those that are not.
-  void Look(size_t count);
+  static constexpr size_t kLooks = 64;  // that take little time
+  void Look(size_t count = kLooks);
   // The same for some of those that are charged to budgets within this one. Whether it let go of
   // any: then there may be more.
   bool LookWithin(const Budget& budget);
