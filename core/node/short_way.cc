@@ -361,13 +361,18 @@ void ShortWay::MakeWay(const Session& session) {
   if (session.stands_at != nullptr) MakeWayAt(session.stands_at);
 }
 
-void ShortWay::MakeWay(const World& world) {
-  while (world.stands_short) {
-    const auto at = std::find_if(points_.begin(), points_.end(), [&](const MeetingPoint* point) {
-      return point->world.get() == &world;
-    });
+template <typename Predicate>
+void ShortWay::MakeWayWhere(Predicate is_wanted) {
+  for (;;) {
+    const auto at = std::find_if(points_.begin(), points_.end(), is_wanted);
+    if (at == points_.end()) return;
     MakeWayAt(*at);
   }
+}
+
+void ShortWay::MakeWay(const World& world) {
+  if (!world.stands_short) return;
+  MakeWayWhere([&](const MeetingPoint* point) { return point->world.get() == &world; });
 }
 
 void ShortWay::MakeWayInWorldsOf(const Session& session) {
@@ -381,14 +386,8 @@ void ShortWay::MakeWayInWorldsOf(const Session& session) {
 }
 
 void ShortWay::MakeWayInWorldsOf(absl::string_view tenant) {
-  if (tenant.empty()) return MakeWay();
-  for (;;) {
-    const auto at = std::find_if(points_.begin(), points_.end(), [&](const MeetingPoint* point) {
-      return point->world->tenant == tenant;
-    });
-    if (at == points_.end()) return;
-    MakeWayAt(*at);
-  }
+  MakeWayWhere(
+      [&](const MeetingPoint* point) { return tenant.empty() || point->world->tenant == tenant; });
 }
 
 void ShortWay::MakeWay() {

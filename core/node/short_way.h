@@ -189,6 +189,9 @@ class ShortWay {
   void Publish(const World& world, const MetGang& met, const StandingRun& run, absl::Time now);
   // All runs that stand there go the general way.
   void MakeWayAt(MeetingPoint* point);
+  // At each point that is wanted.
+  template <typename Predicate>
+  void MakeWayWhere(Predicate is_wanted);
   // No run stands there any more. Those that did, as they came; what they are is at the point until
   // the next one comes.
   absl::InlinedVector<int32_t, 8> Leave(MeetingPoint* point);
