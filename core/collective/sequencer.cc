@@ -1066,7 +1066,7 @@ int32_t Sequencer::AddRun(const Vote& vote) {
   return r;
 }
 
-// The world's other runs wait for this one, whose votes all are there, at most so long.
+// The run waits for more than votes: at most until then, and its gang with it.
 void Sequencer::HoldUp(int32_t r, absl::Time due) {
   runs_[r].due = due;
   held_up_.emplace(std::make_pair(due, runs_[r].order), r);
@@ -2820,8 +2820,8 @@ bool Sequencer::IsLate() const {
          instances_[timed_.head].first_vote + options_.agree_timeout <= clock_;
 }
 
-// Ends the epoch if what is late, or what it waits for, lacks a vote. What the
-// slice has no time for is done by the next Advance(): what is late stays in timed_, and so is due.
+// Ends the epoch if what is late, or what it waits for, lacks a vote. What the slice has no time
+// for is done by the next Advance(): what is late stays in timed_, and so is due.
 void Sequencer::FailLate(Actions* actions) {
   while (IsLate()) {
     const int32_t late = timed_.head;
