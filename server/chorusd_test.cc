@@ -294,30 +294,46 @@ TEST_F(ChorusdTest, WorkThatNeverEndsDoesNotKeepItAlive) {
   EXPECT_TRUE(next.WaitForStart()) << next.output();
 }
 
-// A pipe that nobody reads any more, with every byte of it taken.
-void Fill(int pipe) {
-  // Opened again: O_NONBLOCK is not for the process that shares it.
-  const UniqueFd filler(
-      open(absl::StrCat("/proc/self/fd/", pipe).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
-  ASSERT_TRUE(filler.valid());
-  for (const size_t part : {4096, 1}) {
-    const std::string text(part, '-');
-    while (write(filler.get(), text.data(), text.size()) > 0) {
+// A pipe, or a socket, that nobody reads any more, with every byte of it taken.
+void Fill(int writer) {
+  const auto fill = [](const auto& write_some) {
+    for (const size_t part : {4096, 1}) {
+      const std::string text(part, '-');
+      while (write_some(text) > 0) {
+      }
     }
-  }
+  };
+  fill([writer](const std::string& text) {
+    return send(writer, text.data(), text.size(), MSG_DONTWAIT);
+  });
+  // A pipe is opened again: O_NONBLOCK is not for the process that shares it.
+  const UniqueFd again(
+      open(absl::StrCat("/proc/self/fd/", writer).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  fill([&again](const std::string& text) { return write(again.get(), text.data(), text.size()); });
 }
 
 // Nor does it stop a worker.
 TEST_F(ChorusdTest, AFullLogStopsNothing) {
-  int ends[2];
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  const UniqueFd reader(ends[0]);
-  const UniqueFd writer(ends[1]);
-  Fill(writer.get());
-  using Flags = std::vector<std::string>;
-  for (const Flags& flags : {Flags{Listen()}, {Listen(), "--backend=sim", "--worker_processes"}}) {
-    SCOPED_TRACE(flags.back());
-    ChorusdProcess chorusd(folder_, flags, absl::nullopt, writer.get());
+  int pipe[2];
+  ASSERT_EQ(pipe2(pipe, O_CLOEXEC), 0);
+  int sockets[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
+  const UniqueFd readers[] = {UniqueFd(pipe[0]), UniqueFd(sockets[0])};
+  const UniqueFd writers[] = {UniqueFd(pipe[1]), UniqueFd(sockets[1])};
+  const std::vector<std::string> alone = {Listen()};
+  const std::vector<std::string> with_worker = {Listen(), "--backend=sim", "--worker_processes"};
+  const struct {
+    const char* what;
+    const UniqueFd& log;
+    const std::vector<std::string>& flags;
+  } cases[] = {{"pipe", writers[0], alone},
+               {"pipe, worker", writers[0], with_worker},
+               {"socket", writers[1], alone},
+               {"socket, worker", writers[1], with_worker}};
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.what);
+    Fill(one.log.get());
+    ChorusdProcess chorusd(folder_, one.flags, absl::nullopt, one.log.get());
     ASSERT_TRUE(Eventually([&] { return Connects(path_); }));
     RpcRank rank(Channel());
     v1::OpenSessionRequest refused;

@@ -13,7 +13,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "client/internal/errors.h"
+#include "client/link/call_deadline.h"
 #include "client/link/outcomes.h"
 #include "core/base/bytes.h"
 #include "core/base/clock.h"
@@ -458,7 +460,7 @@ class UnaryLink : public OutcomeLink {
     v1::SubmitRequest request;
     v1::SubmitResponse response;
     const absl::Time began = SteadyNow();
-    bool asks = false;
+    absl::optional<CallDeadline> deadline;  // of one that asks
     bool ends_early = false;
   };
   using Calls = std::list<Call>;
@@ -483,8 +485,7 @@ class UnaryLink : public OutcomeLink {
   absl::Status Send(const Request& request, bool asks) override {
     Calls calls(1);
     const auto call = calls.begin();
-    call->asks = asks;
-    if (asks) SetDeadline(&call->context, kPause);
+    if (asks) call->deadline.emplace(&call->context, kPause);
     call->request.set_session(request->session());
     *call->request.mutable_command() = request->command();
     {
@@ -495,7 +496,7 @@ class UnaryLink : public OutcomeLink {
                            [this, call](const grpc::Status& status) {
                              const absl::Status answer = AnswerOf(*call, status);
                              HaveAnswer(call->request.command().sequence(), answer);
-                             if (call->asks) HaveAsked(!IsNoOutcome(answer));
+                             if (call->deadline.has_value()) HaveAsked(!IsNoOutcome(answer));
                              MutexLock lock(&mutex_);
                              calls_.erase(call);
                              ended_.SignalAll();
@@ -512,7 +513,7 @@ class UnaryLink : public OutcomeLink {
     // What a command comes to has details.
     if (!ended_early || status.error_code() != grpc::StatusCode::CANCELLED ||
         !status.error_details().empty()) {
-      return Done(status);
+      return Done(call.deadline.has_value() ? call.deadline->Of(status) : status);
     }
     return MakeError(Reason::kTransportTimeout, "other calls had to have this one's place");
   }

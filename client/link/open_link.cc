@@ -15,6 +15,7 @@
 #include "chorus/v1/sessions.grpc.pb.h"
 #include "client/attach/attach_client.h"
 #include "client/attach/daemon_socket.h"
+#include "client/link/call_deadline.h"
 #include "client/link/find_daemon.h"
 #include "client/link/grpc_links.h"
 #include "client/link/ring_link.h"
@@ -97,9 +98,10 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
     }
     const auto stub = v1::Capabilities::NewStub(opened.channel);
     grpc::ClientContext context;
-    SetDeadline(&context, deadline - SteadyNow());
+    const CallDeadline in_time(&context, deadline - SteadyNow());
     v1::GetCapabilitiesResponse response;
-    CHORUS_RETURN_IF_ERROR(FromGrpc(stub->Get(&context, v1::GetCapabilitiesRequest(), &response)));
+    CHORUS_RETURN_IF_ERROR(
+        FromGrpc(in_time.Of(stub->Get(&context, v1::GetCapabilitiesRequest(), &response))));
     return response;
   });
   const auto no_session = [&](const absl::Status& why) {
@@ -130,9 +132,9 @@ absl::StatusOr<std::unique_ptr<Link>> OpenLink(const SessionOptions& options) {
   request.set_device_count(options.device_count);
   {
     grpc::ClientContext context;
-    SetDeadline(&context, deadline - SteadyNow());
-    const absl::Status open =
-        FromGrpc(v1::Sessions::NewStub(opened.channel)->Open(&context, request, &response));
+    const CallDeadline in_time(&context, deadline - SteadyNow());
+    const absl::Status open = FromGrpc(
+        in_time.Of(v1::Sessions::NewStub(opened.channel)->Open(&context, request, &response)));
     if (!open.ok()) return no_session(open);
   }
   opened.session = response.session();

@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "client/link/call_deadline.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
-#include "grpc/support/time.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
 
@@ -48,12 +48,6 @@ Request RequestOf(WorldId world, Rank rank) {
 }
 
 }  // namespace
-
-void SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
-  const gpr_timespec left = gpr_time_from_nanos(
-      absl::ToInt64Nanoseconds(std::min(timeout, absl::Hours(24))), GPR_TIMESPAN);
-  context->set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), left));
-}
 
 absl::Status AtAddress(absl::string_view address, const absl::Status& status) {
   if (status.ok()) return status;
@@ -175,10 +169,10 @@ absl::StatusOr<Response> RpcLink::Ask(const std::unique_ptr<Stub>& stub,
                                       Request request, absl::Duration timeout) {
   CHORUS_RETURN_IF_ERROR(liveness());
   grpc::ClientContext context;
-  SetDeadline(&context, timeout);
+  const CallDeadline deadline(&context, timeout);
   request.set_session(opened_.session);
   Response response;
-  CHORUS_RETURN_IF_ERROR(Done(((*stub).*method)(&context, request, &response)));
+  CHORUS_RETURN_IF_ERROR(Done(deadline.Of(((*stub).*method)(&context, request, &response))));
   return response;
 }
 
@@ -212,11 +206,11 @@ absl::Status RpcLink::FetchError(absl::StatusCode code, ErrorId id) {
   error.message = absl::StrCat("error ", id.value(), " of the daemon");
   if (id.value() != 0) {
     grpc::ClientContext context;
-    SetDeadline(&context, opened_.request_timeout);
+    const CallDeadline deadline(&context, opened_.request_timeout);
     v1::GetErrorRequest request;
     v1::GetErrorResponse response;
     request.set_error_id(id.value());
-    const grpc::Status got = diagnostics_->GetError(&context, request, &response);
+    const grpc::Status got = deadline.Of(diagnostics_->GetError(&context, request, &response));
     // By which its calls end too.
     const bool gone = got.error_code() == grpc::StatusCode::UNAVAILABLE ||
                       got.error_code() == grpc::StatusCode::CANCELLED;
@@ -257,7 +251,7 @@ absl::Status RpcLink::Read(TensorId tensor, Sequence, char* out, int64_t bytes,
                            absl::Duration timeout) {
   CHORUS_RETURN_IF_ERROR(liveness());
   grpc::ClientContext context;
-  SetDeadline(&context, timeout);
+  const CallDeadline deadline(&context, timeout);
   v1::DownloadTensorRequest request;
   request.set_session(opened_.session);
   ToProto(tensor, request.mutable_tensor());
@@ -276,7 +270,7 @@ absl::Status RpcLink::Read(TensorId tensor, Sequence, char* out, int64_t bytes,
     std::memcpy(out + have, part.data().data(), part.data().size());
     have += size;
   }
-  CHORUS_RETURN_IF_ERROR(Done(reader->Finish()));
+  CHORUS_RETURN_IF_ERROR(Done(deadline.Of(reader->Finish())));
   if (have != bytes) {
     return MakeError(Reason::kInternal,
                      absl::StrCat("download: expected ", bytes, " bytes, got ", have));
@@ -427,14 +421,15 @@ absl::StatusOr<std::vector<std::string>> RpcLink::Waits() {
   v1::DescribeWorldsResponse worlds;
   {
     grpc::ClientContext context;
-    SetDeadline(&context, kReportTimeout);
+    const CallDeadline deadline(&context, kReportTimeout);
     CHORUS_RETURN_IF_ERROR(
-        Done(diagnostics_->ListPending(&context, v1::ListPendingRequest(), &pending)));
+        Done(deadline.Of(diagnostics_->ListPending(&context, v1::ListPendingRequest(), &pending))));
   }
   {
     grpc::ClientContext context;
-    SetDeadline(&context, kReportTimeout);
-    CHORUS_RETURN_IF_ERROR(Done(worlds_->Describe(&context, v1::DescribeWorldsRequest(), &worlds)));
+    const CallDeadline deadline(&context, kReportTimeout);
+    CHORUS_RETURN_IF_ERROR(
+        Done(deadline.Of(worlds_->Describe(&context, v1::DescribeWorldsRequest(), &worlds))));
   }
   const auto rank_text = [&worlds](int64_t world, int32_t rank) {
     for (const v1::World& described : worlds.worlds()) {
@@ -484,11 +479,11 @@ absl::Status RpcLink::Close() {
   if (why == Reason::kSessionLost) return absl::OkStatus();
   const bool may_be_gone = why == Reason::kDaemonLost || why == Reason::kDraining;
   grpc::ClientContext context;
-  SetDeadline(&context, may_be_gone ? kFarewellTimeout : opened_.request_timeout);
+  const CallDeadline deadline(&context, may_be_gone ? kFarewellTimeout : opened_.request_timeout);
   v1::CloseSessionRequest request;
   v1::CloseSessionResponse response;
   request.set_session(opened_.session);
-  const absl::Status status = FromGrpc(sessions_->Close(&context, request, &response));
+  const absl::Status status = FromGrpc(deadline.Of(sessions_->Close(&context, request, &response)));
   Lose(MakeError(Reason::kSessionLost, "the session is closed"));
   const bool is_ended = !lost.ok() && ErrorOf(status).reason == Reason::kSessionLost;
   return may_be_gone || is_ended ? absl::OkStatus() : status;

@@ -51,10 +51,6 @@ struct OpenedSession {
   std::string address;
 };
 
-// The call ends by itself when `timeout` has passed, whatever is done to the wall clock: gRPC would
-// go by that where a deadline is a time on it.
-void SetDeadline(grpc::ClientContext* context, absl::Duration timeout);
-
 // `status`, or what FromGrpc makes of it, with the daemon's address where it is gone, shuts down,
 // or something has waited for it in vain.
 absl::Status AtAddress(absl::string_view address, const absl::Status& status);

@@ -16,7 +16,7 @@ namespace chorus::worker {
 // descriptors of worker_process.h. Returns the exit status: 2, and a line, where there is none; 1:
 // there is no backend, of which the daemon is told; else 0 when the daemon says that it is to stop.
 // It does not return where the daemon is gone, or the devices are lost: it ends the process with 1,
-// and a line. Lines are left out where standard error is a full pipe.
+// and a line. It waits for no reader of its lines (own_stderr.h).
 int WorkerMain(const std::function<absl::StatusOr<std::unique_ptr<Backend>>()>& open);
 
 }  // namespace chorus::worker

@@ -10,12 +10,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "core/base/alarms.h"
 #include "core/base/ids.h"
 #include "core/node/info.h"
 #include "core/node/node_loop.h"
 #include "server/attach/attach_server.h"
 #include "server/peers.h"
-#include "server/service/alarms.h"
 #include "server/service/call_turns.h"
 #include "server/service/farewell.h"
 #include "server/service/room.h"

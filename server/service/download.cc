@@ -9,12 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "chorus/v1/tensors.pb.h"
+#include "core/base/alarms.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "grpc/grpc.h"
 #include "proto/convert/convert.h"
 #include "proto/convert/errors_convert.h"
-#include "server/service/alarms.h"
 #include "server/service/call.h"
 #include "server/service/parsed.h"
 

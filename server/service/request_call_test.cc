@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "core/base/alarms.h"
 #include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/wall_clock.h"
 #include "core/node/node_loop.h"
 #include "core/runtime/devices.h"
 #include "grpcpp/server_context.h"
 #include "gtest/gtest.h"
-#include "server/service/alarms.h"
 #include "server/service/call_turns.h"
 #include "server/service/worker.h"
 #include "server/testing/test_daemon.h"
-#include "server/testing/wall_clock.h"
 
 namespace chorus::server {
 namespace {

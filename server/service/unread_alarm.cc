@@ -2,10 +2,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/types/optional.h"
+#include "core/base/alarms.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "server/peers.h"
-#include "server/service/alarms.h"
 
 namespace chorus::server {
 

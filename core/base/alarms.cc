@@ -1,8 +1,8 @@
-#include "server/service/alarms.h"
+#include "core/base/alarms.h"
 
 #include "core/base/clock.h"
 
-namespace chorus::server {
+namespace chorus {
 
 void Alarms::Stop() {
   if (!thread_.joinable()) return;
@@ -57,4 +57,4 @@ void Alarms::Loop() {
   }
 }
 
-}  // namespace chorus::server
+}  // namespace chorus

@@ -1,4 +1,4 @@
-#include "server/service/alarms.h"
+#include "core/base/alarms.h"
 
 #include <future>
 #include <memory>
@@ -7,11 +7,11 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "core/base/clock.h"
+#include "core/base/wall_clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/testing/wall_clock.h"
 
-namespace chorus::server {
+namespace chorus {
 namespace {
 
 using ::testing::ElementsAre;
@@ -118,4 +118,4 @@ TEST(AlarmsTest, NoSettingOfTheWallClockMovesThem) {
 }
 
 }  // namespace
-}  // namespace chorus::server
+}  // namespace chorus

@@ -6,8 +6,8 @@
 // Threads: one of its own runs the closures, one after the other and none under its lock; the rest
 // from any thread, Stop and the destructor from one. Ownership: it has its thread, and what has not
 // run or been cancelled. Errors: none.
-#ifndef CHORUS_SERVER_SERVICE_ALARMS_H_
-#define CHORUS_SERVER_SERVICE_ALARMS_H_
+#ifndef CHORUS_CORE_BASE_ALARMS_H_
+#define CHORUS_CORE_BASE_ALARMS_H_
 
 #include <cstdint>
 #include <functional>
@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "core/base/mutex.h"
 
-namespace chorus::server {
+namespace chorus {
 
 class Alarms {
  public:
@@ -56,6 +56,6 @@ class Alarms {
   std::thread thread_;
 };
 
-}  // namespace chorus::server
+}  // namespace chorus
 
-#endif  // CHORUS_SERVER_SERVICE_ALARMS_H_
+#endif  // CHORUS_CORE_BASE_ALARMS_H_
