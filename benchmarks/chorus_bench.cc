@@ -92,13 +92,13 @@ constexpr Suite kSuites[] = {
 absl::StatusOr<std::vector<Suite>> Chosen(const std::vector<char*>& arguments) {
   std::vector<Suite> chosen;
   for (size_t i = 1; i < arguments.size(); ++i) {
-    bool found = false;
+    bool is_known = false;
     for (const Suite& suite : kSuites) {
       if (std::string(suite.name) != arguments[i]) continue;
       chosen.push_back(suite);
-      found = true;
+      is_known = true;
     }
-    if (!found) {
+    if (!is_known) {
       return absl::InvalidArgumentError(absl::StrCat(
           "no benchmark ", arguments[i],
           "; there are floor, small, owned, user, compute, graph, sessions, death, hostile, "

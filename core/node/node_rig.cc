@@ -263,14 +263,14 @@ RunGroup DirectRank::BindGroup(GroupId group, int64_t base) const {
 absl::StatusOr<StagingArena> DirectRank::CreateStaging(int64_t bytes) {
   return Call<absl::StatusOr<StagingArena>>([&](LocalNode& node, absl::Time, auto* done) {
     node.CreateStaging(session_, bytes,
-                       [done](absl::StatusOr<StagingArena> made) { done->Set(std::move(made)); });
+                       [done](absl::StatusOr<StagingArena> arena) { done->Set(std::move(arena)); });
   });
 }
 
 ClientMemory::ClientMemory(DirectRank* rank, int64_t elements) : bytes_(elements * 4) {
-  const absl::StatusOr<StagingArena> made = rank->CreateStaging(bytes_);
-  EXPECT_TRUE(made.ok()) << made.status();
-  arena_ = made->arena;
+  const absl::StatusOr<StagingArena> arena = rank->CreateStaging(bytes_);
+  EXPECT_TRUE(arena.ok()) << arena.status();
+  arena_ = arena->arena;
   void* mapped = MAP_FAILED;
   const absl::Status confirmed =
       rank->Call<absl::Status>([&](LocalNode& node, absl::Time, Promise<absl::Status>* done) {

@@ -25,8 +25,8 @@ BlasStatus Make(T** to, T value) {
   return BlasStatus::kSuccess;
 }
 template <typename T>
-BlasStatus Destroy(T* made) {
-  delete made;
+BlasStatus Destroy(T* object) {
+  delete object;
   --alive;
   return BlasStatus::kSuccess;
 }
@@ -151,10 +151,10 @@ BlasStatus Create(BlasHandle* handle) {
   return Make(handle, BlasHandleStruct());
 }
 BlasStatus MatmulDescCreate(BlasMatmul* matmul, BlasCompute compute, BlasType scale) {
-  BlasMatmulStruct made;
-  made.compute = compute;
-  made.scale = scale;
-  return Make(matmul, made);
+  BlasMatmulStruct fields;
+  fields.compute = compute;
+  fields.scale = scale;
+  return Make(matmul, fields);
 }
 BlasStatus MatmulDescSetAttribute(BlasMatmul matmul, BlasMatmulAttribute attribute,
                                   const void* value, size_t bytes) {
@@ -163,12 +163,12 @@ BlasStatus MatmulDescSetAttribute(BlasMatmul matmul, BlasMatmulAttribute attribu
 }
 BlasStatus MatrixLayoutCreate(BlasLayout* layout, BlasType type, uint64_t rows, uint64_t columns,
                               int64_t leading) {
-  BlasLayoutStruct made;
-  made.type = type;
-  made.rows = rows;
-  made.columns = columns;
-  made.leading = leading;
-  return Make(layout, made);
+  BlasLayoutStruct fields;
+  fields.type = type;
+  fields.rows = rows;
+  fields.columns = columns;
+  fields.leading = leading;
+  return Make(layout, fields);
 }
 BlasStatus MatrixLayoutSetAttribute(BlasLayout layout, BlasLayoutAttribute attribute,
                                     const void* value, size_t bytes) {

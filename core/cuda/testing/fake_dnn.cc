@@ -324,9 +324,9 @@ DnnStatus SetStream(DnnHandle handle, Stream stream) {
   return use.alone() ? DnnStatus::kSuccess : DnnStatus::kBadParameter;
 }
 DnnStatus CreateDescriptor(DnnDescriptorType type, DnnDescriptor* descriptor) {
-  auto made = new Descriptor();
-  made->type = type;
-  *descriptor = made;
+  auto fields = new Descriptor();
+  fields->type = type;
+  *descriptor = fields;
   ++alive;
   return DnnStatus::kSuccess;
 }

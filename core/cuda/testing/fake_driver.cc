@@ -49,8 +49,8 @@ class Handles {
   // Null: there is none, or no more.
   std::shared_ptr<Object> Find(Handle handle) {
     MutexLock lock(&mutex_);
-    const auto found = objects_.find(handle);
-    return found == objects_.end() ? nullptr : found->second;
+    const auto entry = objects_.find(handle);
+    return entry == objects_.end() ? nullptr : entry->second;
   }
   Result Remove(Handle handle) {
     MutexLock lock(&mutex_);
@@ -156,13 +156,13 @@ Result Begin(const char* call) {
     }
   }
   MutexLock lock(&state->mutex);
-  const auto found = state->faults.find(call);
-  if (found == state->faults.end()) return Result::kSuccess;
-  Fault& next = found->second.front();
+  const auto entry = state->faults.find(call);
+  if (entry == state->faults.end()) return Result::kSuccess;
+  Fault& next = entry->second.front();
   if (next.skip-- > 0) return Result::kSuccess;
   const Result result = next.result;
-  found->second.pop_front();
-  if (found->second.empty()) state->faults.erase(found);
+  entry->second.pop_front();
+  if (entry->second.empty()) state->faults.erase(entry);
   return result;
 }
 
@@ -182,44 +182,44 @@ bool IsGpu(Device device) { return device >= 0 && device < state->options.gpus; 
 uint64_t BlockOf(uint64_t address, int gpu) { return state->memory.Find(address, gpu).block; }
 
 Result EnqueueWork(Stream stream, FakeWork work) {
-  const auto found = state->all_streams.Find(stream);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->all_streams.Find(stream);
+  if (entry == nullptr) return kInvalidHandle;
   MutexLock lock(&state->mutex);
-  if (found->capture == nullptr) {
-    state->streams.Add(found->queue, std::move(work));
+  if (entry->capture == nullptr) {
+    state->streams.Add(entry->queue, std::move(work));
     return Result::kSuccess;
   }
-  const auto graph = state->graphs.Find(found->capture);
+  const auto graph = state->graphs.Find(entry->capture);
   if (graph == nullptr) return kInvalidHandle;
   auto node = std::make_shared<FakeNode>();
   node->work = std::move(work);
-  node->after = found->capture_after;
+  node->after = entry->capture_after;
   graph->nodes.push_back(state->nodes.Add(std::move(node)));
-  found->capture_after = {graph->nodes.back()};
+  entry->capture_after = {graph->nodes.back()};
   return Result::kSuccess;
 }
 
 // The GPU of a stream; -1: there is no such stream.
 int GpuOf(Stream stream) {
-  const auto found = state->all_streams.Find(stream);
-  return found == nullptr ? -1 : found->gpu;
+  const auto entry = state->all_streams.Find(stream);
+  return entry == nullptr ? -1 : entry->gpu;
 }
 
 // The work of a launch on `gpu`. Each word of the argument that is an address of memory is taken to
 // be used.
 Result MakeLaunch(Function function, unsigned int blocks, unsigned int block_threads, void** params,
                   int gpu, FakeWork* work) {
-  const auto found = state->functions.Find(function);
-  if (found == nullptr || found->gpu != gpu || state->modules.Find(found->module) == nullptr) {
+  const auto entry = state->functions.Find(function);
+  if (entry == nullptr || entry->gpu != gpu || state->modules.Find(entry->module) == nullptr) {
     return kInvalidHandle;
   }
-  const FakeKernel& kernel = *found->kernel;
+  const FakeKernel& kernel = *entry->kernel;
   if (blocks == 0 || block_threads == 0 || block_threads > kernel.most_block_threads ||
       params == nullptr || params[0] == nullptr) {
     return Result::kInvalidValue;
   }
   work->name = "kernel " + kernel.name;
-  work->uses = {reinterpret_cast<uint64_t>(found->module)};
+  work->uses = {reinterpret_cast<uint64_t>(entry->module)};
   for (size_t at = 0; at + sizeof(uint64_t) <= kernel.argument_bytes; at += sizeof(uint64_t)) {
     uint64_t word = 0;
     std::memcpy(&word, static_cast<const char*>(params[0]) + at, sizeof(word));
@@ -639,12 +639,12 @@ Result cuModuleUnload(Module module) {
 }
 Result cuModuleGetFunction(Function* function, Module module, const char* name) {
   FAKE_READY(ModuleGetFunction);
-  const auto found = state->modules.Find(module);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->modules.Find(module);
+  if (entry == nullptr) return kInvalidHandle;
   for (const FakeKernel& kernel : state->options.kernels) {
     if (kernel.name != name) continue;
     *function = state->functions.Add(
-        std::make_shared<FakeFunction>(FakeFunction{&kernel, module, found->gpu}));
+        std::make_shared<FakeFunction>(FakeFunction{&kernel, module, entry->gpu}));
     return Result::kSuccess;
   }
   return kNotFound;
@@ -671,8 +671,8 @@ Result cuLaunchKernel(Function function, unsigned int grid_x, unsigned int grid_
     return Result::kInvalidValue;
   }
   FakeWork work;
-  const Result made = MakeLaunch(function, grid_x, block_x, params, GpuOf(stream), &work);
-  return made != Result::kSuccess ? made : EnqueueWork(stream, std::move(work));
+  const Result result = MakeLaunch(function, grid_x, block_x, params, GpuOf(stream), &work);
+  return result != Result::kSuccess ? result : EnqueueWork(stream, std::move(work));
 }
 Result cuLaunchHostFunc(Stream stream, HostFunction function, void* data) {
   FAKE_READY(LaunchHostFunc);
@@ -688,10 +688,10 @@ Result cuLaunchHostFunc(Stream stream, HostFunction function, void* data) {
 Result cuStreamCreateWithPriority(Stream* stream, unsigned int flags, int priority) {
   FAKE_READY(StreamCreateWithPriority);
   if (flags != kStreamNonBlocking || priority > 0 || priority < -5) return Result::kInvalidValue;
-  auto made = std::make_shared<FakeStream>();
-  made->gpu = gpu;
-  made->queue = state->streams.Create(gpu);
-  *stream = state->all_streams.Add(std::move(made));
+  auto row = std::make_shared<FakeStream>();
+  row->gpu = gpu;
+  row->queue = state->streams.Create(gpu);
+  *stream = state->all_streams.Add(std::move(row));
   return Result::kSuccess;
 }
 // What it was given runs all the same.
@@ -701,20 +701,20 @@ Result cuStreamDestroy_v2(Stream stream) {
 }
 Result cuStreamSynchronize(Stream stream) {
   FAKE_READY(StreamSynchronize);
-  const auto found = state->all_streams.Find(stream);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->all_streams.Find(stream);
+  if (entry == nullptr) return kInvalidHandle;
   {
     MutexLock lock(&state->mutex);
-    if (found->capture != nullptr) return kCaptureUnsupported;
+    if (entry->capture != nullptr) return kCaptureUnsupported;
   }
-  state->streams.AwaitIdle(*found->queue);
+  state->streams.AwaitIdle(*entry->queue);
   return Result::kSuccess;
 }
 Result cuStreamQuery(Stream stream) {
   FAKE_READY(StreamQuery);
-  const auto found = state->all_streams.Find(stream);
-  if (found == nullptr) return kInvalidHandle;
-  return state->streams.Idle(*found->queue) ? Result::kSuccess : Result::kNotReady;
+  const auto entry = state->all_streams.Find(stream);
+  if (entry == nullptr) return kInvalidHandle;
+  return state->streams.Idle(*entry->queue) ? Result::kSuccess : Result::kNotReady;
 }
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned int flags) {
   FAKE_READY(StreamWaitEvent);
@@ -748,10 +748,10 @@ Result cuStreamWaitValue32_v2(Stream /*stream*/, DevicePtr /*address*/, uint32_t
 Result cuEventCreate(Event* event, unsigned int flags) {
   FAKE_READY(EventCreate);
   if ((flags & ~(kEventBlockingSync | kEventDisableTiming)) != 0) return Result::kInvalidValue;
-  auto made = std::make_shared<FakeEvent>();
-  made->gpu = gpu;
-  made->timed = (flags & kEventDisableTiming) == 0;
-  *event = state->events.Add(std::move(made));
+  auto row = std::make_shared<FakeEvent>();
+  row->gpu = gpu;
+  row->timed = (flags & kEventDisableTiming) == 0;
+  *event = state->events.Add(std::move(row));
   return Result::kSuccess;
 }
 // Records and waits that streams have been given stay.
@@ -773,20 +773,20 @@ Result cuEventRecord(Event event, Stream stream) {
 }
 Result cuEventQuery(Event event) {
   FAKE_READY(EventQuery);
-  const auto found = state->events.Find(event);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->events.Find(event);
+  if (entry == nullptr) return kInvalidHandle;
   MutexLock lock(&state->mutex);
-  return found->latest == nullptr || state->streams.Reached(*found->latest) ? Result::kSuccess
+  return entry->latest == nullptr || state->streams.Reached(*entry->latest) ? Result::kSuccess
                                                                             : Result::kNotReady;
 }
 Result cuEventSynchronize(Event event) {
   FAKE_READY(EventSynchronize);
-  const auto found = state->events.Find(event);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->events.Find(event);
+  if (entry == nullptr) return kInvalidHandle;
   FakeStreams::RecordRef latest;
   {
     MutexLock lock(&state->mutex);
-    latest = found->latest;
+    latest = entry->latest;
   }
   if (latest != nullptr) state->streams.AwaitReached(*latest);
   return Result::kSuccess;
@@ -816,59 +816,59 @@ Result cuGraphCreate(Graph* graph, unsigned int flags) {
 }
 Result cuGraphDestroy(Graph graph) {
   FAKE_READY(GraphDestroy);
-  const auto found = state->graphs.Find(graph);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->graphs.Find(graph);
+  if (entry == nullptr) return kInvalidHandle;
   MutexLock lock(&state->mutex);
-  for (const GraphNode node : found->nodes) state->nodes.Remove(node);
+  for (const GraphNode node : entry->nodes) state->nodes.Remove(node);
   return state->graphs.Remove(graph);
 }
 Result cuGraphAddKernelNode_v2(GraphNode* node, Graph graph, const GraphNode* dependencies,
                                size_t count, const KernelNodeParams* params) {
   FAKE_READY(GraphAddKernelNode);
-  const auto found = state->graphs.Find(graph);
-  if (found == nullptr) return kInvalidHandle;
-  auto made = std::make_shared<FakeNode>();
-  if (const Result result = MakeNodeLaunch(params, gpu, &made->work); result != Result::kSuccess) {
+  const auto entry = state->graphs.Find(graph);
+  if (entry == nullptr) return kInvalidHandle;
+  auto row = std::make_shared<FakeNode>();
+  if (const Result result = MakeNodeLaunch(params, gpu, &row->work); result != Result::kSuccess) {
     return result;
   }
-  made->after.assign(dependencies, dependencies + count);
-  *node = state->nodes.Add(std::move(made));
+  row->after.assign(dependencies, dependencies + count);
+  *node = state->nodes.Add(std::move(row));
   MutexLock lock(&state->mutex);
-  found->nodes.push_back(*node);
+  entry->nodes.push_back(*node);
   return Result::kSuccess;
 }
 Result cuGraphGetNodes(Graph graph, GraphNode* nodes, size_t* count) {
   FAKE_READY(GraphGetNodes);
-  const auto found = state->graphs.Find(graph);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->graphs.Find(graph);
+  if (entry == nullptr) return kInvalidHandle;
   MutexLock lock(&state->mutex);
   if (nodes != nullptr) {
-    if (*count < found->nodes.size()) return Result::kInvalidValue;
-    std::copy(found->nodes.begin(), found->nodes.end(), nodes);
+    if (*count < entry->nodes.size()) return Result::kInvalidValue;
+    std::copy(entry->nodes.begin(), entry->nodes.end(), nodes);
   }
-  *count = found->nodes.size();
+  *count = entry->nodes.size();
   return Result::kSuccess;
 }
 Result cuGraphInstantiateWithFlags(GraphExec* exec, Graph graph, unsigned long long flags) {
   FAKE_READY(GraphInstantiate);
-  const auto found = state->graphs.Find(graph);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->graphs.Find(graph);
+  if (entry == nullptr) return kInvalidHandle;
   if (flags != 0) return Result::kInvalidValue;
-  auto made = std::make_shared<FakeGraphExec>();
+  auto row = std::make_shared<FakeGraphExec>();
   MutexLock lock(&state->mutex);
-  for (const GraphNode handle : found->nodes) {
+  for (const GraphNode handle : entry->nodes) {
     const auto node = state->nodes.Find(handle);
     std::vector<size_t> after;
     for (const GraphNode earlier : node->after) {
-      const auto index = made->index.find(earlier);
-      if (index == made->index.end()) return Result::kInvalidValue;
+      const auto index = row->index.find(earlier);
+      if (index == row->index.end()) return Result::kInvalidValue;
       after.push_back(index->second);
     }
-    made->index[handle] = made->work.size();
-    made->work.push_back(node->work);
-    made->after.push_back(std::move(after));
+    row->index[handle] = row->work.size();
+    row->work.push_back(node->work);
+    row->after.push_back(std::move(after));
   }
-  *exec = state->execs.Add(std::move(made));
+  *exec = state->execs.Add(std::move(row));
   return Result::kSuccess;
 }
 // What was launched of it runs all the same.
@@ -891,16 +891,16 @@ Result cuGraphExecUpdate_v2(GraphExec exec, Graph graph, ExecUpdateResultInfo* i
 Result cuGraphExecKernelNodeSetParams_v2(GraphExec exec, GraphNode node,
                                          const KernelNodeParams* params) {
   FAKE_READY(GraphExecKernelNodeSetParams);
-  const auto found = state->execs.Find(exec);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->execs.Find(exec);
+  if (entry == nullptr) return kInvalidHandle;
   FakeWork work;
   if (const Result result = MakeNodeLaunch(params, gpu, &work); result != Result::kSuccess) {
     return result;
   }
   MutexLock lock(&state->mutex);
-  const auto index = found->index.find(node);
-  if (index == found->index.end()) return Result::kInvalidValue;
-  found->work[index->second] = std::move(work);
+  const auto index = entry->index.find(node);
+  if (index == entry->index.end()) return Result::kInvalidValue;
+  entry->work[index->second] = std::move(work);
   return Result::kSuccess;
 }
 Result cuGraphUpload(GraphExec exec, Stream stream) {
@@ -910,15 +910,15 @@ Result cuGraphUpload(GraphExec exec, Stream stream) {
 }
 Result cuGraphLaunch(GraphExec exec, Stream stream) {
   FAKE_READY(GraphLaunch);
-  const auto found = state->execs.Find(exec);
-  if (found == nullptr) return kInvalidHandle;
+  const auto entry = state->execs.Find(exec);
+  if (entry == nullptr) return kInvalidHandle;
   FakeWork launch;
   launch.name = "a graph";
   std::vector<std::function<void()>> nodes;
   {
     MutexLock lock(&state->mutex);
-    for (const size_t n : DrawOrder(*found)) {
-      const FakeWork& node = found->work[n];
+    for (const size_t n : DrawOrder(*entry)) {
+      const FakeWork& node = entry->work[n];
       nodes.push_back(node.run);
       launch.uses.insert(launch.uses.end(), node.uses.begin(), node.uses.end());
     }

@@ -109,21 +109,21 @@ size_t FakeMemory::TakenBytes(int gpu) {
     for (const UniqueFd& fd : files) taken += static_cast<size_t>(lseek(fd.get(), 0, SEEK_END));
     return taken;
   }
-  glob_t found{};
+  glob_t matches{};
   const std::string pattern = shared_folder_ + "/fake-gpu-" + std::to_string(gpu) + "-*";
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-    for (size_t n = 0; n < found.gl_pathc; ++n) {
-      const UniqueFd fd(open(found.gl_pathv[n], O_RDWR | O_CLOEXEC));
+  if (glob(pattern.c_str(), 0, nullptr, &matches) == 0) {
+    for (size_t n = 0; n < matches.gl_pathc; ++n) {
+      const UniqueFd fd(open(matches.gl_pathv[n], O_RDWR | O_CLOEXEC));
       if (!fd.valid()) continue;
       const off_t bytes = lseek(fd.get(), 0, SEEK_END);
       if (IsLocked(fd.get())) {
         taken += static_cast<size_t>(bytes);
       } else if (bytes > 0) {  // a new one is without a lock and a length for a moment
-        unlink(found.gl_pathv[n]);
+        unlink(matches.gl_pathv[n]);
       }
     }
   }
-  globfree(&found);
+  globfree(&matches);
   return taken;
 }
 
@@ -226,12 +226,12 @@ Result FakeMemory::Allocate(int gpu, size_t bytes, DevicePtr* pointer) {
 
 Result FakeMemory::Free(DevicePtr pointer) {
   MutexLock lock(&mutex_);
-  const auto found = allocations_.find(pointer);
-  if (found == allocations_.end()) return Result::kInvalidValue;
+  const auto entry = allocations_.find(pointer);
+  if (entry == allocations_.end()) return Result::kInvalidValue;
   CheckUnused(pointer, "cuMemFree");
-  CheckRest(pointer, found->second.bytes, found->second.pages);
-  MakeTrap(found->second.pages.begin, found->second.pages.bytes);
-  allocations_.erase(found);
+  CheckRest(pointer, entry->second.bytes, entry->second.pages);
+  MakeTrap(entry->second.pages.begin, entry->second.pages.bytes);
+  allocations_.erase(entry);
   return Result::kSuccess;
 }
 
@@ -249,12 +249,12 @@ Result FakeMemory::AllocateHost(size_t bytes, void** pointer) {
 
 Result FakeMemory::FreeHost(void* pointer) {
   MutexLock lock(&mutex_);
-  const auto found = pinned_.find(reinterpret_cast<uint64_t>(pointer));
-  if (found == pinned_.end() || found->second.pages.bytes == 0) return Result::kInvalidValue;
-  CheckUnused(found->first, "cuMemFreeHost");
-  CheckRest(found->first, found->second.bytes, found->second.pages);
-  MakeTrap(found->second.pages.begin, found->second.pages.bytes);
-  pinned_.erase(found);
+  const auto entry = pinned_.find(reinterpret_cast<uint64_t>(pointer));
+  if (entry == pinned_.end() || entry->second.pages.bytes == 0) return Result::kInvalidValue;
+  CheckUnused(entry->first, "cuMemFreeHost");
+  CheckRest(entry->first, entry->second.bytes, entry->second.pages);
+  MakeTrap(entry->second.pages.begin, entry->second.pages.bytes);
+  pinned_.erase(entry);
   return Result::kSuccess;
 }
 
@@ -273,10 +273,10 @@ Result FakeMemory::Register(void* pointer, size_t bytes) {
 
 Result FakeMemory::Unregister(void* pointer) {
   MutexLock lock(&mutex_);
-  const auto found = pinned_.find(reinterpret_cast<uint64_t>(pointer));
-  if (found == pinned_.end() || found->second.pages.bytes != 0) return Result::kInvalidValue;
-  CheckUnused(found->first, "cuMemHostUnregister");
-  pinned_.erase(found);
+  const auto entry = pinned_.find(reinterpret_cast<uint64_t>(pointer));
+  if (entry == pinned_.end() || entry->second.pages.bytes != 0) return Result::kInvalidValue;
+  CheckUnused(entry->first, "cuMemHostUnregister");
+  pinned_.erase(entry);
   return Result::kSuccess;
 }
 
@@ -308,9 +308,9 @@ Result FakeMemory::ReleaseChunk(AllocationHandle handle) {
 
 Result FakeMemory::ExportChunk(AllocationHandle handle, int* fd) {
   MutexLock lock(&mutex_);
-  const auto found = chunks_.find(handle);
-  if (found == chunks_.end()) return Result::kInvalidValue;
-  *fd = fcntl(found->second->fd.get(), F_DUPFD_CLOEXEC, 0);
+  const auto entry = chunks_.find(handle);
+  if (entry == chunks_.end()) return Result::kInvalidValue;
+  *fd = fcntl(entry->second->fd.get(), F_DUPFD_CLOEXEC, 0);
   return *fd >= 0 ? Result::kSuccess : Result::kOutOfMemory;
 }
 
@@ -339,11 +339,11 @@ Result FakeMemory::Reserve(size_t bytes, DevicePtr* pointer) {
 
 Result FakeMemory::Unreserve(DevicePtr pointer, size_t bytes) {
   MutexLock lock(&mutex_);
-  const auto found = reserved_.find(pointer);
-  if (found == reserved_.end() || found->second != bytes) return Result::kInvalidValue;
+  const auto entry = reserved_.find(pointer);
+  if (entry == reserved_.end() || entry->second != bytes) return Result::kInvalidValue;
   const auto mapping = mappings_.lower_bound(pointer);
   if (mapping != mappings_.end() && mapping->first < pointer + bytes) return Result::kInvalidValue;
-  reserved_.erase(found);
+  reserved_.erase(entry);
   return Result::kSuccess;
 }
 
