@@ -46,6 +46,15 @@ struct SequencerOptions {
 // One instance of a launched gang.
 struct LaunchedInstance {
   InstanceKey key;
+  // So many calls in a row, or parts of a call, of which this is the first: the others follow it,
+  // as each member's participations follow the one that is named here, and are launched behind it.
+  int32_t count = 1;
+  bool by_parts = false;
+  InstanceKey KeyAt(int32_t call) const {
+    InstanceKey result = key;
+    if (call > 0) result.at = key.at.Behind(call, by_parts);
+    return result;
+  }
   struct Part {
     RunHandle run;
     int32_t participation;  // index into its VoteTemplate

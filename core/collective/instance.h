@@ -28,6 +28,10 @@ struct CallPosition {
   int64_t call = 0;
   int32_t part = 0;
 
+  // Of the call so many behind it, or of the part.
+  CallPosition Behind(int32_t count, bool by_parts) const {
+    return by_parts ? CallPosition{step, call, part + count} : CallPosition{step, call + count, 0};
+  }
   // "step 3 call 17", "call 17 part 2": what is 0 is left out, but for the call.
   std::string ToString() const;
 

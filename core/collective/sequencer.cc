@@ -240,7 +240,14 @@ absl::Status Sequencer::ResolveAll(const Vote& vote, bool late) {
   pair_moves_.clear();
   requests_.clear();
   newest_request_.clear();
-  for (size_t i = 0; i < n; ++i) CHORUS_RETURN_IF_ERROR(ResolveOne(vote, i, late));
+  size_t list_index = 0;
+  for (size_t i = 0; i < n;) {
+    const CallList list = vote.what->lists.empty() ? CallList{static_cast<int32_t>(i)}
+                                                   : vote.what->lists[list_index++];
+    CHORUS_ASSIGN_OR_RETURN(Move* const move, ResolveOne(vote, i, late));
+    if (list.count > 1) ResolveRest(vote, list, move);
+    i += static_cast<size_t>(list.count);
+  }
   if (!vote.pair_calls.empty() && vote.pair_calls.size() != pair_moves_.size()) {
     return Malformed(absl::StrCat("the run's send/recv use ", pair_moves_.size(),
                                   " ends of pairs; it gives ", vote.pair_calls.size(),
@@ -255,6 +262,24 @@ absl::Status Sequencer::ResolveAll(const Vote& vote, bool late) {
   return late ? absl::OkStatus() : CheckRoom(vote);
 }
 
+// What follows the first of a list stands behind it, and is like it otherwise.
+void Sequencer::ResolveRest(const Vote& vote, const CallList& list, Move* move) {
+  const auto first = static_cast<size_t>(list.first);
+  const InstanceKey& key = keys_[first];
+  for (int32_t call = 1; call < list.count; ++call) {
+    InstanceKey& other = keys_[first + static_cast<size_t>(call)];
+    other.group = key.group;
+    other.since = key.since;
+    other.at = key.at.Behind(call, list.by_parts);
+    seats_[first + static_cast<size_t>(call)] = seats_[first];
+  }
+  const Participation& last =
+      vote.what->participations[first + static_cast<size_t>(list.count - 1)];
+  move->next = key.at.Behind(list.count - 1, list.by_parts);
+  move->part = last.part;
+  move->source = &last.source;
+}
+
 // They may be long, and a world that has nothing to do for a while has no use for them.
 void Sequencer::ForgetKeys() {
   keys_.clear();
@@ -265,22 +290,23 @@ void Sequencer::ForgetKeys() {
 // catch up whatever those that are ahead have left.
 absl::Status Sequencer::CheckRoom(const Vote& vote) const {
   const auto fits = [this](size_t instances, size_t tapes) {
-    return instances_.size() + instances <= options_.max_pending &&
+    return pending_calls_ + instances <= options_.max_pending &&
            tapes_.size() - gone_tapes_ + tapes <= options_.max_tapes;
   };
   if (fits(keys_.size(), keys_.size())) return absl::OkStatus();
   size_t instances = 0;
   size_t tapes = 0;
   for (size_t i = 0; i < keys_.size(); ++i) {
-    instances += FindInstance(keys_[i]) == kNone ? 1 : 0;
+    int32_t call = 0;
+    instances += FindCall(keys_[i], &call) == kNone ? 1 : 0;
     const bool wants_grad = vote.what->participations[i].wants_grad;
     tapes += wants_grad && tape_by_key_.Find(keys_[i], tapes_) == nullptr ? 1 : 0;
   }
   if (fits(instances, tapes)) return absl::OkStatus();
-  if (instances_.size() + instances > options_.max_pending) {
+  if (pending_calls_ + instances > options_.max_pending) {
     return MakeError(
         Reason::kQuota,
-        absl::StrCat("the world has ", instances_.size(), " collectives pending, the run brings ",
+        absl::StrCat("the world has ", pending_calls_, " collectives pending, the run brings ",
                      instances, " more; at most ", options_.max_pending,
                      " may wait for other ranks: wait for results before going on"));
   }
@@ -304,7 +330,8 @@ absl::Status Sequencer::CheckGang(const Vote& vote) const {
   CountWork(static_cast<int64_t>(keys_.size()));
   std::vector<int32_t> gangs;
   for (const InstanceKey& key : keys_) {
-    const int32_t instance = FindInstance(key);
+    int32_t call = 0;
+    const int32_t instance = FindCall(key, &call);
     if (instance == kNone) continue;
     const int32_t gang = instances_[instance].component;
     if (gangs.empty() || gangs.back() != gang) gangs.push_back(gang);
@@ -424,7 +451,8 @@ absl::Status Sequencer::MoveFor(const Vote& vote, const Participation& part, siz
   return absl::OkStatus();
 }
 
-absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
+absl::StatusOr<Sequencer::Move*> Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
+  Move* move = nullptr;
   const Participation& part = vote.what->participations[i];
   const auto refuse = [&part](const std::string& why) {
     return Malformed(absl::StrCat(part.descriptor.ToString(), " (", part.source, "): ", why));
@@ -466,7 +494,6 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
         return refuse(
             absl::StrCat("peer ", part.peer.value(), " is no member of a group of ", group_size));
       }
-      Move* move = nullptr;
       CHORUS_RETURN_IF_ERROR(MoveFor(vote, part, slot, &move));
       key.group = binding.group;
       key.since = since_;
@@ -541,13 +568,13 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
     return refuse(absl::StrCat("member ", part.peer.value(), " with tag ", part.tag,
                                " is not the other end of ", key.ToString()));
   }
-  if (part.instance.kind != InstanceRef::Kind::kBound) return absl::OkStatus();
+  if (part.instance.kind != InstanceRef::Kind::kBound) return move;
 
   const int32_t tape = FindTape(key.Parent());
   const int32_t forward = tape == kNone ? kNone : tapes_[tape].instance;
   const bool is_about_to_fail = forward >= 0 && IsPassed(instances_[forward], seat);
   if (tape == kNone || is_about_to_fail) {
-    if (late) return absl::OkStatus();
+    if (late) return move;
     // Nobody can wait for a gradient of it. A rank that runs ahead asks for one where the
     // collective has failed alone: so does this.
     Error error =
@@ -559,7 +586,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   }
   const TapeEntry& entry = EntryAt({tape, seat});
   if (StateOf({tape, seat}) != TapeEntry::State::kLive) {
-    if (late) return absl::OkStatus();
+    if (late) return move;
     if (entry.state == TapeEntry::State::kConsumed) {
       return MakeError(Reason::kTapeConsumed,
                        absl::StrCat(part.descriptor.ToString(), " (", part.source,
@@ -582,7 +609,7 @@ absl::Status Sequencer::ResolveOne(const Vote& vote, size_t i, bool late) {
   }
   newest.first->second = requests_.size();
   requests_.push_back({tape, seat, {request.step, request.number + 1}});
-  return absl::OkStatus();
+  return move;
 }
 
 absl::StatusOr<absl::Span<const InstanceKey>> Sequencer::Resolve(const Vote& vote) {
@@ -694,12 +721,17 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat, int32_t tape) co
 
 bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
   // Where somebody waits, nobody has passed, but for what is about to fail for it.
-  const int32_t row = FindInstance(key);
+  int32_t call = 0;
+  const int32_t row = FindCall(key, &call);
   if (row != kNone && !passing()) return false;
   bool passed = false;
   for (int32_t other = 0; other < SeatCount(key); ++other) {
     if (other == seat) continue;
-    passed |= row == kNone ? HasPassed(key, other) : IsPassed(instances_[row], other);
+    if (row == kNone) {
+      passed |= HasPassed(key, other);
+    } else {
+      passed |= !HasVoted(instances_[row], other) && HasPassed(key, other, instances_[row].parent);
+    }
   }
   return passed;
 }
@@ -882,8 +914,8 @@ void Sequencer::LookAt(int32_t id, Chair* chair) {
 }
 
 bool Sequencer::IsPassed(const Instance& instance, int32_t seat) const {
-  return instance.seats[seat].run == kNone && !instance.seats[seat].absent &&
-         HasPassed(instance.key, seat, instance.parent);
+  // A list's first call is passed before the others.
+  return !HasVoted(instance, seat) && HasPassed(instance.key, seat, instance.parent);
 }
 
 void Sequencer::LookForPassed() {
@@ -1175,70 +1207,16 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
   const std::vector<Participation>& parts = vote.what->participations;
   PendingRun& run = runs_[r];
   int32_t component = kNone;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const InstanceKey& key = keys_[i];
-    const int32_t seat = seats_[i];
-    const Participation& part = parts[i];
-    const uint64_t hash = instance_by_key_.HashOf(key);
-    const int32_t* const row = instance_by_key_.Find(hash, key, instances_);
-    const int32_t id = row == nullptr ? NewInstance(key, SeatCount(key), r, fault) : *row;
-    if (row == nullptr) {
-      instance_by_key_.Add(hash, id);
-      if (component == kNone) component = components_.New();
-      Instance& instance = instances_[id];
-      instance.component = component;
-      Component& gang = components_[component];
-      gang.instances.push_back(id);
-      gang.missing += instance.missing;
-      const int32_t parent = instance.parent;
-      gang.awaited += parent != kNone && tapes_[parent].instance != kNone ? 1 : 0;
-      // Only here: where somebody waits already, nobody has passed.
-      const int32_t count = static_cast<int32_t>(instance.seats.size());
-      for (int32_t other = 0; other < count && !passed->has_value(); ++other) {
-        if (other == seat || instance.seats[other].absent) continue;
-        if (HasPassed(key, other, instance.parent)) {
-          *passed = PassedError(key, part, seat, other);
-        }
-      }
-    } else {
-      Merge(&component, instances_[id].component);
+  const std::vector<CallList>& lists = vote.what->lists;
+  size_t list = 0;
+  while (run.instances.size() < parts.size()) {
+    const auto next = static_cast<int32_t>(run.instances.size());
+    CallList calls{next};
+    if (!lists.empty()) {
+      while (lists[list].first + lists[list].count <= next) ++list;
+      calls = {next, lists[list].first + lists[list].count - next, lists[list].by_parts};
     }
-    run.instances.push_back(id);
-    Instance& instance = instances_[id];
-    instance.seats[seat].run = r;
-    instance.seats[seat].participation = static_cast<int32_t>(i);
-    instance.rows_differ |= part.descriptor.RowsDiffer();
-    CountVote(id, seat);
-    if (instance.first == kNone) {
-      instance.first = seat;
-    } else {
-      if (options_.check_call_sites == CheckCallSites::kWarn) {
-        WarnOfCallSites(instance, part, seat, actions);
-      }
-      const bool has_rows_to_compare = instance.rows_differ && instance.differing == kNone;
-      if (!has_rows_to_compare || (!comparing() && SliceHasTime())) {
-        if (CompareVote(id, seat) && !fault->has_value()) *fault = MismatchError(id);
-      } else if (run.uncompared == kNone) {
-        run.uncompared = static_cast<int32_t>(i);
-        if (uncompared_++ == 0) first_uncompared_ = r;
-        ++components_[instance.component].missing;
-      }
-    }
-    if (instance.parent != kNone) {
-      Tape& tape = tapes_[instance.parent];
-      const InstanceKey::Request& request = key.path.back();
-      tape.entries[seat].next = {request.step, request.number + 1};
-      tape.entries[seat].asked_in = epoch_;
-      if (tape.instance != kNone) {
-        // A member that asks for a gradient has asked for the forward instance before.
-        runs_[instances_[tape.instance].seats[seat].run].has_dependents = true;
-      }
-    }
-    if (part.wants_grad) EnsureTape(id);
-    if (instance.tape != kNone) {
-      SetEntry(instance.tape, seat, part);
-      if (part.wants_grad) Hold({instance.tape, seat});
-    }
+    EnterCalls(r, vote, calls, &component, fault, passed, actions);
   }
   if (component == kNone) component = components_.New();  // a local run
   run.component = component;
@@ -1265,8 +1243,84 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
   if (lost_gradient.has_value() && !fault->has_value()) *fault = std::move(lost_gradient);
 }
 
-int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
-                               absl::optional<Error>* fault) {
+// Enters as many of these calls as are one instance, at least the first.
+void Sequencer::EnterCalls(int32_t r, const Vote& vote, CallList calls, int32_t* component,
+                           absl::optional<Error>* fault, absl::optional<Error>* passed,
+                           Actions* actions) {
+  PendingRun& run = runs_[r];
+  const int32_t i = calls.first;
+  const InstanceKey& key = keys_[i];
+  const int32_t seat = seats_[i];
+  const Participation& part = vote.what->participations[i];
+  int32_t id = FindCalls(&calls);
+  if (id == kNone) {
+    id = NewInstance(key, SeatCount(key), calls, r, fault);
+    if (*component == kNone) *component = components_.New();
+    Instance& instance = instances_[id];
+    instance.component = *component;
+    Component& gang = components_[*component];
+    gang.instances.push_back(id);
+    gang.missing += instance.missing;
+    const int32_t parent = instance.parent;
+    gang.awaited += parent != kNone && tapes_[parent].instance != kNone ? 1 : 0;
+    // Only here: where somebody waits already, nobody has passed. Of a list the first call is
+    // passed before the others.
+    const int32_t count = static_cast<int32_t>(instance.seats.size());
+    for (int32_t other = 0; other < count && !passed->has_value(); ++other) {
+      if (other == seat || instance.seats[other].absent) continue;
+      if (HasPassed(key, other, instance.parent)) {
+        *passed = PassedError(key, part, seat, other);
+      }
+    }
+  } else {
+    Merge(component, instances_[id].component);
+  }
+  run.instances.insert(run.instances.end(), static_cast<size_t>(calls.count), id);
+  Instance& instance = instances_[id];
+  instance.seats[seat].run = r;
+  instance.seats[seat].participation = i;
+  instance.rows_differ |= part.descriptor.RowsDiffer();
+  CountVote(id, seat);
+  if (instance.first == kNone) {
+    instance.first = seat;
+  } else {
+    if (options_.check_call_sites == CheckCallSites::kWarn) {
+      for (int32_t call = 0; call < calls.count; ++call) {
+        WarnOfCallSites(instance, call, seat, actions);
+      }
+    }
+    const bool has_rows_to_compare = instance.rows_differ && instance.differing == kNone;
+    if (calls.count > 1) {
+      CompareList(id, seat, fault);
+    } else if (!has_rows_to_compare || (!comparing() && SliceHasTime())) {
+      if (CompareVote(id, seat) && !fault->has_value()) *fault = MismatchError(id);
+    } else if (run.uncompared == kNone) {
+      run.uncompared = i;
+      if (uncompared_++ == 0) first_uncompared_ = r;
+      ++components_[instance.component].missing;
+    }
+  }
+  // A reference does not outlive that a list is cut.
+  const int32_t parent = instances_[id].parent;
+  if (parent != kNone) {
+    Tape& tape = tapes_[parent];
+    const InstanceKey::Request& request = key.path.back();
+    tape.entries[seat].next = {request.step, request.number + 1};
+    tape.entries[seat].asked_in = epoch_;
+    if (tape.instance != kNone) {
+      // A member that asks for a gradient has asked for the forward instance before.
+      runs_[instances_[tape.instance].seats[seat].run].has_dependents = true;
+    }
+  }
+  if (part.wants_grad) EnsureTape(id);
+  if (instances_[id].tape != kNone) {
+    SetEntry(instances_[id].tape, seat, part);
+    if (part.wants_grad) Hold({instances_[id].tape, seat});
+  }
+}
+
+int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, const CallList& calls,
+                               int32_t run, absl::optional<Error>* fault) {
   int32_t parent = kNone;
   if (key.is_gradient()) {
     const InstanceKey forward = key.Parent();
@@ -1278,6 +1332,11 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   Instance& instance = instances_[id];
   instance.key = key;
   instance_path_bytes_ += HeapBytesOf(instance.key);
+  instance.count = calls.count;
+  instance.by_parts = calls.by_parts;
+  pending_calls_ += static_cast<size_t>(calls.count);
+  instance_by_key_.Add(instance_by_key_.HashOf(key), id);
+  if (calls.count > 1) lists_.emplace(ListKeyOf(instance), id);
   instance.missing = seats;
   instance.tape = kNone;
   instance.parent = parent;
@@ -1313,7 +1372,7 @@ int32_t Sequencer::NewInstance(const InstanceKey& key, int32_t seats, int32_t ru
   for (int32_t p = 0; p < seats; ++p) {
     if (!instance.seats[p].absent) CountLacking(key, p, 1);
   }
-  if (key.at.part > 0) ++further_parts_;
+  if (instance.HasFurtherParts()) ++further_parts_;
   Enlist(id);
   return id;
 }
@@ -1755,10 +1814,10 @@ void Sequencer::ForgetSome() {
   CountWork(kWorkPerTape * static_cast<int64_t>(options_.rows_per_event - left));
 }
 
-absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int32_t a,
-                                                   int32_t b) const {
-  const Participation& one = PartAt(instance, a);
-  const Participation& other = PartAt(instance, b);
+absl::optional<Difference> Sequencer::DifferenceOf(const Instance& instance, int32_t a, int32_t b,
+                                                   int32_t call) const {
+  const Participation& one = PartAt(instance, a, call);
+  const Participation& other = PartAt(instance, b, call);
   absl::optional<Difference> difference = FirstDifference(
       MemberAt(instance.key, a), one.descriptor, MemberAt(instance.key, b), other.descriptor);
   // The ends of a pair stand in lines of their own.
@@ -1994,10 +2053,11 @@ Error Sequencer::MismatchError(int32_t id) const {
 }
 
 // One line once for each pair of lines, so far as their hashes tell.
-void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
+void Sequencer::WarnOfCallSites(const Instance& instance, int32_t call, int32_t seat,
                                 Actions* actions) {
   constexpr size_t kMostWarned = 1024;
-  const Participation& first = PartAt(instance, instance.first);
+  const Participation& first = PartAt(instance, instance.first, call);
+  const Participation& part = PartAt(instance, seat, call);
   if (first.source == part.source || instance.key.is_pair() ||
       warned_sites_.size() >= kMostWarned ||
       !warned_sites_.insert(absl::HashOf(std::minmax(first.source, part.source))).second) {
@@ -2007,7 +2067,7 @@ void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& p
   SequencerAction& action = actions->back();
   action.kind = SequencerAction::Kind::kWarn;
   auto error = std::make_shared<Error>(Reason::kMismatch);
-  error->instance = instance.key.ToString();
+  error->instance = instance.KeyAt(call).ToString();
   error->op = std::string(CollectiveKindName(part.descriptor.kind));
   error->source = part.source;
   error->message = absl::StrCat(
@@ -2015,6 +2075,156 @@ void Sequencer::WarnOfCallSites(const Instance& instance, const Participation& p
       " on ", RankText(RankAt(instance.key, instance.first)), ", ", part.source, " on ",
       RankText(RankAt(instance.key, seat)), "; it was taken for one call");
   action.error = std::move(error);
+}
+
+// --- Lists
+// ----------------------------------------------------------------------------------------
+
+// The pending instance that a call is, or that has it in its list, there as `call`; kNone: none.
+int32_t Sequencer::FindCall(const InstanceKey& key, int32_t* call) const {
+  *call = 0;
+  const int32_t row = FindInstance(key);
+  if (row != kNone || lists_.empty() || key.is_gradient() || key.is_pair()) return row;
+  const ListKey at{key.at.part > 0, key.group, key.at};
+  auto list = lists_.upper_bound(at);
+  if (list == lists_.begin()) return kNone;
+  --list;
+  const CallPosition& first = list->first.at;
+  if (list->first.by_parts != at.by_parts || list->first.group != key.group ||
+      first.step != key.at.step || (at.by_parts && first.call != key.at.call)) {
+    return kNone;
+  }
+  const int64_t behind = at.by_parts ? key.at.part - first.part : key.at.call - first.call;
+  if (behind >= instances_[list->second].count) return kNone;
+  *call = static_cast<int32_t>(behind);
+  return list->second;
+}
+
+// The pending instance of the first of these calls of the vote at hand; kNone: there is none.
+// Leaves in `calls` as many as that has, or as have none.
+int32_t Sequencer::FindCalls(CallList* calls) {
+  int32_t call = 0;
+  int32_t id = FindCall(keys_[calls->first], &call);
+  if (id == kNone) {
+    if (calls->count > 1) calls->count = CountFree(*calls);
+    return kNone;
+  }
+  if (call > 0) id = CutList(id, call).second;
+  const int32_t most = instances_[id].by_parts == calls->by_parts ? calls->count : 1;
+  if (instances_[id].count > most) id = CutList(id, most).first;
+  calls->count = instances_[id].count;
+  return id;
+}
+
+// Of these calls, of which the first is not pending, how many are not until one is.
+int32_t Sequencer::CountFree(const CallList& calls) const {
+  const InstanceKey& key = keys_[calls.first];
+  const Group& group = groups_[key.group.value()];
+  bool is_last = true;  // nobody has called what is behind it
+  for (size_t seat = 0; seat < group.members.size() && is_last; ++seat) {
+    is_last = static_cast<int32_t>(seat) == seats_[calls.first] ||
+              !(key.at < NextOf(group.members[seat], group.counters[seat]));
+  }
+  if (is_last) return calls.count;
+  int32_t count = 1;
+  int32_t call = 0;
+  while (count < calls.count && FindCall(keys_[calls.first + count], &call) == kNone) ++count;
+  CountWork(count / kLooksOfWork);
+  return count;
+}
+
+// Cuts a list behind so many of its calls. The shorter part gets a row of its own: what that takes
+// is little even if a list is cut call by call.
+Sequencer::Cut Sequencer::CutList(int32_t id, int32_t count) {
+  const int32_t row = instances_.New();
+  Instance& list = instances_[id];
+  Instance& part = instances_[row];
+  const CallPosition at = list.PositionAt(count);
+  const int32_t left = list.count - count;
+  const bool is_first = count < left;
+  further_parts_ -= list.HasFurtherParts() ? 1 : 0;
+  lists_.erase(ListKeyOf(list));
+  if (is_first) {
+    instance_by_key_.Erase(id, instances_);
+    if (list.indexed) instance_by_sort_key_.erase(SortKeyOf(list));
+  }
+  part = list;
+  Instance& first = is_first ? part : list;
+  Instance& second = is_first ? list : part;
+  first.count = count;
+  second.count = left;
+  second.key.at = at;
+  for (Seat& seat : second.seats) {
+    if (seat.run != kNone) seat.participation += count;
+  }
+  Component& gang = components_[part.component];
+  gang.instances.push_back(row);
+  gang.missing += part.missing;
+  CountWork(1 + (part.count + 2 * static_cast<int64_t>(part.seats.size())) / kSeatsOfWork);
+  for (int32_t p = 0; p < static_cast<int32_t>(part.seats.size()); ++p) {
+    const Seat& seat = part.seats[p];
+    if (seat.run != kNone) {
+      const auto from = runs_[seat.run].instances.begin() + seat.participation;
+      std::fill(from, from + part.count, row);
+    } else if (!seat.absent) {
+      CountLacking(part.key, p, 1);
+    }
+  }
+  if (part.timed) {
+    instances_.Insert(&timed_, is_first ? list.previous : id, is_first ? id : list.next, row);
+    if (!part.indexed) {
+      ++unindexed_;
+      if (is_first && first_unindexed_ == id) first_unindexed_ = row;
+    }
+  }
+  for (const int32_t one : {id, row}) {
+    const Instance& instance = instances_[one];
+    further_parts_ += instance.HasFurtherParts() ? 1 : 0;
+    if (instance.count > 1) lists_.emplace(ListKeyOf(instance), one);
+    if (one == id && !is_first) continue;  // its name is the list's
+    instance_by_key_.Add(instance_by_key_.HashOf(instance.key), one);
+    if (instance.timed && instance.indexed) {
+      CountWork(kWorkToIndex);
+      instance_by_sort_key_.emplace(SortKeyOf(instance), one);
+    }
+  }
+  return is_first ? Cut{row, id} : Cut{id, row};
+}
+
+// Whether there was one.
+bool Sequencer::CutAllLists(int32_t component) {
+  bool had_lists = false;
+  // What comes of it stands behind these.
+  const size_t count = components_[component].instances.size();
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t id = components_[component].instances[i];
+    had_lists |= instances_[id].count > 1;
+    while (instances_[id].count > 1) CutList(id, instances_[id].count - 1);
+  }
+  return had_lists;
+}
+
+// Compares each call with the first vote for it. What differs is by itself from then on.
+void Sequencer::CompareList(int32_t id, int32_t seat, absl::optional<Error>* fault) {
+  while (id != kNone) {
+    const Instance& instance = instances_[id];
+    int32_t call = 0;
+    while (call < instance.count &&
+           !DifferenceOf(instance, instance.first, seat, call).has_value()) {
+      ++call;
+    }
+    CountWork(call / kLooksOfWork);
+    if (call == instance.count) return;
+    if (call > 0) id = CutList(id, call).second;
+    Cut cut{id, kNone};
+    if (instances_[id].count > 1) cut = CutList(id, 1);
+    if (CompareVote(cut.first, seat) && !fault->has_value()) *fault = MismatchError(cut.first);
+    id = cut.second;
+  }
+}
+
+sequencer_tables::ListKey Sequencer::ListKeyOf(const Instance& instance) {
+  return {instance.by_parts, instance.key.group, instance.key.at};
 }
 
 // --- Launching ----------------------------------------------------------------------------------
@@ -2160,7 +2370,9 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   bool trivial = gang.instances.size() <= 1;
   for (const int32_t r : *runs) {
     const PendingRun& run = runs_[r];
-    trivial &= run.instances.size() <= 1 && run.producers.empty();
+    trivial &= run.producers.empty() &&
+               (run.instances.empty() ||
+                run.instances.size() == static_cast<size_t>(instances_[run.instances[0]].count));
   }
   if (trivial) {
     instances->assign(gang.instances.begin(), gang.instances.end());
@@ -2172,8 +2384,15 @@ absl::optional<Error> Sequencer::OrderComponent(int32_t component, std::vector<i
   Sign(*runs, instances);
   const GangOrder* order = known_orders_.Find(signature_.bytes());
   if (order == nullptr) {
+    if (HasManyNeeds(*runs) && CutAllLists(component)) {
+      return OrderComponent(component, runs, instances);
+    }
     GangOrder new_order;
     absl::optional<Error> conflict = FindOrder(*runs, *instances, &new_order);
+    // One by one they may have an order.
+    if (conflict.has_value() && CutAllLists(component)) {
+      return OrderComponent(component, runs, instances);
+    }
     if (conflict.has_value()) return conflict;
     order = known_orders_.Keep(signature_.bytes(), std::move(new_order));
   }
@@ -2200,13 +2419,15 @@ void Sequencer::Sign(const std::vector<int32_t>& runs, std::vector<int32_t>* ins
     out.PutFingerprint(run.what->fingerprint);
     for (const Rank rank : run.ranks) out.Put(rank.value());
     out.End();
-    for (const int32_t id : run.instances) {
+    for (size_t i = 0; i < run.instances.size();) {
+      const int32_t id = run.instances[i];
       Instance& instance = instances_[id];
       if (instance.mark == kNone) {
         instance.mark = static_cast<int32_t>(instances->size());
         instances->push_back(id);
       }
       out.Put(instance.mark);
+      i += static_cast<size_t>(instance.count);
     }
     out.End();
     for (const RunHandle producer : run.producers) {
@@ -2226,6 +2447,12 @@ void Sequencer::Sign(const std::vector<int32_t>& runs, std::vector<int32_t>* ins
   }
   out.End();
   for (const int32_t id : *instances) {
+    if (instances_[id].count == 1) continue;
+    out.Put(instances_[id].mark);
+    out.Put(instances_[id].count);
+  }
+  out.End();
+  for (const int32_t id : *instances) {
     const Instance& instance = instances_[id];
     const bool reversed = instance.key.is_pair() && instance.key.path.size() % 2 == 1;
     const int32_t forward = instance.parent == kNone ? kNone : tapes_[instance.parent].instance;
@@ -2242,6 +2469,7 @@ absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
                                            const std::vector<int32_t>& instances,
                                            GangOrder* order) const {
   GangView gang;
+  std::deque<std::vector<Participation>> as_lists;  // of runs that have some
   gang.runs.reserve(runs.size());
   for (const int32_t r : runs) {
     const PendingRun& run = runs_[r];
@@ -2249,7 +2477,14 @@ absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
     GangView::Run& view = gang.runs.back();
     view.parts = run.what->participations;
     view.ranks = run.ranks;
-    for (const int32_t id : run.instances) view.instances.push_back(instances_[id].mark);
+    const std::vector<int32_t> firsts = FirstsOf(run);
+    for (const int32_t first : firsts) {
+      view.instances.push_back(instances_[run.instances[first]].mark);
+    }
+    if (firsts.size() < view.parts.size()) {
+      as_lists.push_back(PartsAsLists(run, firsts));
+      view.parts = as_lists.back();
+    }
     for (const RunHandle producer : run.producers) {
       const int32_t* const row = run_by_handle_.Find(producer);
       if (row != nullptr) view.producers.push_back(runs_[*row].mark);
@@ -2264,6 +2499,52 @@ absl::optional<Error> Sequencer::FindOrder(const std::vector<int32_t>& runs,
   const absl::optional<GangConflict> conflict = FindGangOrder(gang, order);
   if (!conflict.has_value()) return absl::nullopt;
   return ConflictError(runs, instances, *conflict);
+}
+
+// More than are looked at for each list of calls.
+bool Sequencer::HasManyNeeds(const std::vector<int32_t>& runs) const {
+  size_t calls = 0;
+  size_t needs = 0;
+  for (const int32_t r : runs) {
+    const std::vector<Participation>& parts = runs_[r].what->participations;
+    calls += parts.size();
+    for (const Participation& part : parts) needs += part.after.size();
+  }
+  return needs > kMostNeeds + kMostNeedsPerCall * calls;
+}
+
+// The run's participations that its instances begin with.
+std::vector<int32_t> Sequencer::FirstsOf(const PendingRun& run) const {
+  std::vector<int32_t> firsts;
+  for (size_t i = 0; i < run.instances.size();) {
+    firsts.push_back(static_cast<int32_t>(i));
+    i += static_cast<size_t>(instances_[run.instances[i]].count);
+  }
+  return firsts;
+}
+
+// Of each of the run's instances what its order depends on: it needs what its calls need.
+std::vector<Participation> Sequencer::PartsAsLists(const PendingRun& run,
+                                                   const std::vector<int32_t>& firsts) const {
+  const std::vector<Participation>& parts = run.what->participations;
+  std::vector<int32_t> list_of(parts.size());
+  std::vector<Participation> result(firsts.size());
+  for (size_t l = 0; l < firsts.size(); ++l) {
+    const auto first = static_cast<size_t>(firsts[l]);
+    const size_t end = l + 1 < firsts.size() ? static_cast<size_t>(firsts[l + 1]) : parts.size();
+    Participation& list = result[l];
+    list.member = parts[first].member;
+    list.is_recv = parts[first].is_recv;
+    for (size_t i = first; i < end; ++i) {
+      list_of[i] = static_cast<int32_t>(l);
+      for (const int32_t before : parts[i].after) {
+        if (before < firsts[l]) list.after.push_back(list_of[before]);
+      }
+    }
+    std::sort(list.after.begin(), list.after.end());
+    list.after.erase(std::unique(list.after.begin(), list.after.end()), list.after.end());
+  }
+  return result;
 }
 
 Error Sequencer::ConflictError(const std::vector<int32_t>& runs,
@@ -2325,7 +2606,13 @@ bool Sequencer::AwaitReserves(int32_t component, Actions* actions) {
     SequencerAction& action = actions->back();
     action.kind = SequencerAction::Kind::kReserve;
     action.run = run.handle;
-    action.order = *run_and_order.second;
+    const std::vector<int32_t> firsts = FirstsOf(run);
+    for (const int32_t index : *run_and_order.second) {
+      const int32_t first = firsts[index];
+      for (int32_t call = 0; call < instances_[run.instances[first]].count; ++call) {
+        action.order.push_back(first + call);
+      }
+    }
     action.epoch = epoch_;
   }
   return components_[component].awaited > components_[component].inner;
@@ -2334,7 +2621,7 @@ bool Sequencer::AwaitReserves(int32_t component, Actions* actions) {
 void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
                        Actions* actions) {
   const int32_t component = runs_[runs[0]].component;
-  CountWork(static_cast<int64_t>(instances.size()));
+  for (const int32_t id : instances) CountWork(instances_[id].count);
   for (const int32_t r : runs) CountWork(runs_[r].launch_work);
   LetGoOfWaiting(component);
   actions->emplace_back();
@@ -2386,11 +2673,13 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
     }
     // Of the ranks' calls, whatever the gang's order is.
     if (instance.key.group == GroupId(0) && !instance.key.is_pair() &&
-        !instance.key.is_gradient() &&
-        (!gang.last_of_world.has_value() || *gang.last_of_world < instance.key)) {
-      gang.last_of_world = instance.key;
+        !instance.key.is_gradient()) {
+      const InstanceKey last = instance.KeyAt(instance.count - 1);
+      if (!gang.last_of_world.has_value() || *gang.last_of_world < last) gang.last_of_world = last;
     }
     out.key = instance.key;
+    out.count = instance.count;
+    out.by_parts = instance.by_parts;
   }
 
   action.runs.reserve(runs.size());
@@ -2410,15 +2699,23 @@ void Sequencer::Launch(const std::vector<int32_t>& runs, const std::vector<int32
       --waiting_tapes_;
       ForgetTapeIfUnused(instance.tape);
     }
-    Unlist(id);
-    if (instance.key.at.part > 0) --further_parts_;
-    instance_by_key_.Erase(id, instances_);
-    instance.seats.clear();
-    LetGoOfPath(&instance.key, &instance_path_bytes_);
-    instances_.Free(id);
+    ForgetInstance(id);
   }
   if (!path_.empty() && path_.back().component == component) path_.pop_back();
   ForgetComponent(component);
+}
+
+// It is pending no more; its tape, its parent and its component know.
+void Sequencer::ForgetInstance(int32_t id) {
+  Instance& instance = instances_[id];
+  Unlist(id);
+  if (instance.count > 1) lists_.erase(ListKeyOf(instance));
+  if (instance.HasFurtherParts()) --further_parts_;
+  pending_calls_ -= static_cast<size_t>(instance.count);
+  instance_by_key_.Erase(id, instances_);
+  instance.seats.clear();
+  LetGoOfPath(&instance.key, &instance_path_bytes_);
+  instances_.Free(id);
 }
 
 // The component is launched: what waits for it goes on.
@@ -2682,13 +2979,16 @@ void Sequencer::Left(Rank rank, absl::Time now, Actions* actions) {
     if (!is_awaited && std::find(run.ranks.begin(), run.ranks.end(), rank) == run.ranks.end()) {
       continue;
     }
-    for (const int32_t id : run.instances) {
+    for (size_t i = 0; i < run.instances.size();) {
+      const int32_t id = run.instances[i];
       const Instance& instance = instances_[id];
+      i += static_cast<size_t>(instance.count);
       CountWork(1);
       for (int32_t p = 0; p < static_cast<int32_t>(instance.seats.size()); ++p) {
         if (RankAt(instance.key, p) != rank) continue;
         // Its own votes go with it; a gradient that it has not voted for gets zeros.
-        if (instance.seats[p].run != kNone || !instance.key.is_gradient()) needs_it = id;
+        const bool needs = instance.seats[p].run != kNone || !instance.key.is_gradient();
+        if (needs && needs_it == kNone) needs_it = id;
       }
     }
   }
@@ -2892,12 +3192,20 @@ void Sequencer::EndLateSearch() {
 int32_t Sequencer::FindLacking(int32_t component) const {
   int32_t oldest = kNone;
   for (const int32_t id : components_[component].instances) {
-    if (instances_[id].missing > 0 &&
-        (oldest == kNone || instances_[id].first_vote < instances_[oldest].first_vote)) {
-      oldest = id;
-    }
+    if (instances_[id].missing > 0 && (oldest == kNone || IsOlder(id, oldest))) oldest = id;
   }
   return oldest;
+}
+
+// Whether it was asked for before the other.
+bool Sequencer::IsOlder(int32_t id, int32_t other_id) const {
+  const Instance& one = instances_[id];
+  const Instance& other = instances_[other_id];
+  if (one.first_vote != other.first_vote) return one.first_vote < other.first_vote;
+  const Seat& vote = one.seats[one.first];
+  const Seat& of_other = other.seats[other.first];
+  return std::make_pair(runs_[vote.run].order, vote.participation) <
+         std::make_pair(runs_[of_other.run].order, of_other.participation);
 }
 
 // `late` is due; `lacking` is why: the same, or what it has to wait for.
@@ -3042,7 +3350,7 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
   for (const int32_t r : runs) {
     PendingRun& run = runs_[r];
     SequencerAction& action = FailRun(run.handle, epoch_, Epoch(), shared_error, actions);
-    for (const int32_t id : run.instances) action.dropped.push_back(instances_[id].key);
+    for (size_t i = 0; i < run.instances.size(); ++i) action.dropped.push_back(KeyOf(run, i));
     EndHoldUp(&run);
     run_by_handle_.Erase(run.handle);
   }
@@ -3071,16 +3379,11 @@ void Sequencer::FailAlone(int32_t component, const Error& error, Actions* action
       --waiting_tapes_;
       ForgetTapeIfUnused(instance.tape);
     }
-    Unlist(id);
     if (instance.differing != kNone) {
       differing_.Remove(&in_grace_, instance.differing);
       differing_.Free(instance.differing);
     }
-    if (instance.key.at.part > 0) --further_parts_;
-    instance_by_key_.Erase(id, instances_);
-    instance.seats.clear();
-    LetGoOfPath(&instance.key, &instance_path_bytes_);
-    instances_.Free(id);
+    ForgetInstance(id);
   }
   // What waits for any of it has failed as well.
   if (!path_.empty() && components_[path_.front().component].mark == search_) path_.clear();
@@ -3141,6 +3444,7 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
     Pool<Instance> instances;
     SplitHashIndex<InstanceKey> instance_by_key;
     absl::btree_map<SortKey, int32_t> instance_by_sort_key;
+    absl::btree_map<ListKey, int32_t> lists;
     Pool<Differing> differing;
     Pool<Component> components;
   };
@@ -3150,6 +3454,8 @@ SequencerAction* Sequencer::EndEpoch(const Error& why, Actions* actions) {
   instance_path_bytes_ = 0;
   remains->instance_by_key = std::exchange(instance_by_key_, {});
   remains->instance_by_sort_key = std::exchange(instance_by_sort_key_, {});
+  remains->lists = std::exchange(lists_, {});
+  pending_calls_ = 0;
   remains->differing = std::exchange(differing_, {});
   remains->components = std::exchange(components_, {});
   action.remaining_rows = static_cast<int64_t>(remains->instances.size());
@@ -3250,14 +3556,14 @@ absl::Span<const Rank> Sequencer::RanksOf(RunHandle run) const {
 std::vector<PendingInstance> Sequencer::Pending(absl::Time now, int64_t* room) const {
   std::vector<PendingInstance> result;
   for (int32_t r = pending_.head; r != kNone; r = runs_[r].next) {
-    for (const int32_t id : runs_[r].instances) {
+    for (size_t i = 0; i < runs_[r].instances.size(); ++i) {
       if (*room <= 0) return result;
       *room -= 8;
-      const Instance& instance = instances_[id];
+      const Instance& instance = instances_[runs_[r].instances[i]];
       if (instance.seats[instance.first].run != r) continue;  // the first voter lists it
       PendingInstance pending;
-      pending.key = instance.key;
-      const Participation& first = PartAt(instance, instance.first);
+      pending.key = KeyOf(runs_[r], i);
+      const Participation& first = runs_[r].what->participations[i];
       pending.what = first.descriptor.ToString();
       pending.source = first.source;
       pending.waiting = std::max(now - instance.first_vote, absl::ZeroDuration());
@@ -3312,15 +3618,17 @@ int64_t Sequencer::TapeBytes() const {
 
 int64_t Sequencer::InstanceBytes() const {
   return kInList<Instance> + kInTable<decltype(instance_by_key_)> +
-         kInTree<decltype(instance_by_sort_key_)> + kInList<Differing> + kInList<Component> +
-         8 * kInList<int32_t> + SeatBytes(sizeof(Seat));
+         kInTree<decltype(instance_by_sort_key_)> + kInTree<decltype(lists_)> + kInList<Differing> +
+         kInList<Component> + 8 * kInList<int32_t> + SeatBytes(sizeof(Seat));
 }
 
 // Rows that were used once are there for the next ones; what an entry of theirs has is not. A
 // table that keeps something by the name of what is pending has that name once more.
 int64_t Sequencer::HeldBytes() const {
   constexpr int64_t kPair = kInTable<decltype(Member::pairs)> + kLineBytes + 16;
-  int64_t bytes = tapes_.end() * TapeBytes() + instances_.end() * InstanceBytes();
+  // A list has rows for all of its calls: it may be taken apart.
+  const int64_t instances = std::max<int64_t>(instances_.end(), pending_calls_);
+  int64_t bytes = tapes_.end() * TapeBytes() + instances * InstanceBytes();
   bytes += static_cast<int64_t>(tapes_.size()) * SeatBytes(sizeof(TapeEntry));
   bytes += static_cast<int64_t>(ended_children_) * 2 * kInList<int32_t>;
   bytes += static_cast<int64_t>(HeldPairs()) * kPair;
@@ -3466,9 +3774,9 @@ std::string Sequencer::CanonicalState() const {
     for (const RunHandle producer : run.producers) {
       out.PutSigned(run_by_handle_.Contains(producer) ? producer.value() : 0);
     }
-    for (const int32_t id : run.instances) {
-      const Instance& instance = instances_[id];
-      put_key(instance.key);
+    for (size_t i = 0; i < run.instances.size(); ++i) {
+      const Instance& instance = instances_[run.instances[i]];
+      put_key(KeyOf(run, i));
       for (const Seat& seat : instance.seats) {
         out.PutSigned(seat.run == kNone ? (seat.absent ? -2 : -1) : runs_[seat.run].handle.value());
       }
@@ -3493,7 +3801,7 @@ std::string Sequencer::CanonicalState() const {
   }
   // Instances expire in the order of their first votes.
   for (int32_t id = timed_.head; id != kNone; id = instances_[id].next) {
-    put_key(instances_[id].key);
+    for (int32_t call = 0; call < instances_[id].count; ++call) put_key(instances_[id].KeyAt(call));
   }
   out.PutSigned(-1);
   for (int32_t d = in_grace_.head; d != kNone; d = differing_[d].next) {
@@ -3528,9 +3836,17 @@ int32_t Sequencer::SeatCount(const InstanceKey& key) const {
   return key.is_pair() ? 2 : static_cast<int32_t>(groups_[key.group.value()].members.size());
 }
 
-const Participation& Sequencer::PartAt(const Instance& instance, int32_t seat) const {
+const Participation& Sequencer::PartAt(const Instance& instance, int32_t seat, int32_t call) const {
   const Seat& vote = instance.seats[seat];
-  return runs_[vote.run].what->participations[vote.participation];
+  return runs_[vote.run].what->participations[vote.participation + call];
+}
+
+// The instance that the run votes for by that participation, in a list the call.
+InstanceKey Sequencer::KeyOf(const PendingRun& run, size_t participation) const {
+  const Instance& instance = instances_[run.instances[participation]];
+  if (instance.count == 1) return instance.key;
+  const int32_t seat = SeatOf(instance.key, run.what->participations[participation]);
+  return instance.KeyAt(static_cast<int32_t>(participation) - instance.seats[seat].participation);
 }
 
 std::string Sequencer::RankText(Rank rank) const {

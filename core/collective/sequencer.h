@@ -19,6 +19,11 @@
 // alone: with the runs that share instances with them or wait for their results, and no epoch
 // ends for that.
 //
+// Calls in a row that a run makes of one group, and of which it keeps nothing, are agreed on as one
+// list (vote.h): one instance, as long as all members ask for them alike. Where one asks for some
+// of them otherwise, in other runs or with a gradient, the list is cut there. What is decided is
+// the same as for calls by themselves.
+//
 // What it is told and decides is plain data: decisions.h.
 //
 // Threads: thread-compatible. Ownership: a copy has a state of its own; templates of votes, labels
@@ -235,6 +240,7 @@ class Sequencer {
   using OpenGang = sequencer_tables::OpenGang;
   using Group = sequencer_tables::Group;
   using Instance = sequencer_tables::Instance;
+  using ListKey = sequencer_tables::ListKey;
   using Member = sequencer_tables::Member;
   using PairEnd = sequencer_tables::PairEnd;
   using PendingRun = sequencer_tables::PendingRun;
@@ -270,7 +276,9 @@ class Sequencer {
   // counts matter, so a gradient may be of what is gone.
   absl::Status ResolveKeys(const Vote& vote, bool late);
   absl::Status ResolveAll(const Vote& vote, bool late);
-  absl::Status ResolveOne(const Vote& vote, size_t i, bool late);
+  // Returns the move that it belongs to; null: it is a gradient.
+  absl::StatusOr<Move*> ResolveOne(const Vote& vote, size_t i, bool late);
+  void ResolveRest(const Vote& vote, const CallList& list, Move* move);
   void ForgetKeys();
   // Whether the world may have what the vote of keys_ makes.
   absl::Status CheckRoom(const Vote& vote) const;
@@ -284,8 +292,11 @@ class Sequencer {
   void ForgetRun(int32_t run);
   void RecordVote(int32_t run, const Vote& vote, absl::optional<Error>* fault,
                   absl::optional<Error>* passed, Actions* actions);
-  int32_t NewInstance(const InstanceKey& key, int32_t seats, int32_t run,
+  void EnterCalls(int32_t run, const Vote& vote, CallList calls, int32_t* component,
+                  absl::optional<Error>* fault, absl::optional<Error>* passed, Actions* actions);
+  int32_t NewInstance(const InstanceKey& key, int32_t seats, const CallList& calls, int32_t run,
                       absl::optional<Error>* fault);
+  void ForgetInstance(int32_t instance);
   void Merge(int32_t* into, int32_t other);
   void ForgetComponent(int32_t component);
   void CountVote(int32_t instance, int32_t seat);
@@ -329,7 +340,8 @@ class Sequencer {
   void ForgetGone(int32_t tape);
   void ForgetSome();
   // As the one seat says it and as the other does.
-  absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b) const;
+  absl::optional<Difference> DifferenceOf(const Instance& instance, int32_t a, int32_t b,
+                                          int32_t call = 0) const;
   bool Contradicts(const Instance& instance, int32_t seat) const;
   bool CompareVote(int32_t instance, int32_t seat);
   absl::optional<Error> CompareSome();
@@ -340,8 +352,21 @@ class Sequencer {
   std::vector<int32_t> ComparedSeats(const Instance& instance,
                                      const std::vector<int32_t>& voted) const;
   Error MismatchError(int32_t instance) const;
-  void WarnOfCallSites(const Instance& instance, const Participation& part, int32_t seat,
-                       Actions* actions);
+  void WarnOfCallSites(const Instance& instance, int32_t call, int32_t seat, Actions* actions);
+
+  // Lists: pending instances of several calls. A list is cut where a rank asks for its calls
+  // otherwise: then each part is what all of its members ask for in a row.
+  int32_t FindCall(const InstanceKey& key, int32_t* call) const;
+  int32_t FindCalls(CallList* calls);
+  int32_t CountFree(const CallList& calls) const;
+  struct Cut {
+    int32_t first;
+    int32_t second;
+  };
+  Cut CutList(int32_t instance, int32_t count);
+  bool CutAllLists(int32_t component);
+  void CompareList(int32_t instance, int32_t seat, absl::optional<Error>* fault);
+  static ListKey ListKeyOf(const Instance& instance);
 
   // Positions.
   Counter* CounterOf(const Move& move);
@@ -376,6 +401,10 @@ class Sequencer {
   // At some of what is in stretches_, until some of it is in passed_.
   void LookForPassed();
   bool IsPassed(const Instance& instance, int32_t seat) const;
+  // Or has given it up.
+  static bool HasVoted(const Instance& instance, int32_t seat) {
+    return instance.seats[seat].run != kNone || instance.seats[seat].absent;
+  }
   bool passing() const { return !stretches_.empty() || !passed_.empty(); }
   static SortKey SortKeyOf(const Instance& instance);
   // What is pending is in timed_ until it lacks nothing.
@@ -406,6 +435,10 @@ class Sequencer {
   void Sign(const std::vector<int32_t>& runs, std::vector<int32_t>* instances);
   absl::optional<Error> FindOrder(const std::vector<int32_t>& runs,
                                   const std::vector<int32_t>& instances, GangOrder* order) const;
+  bool HasManyNeeds(const std::vector<int32_t>& runs) const;
+  std::vector<int32_t> FirstsOf(const PendingRun& run) const;
+  std::vector<Participation> PartsAsLists(const PendingRun& run,
+                                          const std::vector<int32_t>& firsts) const;
   Error ConflictError(const std::vector<int32_t>& runs, const std::vector<int32_t>& instances,
                       const GangConflict& conflict) const;
   bool AwaitReserves(int32_t component, Actions* actions);
@@ -419,6 +452,7 @@ class Sequencer {
   bool SearchLate(int32_t* lacking);
   void EndLateSearch();
   int32_t FindLacking(int32_t component) const;
+  bool IsOlder(int32_t instance, int32_t other) const;
   Error HeldUpError(int32_t run) const;
   Error AgreeTimeout(int32_t late, int32_t lacking) const;
   int32_t SeatOfRefused(Rank rank, const InstanceKey& key, bool is_recv) const;
@@ -448,7 +482,8 @@ class Sequencer {
   bool IsRank(Rank rank) const;
   Rank RankAt(const InstanceKey& key, int32_t seat) const;
   int32_t SeatCount(const InstanceKey& key) const;
-  const Participation& PartAt(const Instance& instance, int32_t seat) const;
+  const Participation& PartAt(const Instance& instance, int32_t seat, int32_t call = 0) const;
+  InstanceKey KeyOf(const PendingRun& run, size_t participation) const;
   std::string RankText(Rank rank) const;
   Culprit CulpritOf(Rank rank) const;
   Error MakeInstanceError(Reason reason, int32_t instance) const;
@@ -494,10 +529,12 @@ class Sequencer {
   size_t unindexed_ = 0;
   Pool<Differing> differing_;
   Pool<Differing>::Chain in_grace_;
-  absl::flat_hash_set<uint64_t> warned_sites_;  // hashes of pairs of lines
-  int64_t further_parts_ = 0;                   // pending instances with a part that is not 0
-  SplitHashIndex<InstanceKey> instance_by_key_;
-  int64_t instance_path_bytes_ = 0;  // HeapBytesOf the keys of instances_
+  absl::flat_hash_set<uint64_t> warned_sites_;   // hashes of pairs of lines
+  int64_t further_parts_ = 0;                    // pending instances with a part that is not 0
+  SplitHashIndex<InstanceKey> instance_by_key_;  // by the first call of a list
+  absl::btree_map<ListKey, int32_t> lists_;      // instances of several calls
+  size_t pending_calls_ = 0;                     // of all instances
+  int64_t instance_path_bytes_ = 0;              // HeapBytesOf the keys of instances_
   Pool<Component> components_;
   // Tapes that nobody can ask anything of any more go a few an event (ForgetSome): those of an
   // ended epoch, and those whose holders have left, are dead or were refused a gradient. Until then

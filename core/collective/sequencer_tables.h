@@ -75,6 +75,13 @@ class Pool {
     (chain->tail == kNone ? chain->head : (*this)[chain->tail].next) = row;
     chain->tail = row;
   }
+  // Between two that stand next to each other; kNone: at an end.
+  void Insert(Chain* chain, int32_t previous, int32_t next, int32_t row) {
+    (*this)[row].previous = previous;
+    (*this)[row].next = next;
+    (previous == kNone ? chain->head : (*this)[previous].next) = row;
+    (next == kNone ? chain->tail : (*this)[next].previous) = row;
+  }
   void Remove(Chain* chain, int32_t row) {
     const int32_t previous = (*this)[row].previous;
     const int32_t next = (*this)[row].next;
@@ -178,8 +185,12 @@ struct Seat {
   int32_t participation = kNone;
   bool absent = false;  // it abandoned this gradient
 };
-struct Instance {  // pending
-  InstanceKey key;
+// Pending: a collective, or a list of them, which follow each other in the programs of all its
+// members and in which nobody has asked for more of one than of the others.
+struct Instance {
+  InstanceKey key;  // of a list's first call
+  int32_t count = 1;
+  bool by_parts = false;  // the others are parts of the same call
   int32_t component = kNone;
   int32_t missing = 0;
   int32_t tape = kNone;       // its own
@@ -195,7 +206,18 @@ struct Instance {  // pending
   bool indexed = false;      // in instance_by_sort_key_
   int32_t previous = kNone;  // in timed_, by first vote
   int32_t next = kNone;
-  absl::InlinedVector<Seat, 4> seats;  // empty: the row is free
+  absl::InlinedVector<Seat, 4> seats;  // empty: the row is free; of a list's first call
+
+  // Of each of its calls.
+  CallPosition PositionAt(int32_t call) const {
+    return call == 0 ? key.at : key.at.Behind(call, by_parts);
+  }
+  InstanceKey KeyAt(int32_t call) const {
+    InstanceKey result = key;
+    result.at = PositionAt(call);
+    return result;
+  }
+  bool HasFurtherParts() const { return key.at.part > 0 || (by_parts && count > 1); }
 };
 
 // A pending instance of which the ranks ask for different things. In rows of their own: they may be
@@ -232,6 +254,18 @@ struct SortKey {
   }
 };
 
+// By which pending lists are sorted, each by its first call.
+struct ListKey {
+  bool by_parts = false;
+  GroupId group;
+  CallPosition at;
+
+  friend bool operator<(const ListKey& a, const ListKey& b) {
+    if (a.by_parts != b.by_parts) return b.by_parts;
+    return a.group != b.group ? a.group < b.group : a.at < b.at;
+  }
+};
+
 struct PendingRun {
   RunHandle handle;
   std::shared_ptr<const VoteTemplate> what;
@@ -252,7 +286,7 @@ struct PendingRun {
   int32_t uncompared = kNone;
   int32_t mark = kNone;                       // scratch of the gang's order
   SearchNumber search = 0;                    // the last for which consumers of it have failed
-  absl::InlinedVector<int32_t, 2> instances;  // by participation
+  absl::InlinedVector<int32_t, 2> instances;  // by participation; of a list one for each call
   absl::InlinedVector<RunHandle, 2> producers;
   absl::InlinedVector<int32_t, 2> consumers;  // pending runs of whose producers it is one
   absl::InlinedVector<Rank, 2> ranks;         // that it speaks for

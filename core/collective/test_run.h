@@ -18,7 +18,8 @@
 
 namespace chorus {
 
-// As if each run that fails with its epoch had an action of its own, before the epoch's.
+// As if each run that fails with its epoch had an action of its own, before the epoch's, and each
+// call of a list that is launched an instance.
 inline std::vector<SequencerAction> OneByOne(const std::vector<SequencerAction>& actions) {
   std::vector<SequencerAction> all;
   for (const SequencerAction& action : actions) {
@@ -33,6 +34,15 @@ inline std::vector<SequencerAction> OneByOne(const std::vector<SequencerAction>&
       }
     }
     all.push_back(action);
+    all.back().instances.clear();
+    for (const LaunchedInstance& instance : action.instances) {
+      for (int32_t call = 0; call < instance.count; ++call) {
+        LaunchedInstance& one = all.back().instances.emplace_back(instance);
+        one.key = instance.KeyAt(call);
+        one.count = 1;
+        for (LaunchedInstance::Part& part : one.parts) part.participation += call;
+      }
+    }
   }
   return all;
 }
@@ -130,6 +140,7 @@ class TestRun {
     }
     what_.fingerprint.lo = std::hash<std::string>()(bytes.bytes());
     what_.fingerprint.hi = bytes.size();
+    what_.lists = FindLists(what_.participations);
     vote_.what = std::make_shared<VoteTemplate>(what_);
     vote_.slots = &slots_;
     return vote_;

@@ -70,11 +70,25 @@ inline GroupRank MemberAt(const InstanceKey& key, int32_t seat) {
   return seat == 0 ? key.source : key.destination;
 }
 
+// Participations that follow each other and are calls, or parts of one call, in a row of one
+// member: the ranks agree on all of them at once where they ask for them alike.
+struct CallList {
+  int32_t first = 0;
+  int32_t count = 1;
+  bool by_parts = false;
+};
+
 // What a registered graph votes for, made once at registration and shared by its runs.
 struct VoteTemplate {
   std::vector<Participation> participations;  // program order
-  Hash128 fingerprint;                        // of all of the above but sources
+  // All of these, in their order (FindLists). Empty: each by itself.
+  std::vector<CallList> lists;
+  Hash128 fingerprint;  // of the participations but their sources
 };
+// The longest lists that there are. In one are collectives of a group whose rows are alike on all
+// ranks and of which the run keeps nothing, nor asks anything more: what others may ask of each by
+// itself (a gradient, the other end of a pair, rows that are compared) is by itself.
+std::vector<CallList> FindLists(const std::vector<Participation>& participations);
 
 // What a run binds to a group slot: the group, and for each member held here, in the slot's order,
 // the position of its next call of that group (gradients and pairs apart). Empty: as counted here.

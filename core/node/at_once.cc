@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/error.h"
 #include "core/base/work.h"
@@ -89,11 +90,13 @@ bool AtOnce::Takes(const SequencerAction& action, absl::Span<RunState* const> me
     bool is_first = true;
     for (const LaunchedInstance::Part& part : instance.parts) {
       const Plan& plan = runs_->Find(part.run)->plan->plan;
-      const auto participation = static_cast<size_t>(part.participation);
-      if (plan.votes->participations[participation].descriptor.runtime_counts) return false;
-      // Devices whose memory is this process's are of one domain.
-      bytes_left -=
-          CollectiveAtOnce::BytesOf(plan, participation, size, std::exchange(is_first, false));
+      for (int32_t call = 0; call < instance.count && bytes_left >= 0; ++call) {
+        const auto participation = static_cast<size_t>(part.participation + call);
+        if (plan.votes->participations[participation].descriptor.runtime_counts) return false;
+        // Devices whose memory is this process's are of one domain.
+        bytes_left -= CollectiveAtOnce::BytesOf(plan, participation, size, is_first);
+      }
+      is_first = false;
     }
     if (bytes_left < 0) return false;
   }
@@ -108,15 +111,20 @@ absl::Status AtOnce::Run(const SequencerAction& action) {
 }
 
 absl::Status AtOnce::RunInstance(const LaunchedInstance& instance) {
-  collective_.Begin(instance.parts.size());
-  for (const LaunchedInstance::Part& part : instance.parts) {
-    const RunState& run = *runs_->Find(part.run);
-    CHORUS_RETURN_IF_ERROR(collective_.Add(static_cast<size_t>(part.member.value()), *run.plan,
-                                           static_cast<size_t>(part.participation),
-                                           run.devices.front(), run.addresses));
+  absl::InlinedVector<const RunState*, 16> runs;  // by part
+  for (const LaunchedInstance::Part& part : instance.parts) runs.push_back(runs_->Find(part.run));
+  for (int32_t call = 0; call < instance.count; ++call) {
+    collective_.Begin(instance.parts.size());
+    for (size_t p = 0; p < runs.size(); ++p) {
+      const LaunchedInstance::Part& part = instance.parts[p];
+      CHORUS_RETURN_IF_ERROR(collective_.Add(static_cast<size_t>(part.member.value()),
+                                             *runs[p]->plan,
+                                             static_cast<size_t>(part.participation + call),
+                                             runs[p]->devices.front(), runs[p]->addresses));
+    }
+    CHORUS_RETURN_IF_ERROR(collective_.Prepare());
+    collective_.Run();
   }
-  CHORUS_RETURN_IF_ERROR(collective_.Prepare());
-  collective_.Run();
   return absl::OkStatus();
 }
 

@@ -38,10 +38,10 @@ constexpr int kRanks = 3;
 constexpr int kResults = 500;  // of a run
 constexpr int kRuns = 20;
 
-// A rank's all_reduces of one number, each a result.
-Graph AllReduces(int rank, int results, int ranks = kRanks) {
+// A rank's all_reduces of one number, each a result. Where they are recorded they are no list.
+Graph AllReduces(int rank, int results, int ranks = kRanks, bool recorded = false) {
   testing::RankBuilder b(rank, ranks);
-  b.set_wants_grad(false);
+  b.set_wants_grad(recorded);
   const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
   for (int i = 0; i < results; ++i) {
     GraphOutput output;
@@ -143,8 +143,8 @@ class FailingTest : public ::testing::Test {
     while (rank(0)->told.empty()) Poll();
   }
   // Rank 0 alone makes its calls, and is told of none. `named`: it keeps the names of the results.
-  void RunAhead(bool named = true, int runs = kRuns) {
-    Register(AllReduces(/*rank=*/0, kResults));
+  void RunAhead(bool named = true, int runs = kRuns, bool recorded = false) {
+    Register(AllReduces(/*rank=*/0, kResults, kRanks, recorded));
     size_t over = 1;
     for (int number = 0; number < runs; ++number) {
       const TensorId first =
@@ -751,7 +751,7 @@ TEST_F(FailingTest, NoMemberGoesOnBeforeAgreementsTablesAreGone) {
 
 // Also where a member asks for something that does not wait for its log.
 TEST_F(FailingTest, AgreementsTablesAreChargedUntilTheyAreGone) {
-  RunAhead();
+  RunAhead(/*named=*/true, kRuns, /*recorded=*/true);
   Close(rank(2));
   const auto make_group = [this] {
     CreateGroupRequest group;
@@ -1158,14 +1158,14 @@ class CallSitesTest : public FailingTest {
  protected:
   static constexpr int kLines = 1000;
 
-  // A rank makes its calls in so many runs.
+  // A rank makes its calls in so many runs. They are recorded: no list, of which the votes would
+  // have been charged for more than is left when it has been launched.
   void RegisterAll(int runs) {
     runs_ = runs;
     for (int r = 0; r < 2; ++r) {
       int line = 0;
       for (int run = 0; run < runs; ++run) {
         testing::RankBuilder b(r, /*size=*/2);
-        b.set_wants_grad(false);
         const ValueIndex x = b.Input(TensorType(DType::kF32, {1}));
         for (int i = 0; i < kLines / runs; ++i) b.AllReduce(x);
         Graph graph = b.graph().Build();

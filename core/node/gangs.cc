@@ -44,6 +44,16 @@ DeviceIndex DeviceOf(const RunState& run, int32_t participation) {
   return run.devices[static_cast<size_t>(group.device_slots[index])];
 }
 
+// Which of the instance's calls that participation of the run is.
+int32_t CallOf(const LaunchedInstance& instance, const RunState& run, int32_t participation) {
+  const auto part = std::find_if(
+      instance.parts.begin(), instance.parts.end(), [&](const LaunchedInstance::Part& one) {
+        return one.run == run.handle && one.participation <= participation &&
+               participation < one.participation + instance.count;
+      });
+  return participation - part->participation;
+}
+
 }  // namespace
 
 int32_t Gangs::New() {
@@ -100,10 +110,10 @@ int32_t Gangs::Launch(const std::shared_ptr<World>& world, const SequencerAction
   }
   for (const LaunchedInstance& instance : action.instances) {
     for (const LaunchedInstance::Part& part : instance.parts) {
-      RunState* const run = runs_->Find(part.run);
-      run->instances[static_cast<size_t>(part.participation)] = &instance;
+      const auto first = runs_->Find(part.run)->instances.begin() + part.participation;
+      std::fill(first, first + instance.count, &instance);
     }
-    world->shared.Erase(instance.key);
+    for (int32_t call = 0; call < instance.count; ++call) world->shared.Erase(instance.KeyAt(call));
   }
   if (at_once_.Takes(action, members)) {
     gang.status = RunAtOnce(action, members);
@@ -184,11 +194,11 @@ absl::Status Gangs::CheckMeetings(absl::Span<RunState* const> members) const {
       !DevicesOf(members).empty()) {
     return absl::OkStatus();
   }
-  // An instance, or of a run: from which slot to which, the how-many-th copy.
+  // An instance, and which of its calls; or of a run: from which slot to which, the how-many-th
+  // copy.
   using Meeting = std::tuple<const void*, int32_t, int32_t, int32_t>;
   absl::flat_hash_map<Meeting, int32_t> meeting_index;
   std::vector<std::vector<int32_t>> calls(static_cast<size_t>(launcher_->device_count()));
-  std::vector<std::vector<const LaunchedInstance*>> instances(calls.size());
   for (const RunState* run : members) {
     const Plan& plan = run->plan->plan;
     for (size_t slot = 0; slot < run->devices.size(); ++slot) {
@@ -202,18 +212,19 @@ absl::Status Gangs::CheckMeetings(absl::Span<RunState* const> members) const {
         const Plan::CollectiveSlot& call = collectives[static_cast<size_t>(b)];
         if (call.equal_work) continue;
         Meeting meeting(run, call.from_slot, call.to_slot, 0);
-        const LaunchedInstance* instance = nullptr;
         if (call.participation >= 0) {
-          instance = run->instances[static_cast<size_t>(call.participation)];
-          meeting = Meeting(instance, -1, -1, 0);
-          // A rank that sends to itself takes part once.
-          if (!instances[device].empty() && instances[device].back() == instance) continue;
+          const LaunchedInstance* const instance =
+              run->instances[static_cast<size_t>(call.participation)];
+          meeting = Meeting(instance, -1, -1, CallOf(*instance, *run, call.participation));
         } else {
           std::get<3>(meeting) = num_copies[static_cast<size_t>(b)]++;
         }
         const auto next = static_cast<int32_t>(meeting_index.size());
-        calls[device].push_back(meeting_index.emplace(meeting, next).first->second);
-        instances[device].push_back(instance);
+        const int32_t index = meeting_index.emplace(meeting, next).first->second;
+        // A rank that sends to itself takes part once.
+        const bool is_again =
+            call.participation >= 0 && !calls[device].empty() && calls[device].back() == index;
+        if (!is_again) calls[device].push_back(index);
       }
     }
   }
@@ -287,13 +298,24 @@ absl::Status Gangs::BindInputs(RunState* run) {
 
 // Finds the bytes that stand with other ranks.
 absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
+  absl::InlinedVector<RunState*, 16> runs;  // by part
+  for (const LaunchedInstance::Part& part : instance.parts) runs.push_back(runs_->Find(part.run));
+  for (int32_t call = 0; call < instance.count; ++call) {
+    CHORUS_RETURN_IF_ERROR(ResolvePeers(instance, call, runs));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance, int32_t call,
+                                 absl::Span<RunState* const> runs) {
   absl::InlinedVector<int, 1> written_in;                            // domains
   absl::InlinedVector<const LaunchedInstance::Part*, 16> by_member;  // once it is wanted
-  for (const LaunchedInstance::Part& part : instance.parts) {
-    RunState* run = runs_->Find(part.run);
+  for (size_t p = 0; p < instance.parts.size(); ++p) {
+    RunState* const run = runs[p];
     if (run == nullptr) continue;
-    const Plan::Written& written = run->plan->plan.written[static_cast<size_t>(part.participation)];
-    const int domain = domains_->of(DeviceOf(*run, part.participation));
+    const int32_t participation = instance.parts[p].participation + call;
+    const Plan::Written& written = run->plan->plan.written[static_cast<size_t>(participation)];
+    const int domain = domains_->of(DeviceOf(*run, participation));
     const bool is_first =
         std::find(written_in.begin(), written_in.end(), domain) == written_in.end();
     if (is_first) written_in.push_back(domain);
@@ -303,7 +325,7 @@ absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
       stats_->paths.reduced_bytes += written.shared.reduced;
       stats_->paths.copied_bytes += written.shared.copied;
     }
-    const auto& peers = run->plan->peer_buffers[static_cast<size_t>(part.participation)];
+    const auto& peers = run->plan->peer_buffers[static_cast<size_t>(participation)];
     if (!peers.empty() && by_member.empty()) {
       for (const LaunchedInstance::Part& other : instance.parts) {
         const auto member = static_cast<size_t>(other.member.value());
@@ -328,7 +350,7 @@ absl::Status Gangs::ResolvePeers(const LaunchedInstance& instance) {
         continue;
       }
       const Plan::Operand& operand =
-          owner->plan->plan.operands[static_cast<size_t>(peer->participation)]
+          owner->plan->plan.operands[static_cast<size_t>(peer->participation + call)]
                                     [static_cast<size_t>(spec.list_index)];
       const size_t from = static_cast<size_t>(operand.buffer);
       run->addresses[static_cast<size_t>(buffer)] =

@@ -142,6 +142,8 @@ class Gangs {
   bool IsLaunched(const RunState& run);
   absl::Status BindInputs(RunState* run);
   absl::Status ResolvePeers(const LaunchedInstance& instance);
+  absl::Status ResolvePeers(const LaunchedInstance& instance, int32_t call,
+                            absl::Span<RunState* const> runs);
   void PlaceOutputs(RunState* run);
   absl::Status PrepareLaunch(RunState* run, Gang* gang);
   std::shared_ptr<CommunicatorLease> LeaseFor(const RunState& run);

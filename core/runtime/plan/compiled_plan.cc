@@ -6,7 +6,8 @@ namespace chorus {
 namespace {
 
 int64_t MemoryOf(const VoteTemplate& votes) {
-  int64_t bytes = static_cast<int64_t>(sizeof(VoteTemplate)) + ListBytes(votes.participations);
+  int64_t bytes = static_cast<int64_t>(sizeof(VoteTemplate)) + ListBytes(votes.participations) +
+                  ListBytes(votes.lists);
   for (const Participation& p : votes.participations) {
     bytes += ListBytes(p.descriptor.dims) + ListBytes(p.descriptor.sends) +
              ListBytes(p.descriptor.receives) + ListBytes(p.after) + TextBytes(p.source.size());

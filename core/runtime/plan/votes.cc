@@ -146,6 +146,7 @@ absl::Status FindVotes(PlanState* state) {
     votes->participations.push_back(ParticipationOf(*state, n, needs));
     dependences.GiveOwn(n, index);
   }
+  votes->lists = FindLists(votes->participations);
   votes->fingerprint = FingerprintOf(votes->participations);
   state->plan.votes = std::move(votes);
   return absl::OkStatus();
