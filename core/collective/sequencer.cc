@@ -297,8 +297,7 @@ absl::Status Sequencer::CheckRoom(const Vote& vote) const {
   size_t instances = 0;
   size_t tapes = 0;
   for (size_t i = 0; i < keys_.size(); ++i) {
-    int32_t call = 0;
-    instances += FindCall(keys_[i], &call) == kNone ? 1 : 0;
+    instances += FindCall(keys_[i]) == kNone ? 1 : 0;
     const bool wants_grad = vote.what->participations[i].wants_grad;
     tapes += wants_grad && tape_by_key_.Find(keys_[i], tapes_) == nullptr ? 1 : 0;
   }
@@ -330,8 +329,7 @@ absl::Status Sequencer::CheckGang(const Vote& vote) const {
   CountWork(static_cast<int64_t>(keys_.size()));
   std::vector<int32_t> gangs;
   for (const InstanceKey& key : keys_) {
-    int32_t call = 0;
-    const int32_t instance = FindCall(key, &call);
+    const int32_t instance = FindCall(key);
     if (instance == kNone) continue;
     const int32_t gang = instances_[instance].component;
     if (gangs.empty() || gangs.back() != gang) gangs.push_back(gang);
@@ -721,8 +719,7 @@ bool Sequencer::HasPassed(const InstanceKey& key, int32_t seat, int32_t tape) co
 
 bool Sequencer::AnotherHasPassed(const InstanceKey& key, int32_t seat) const {
   // Where somebody waits, nobody has passed, but for what is about to fail for it.
-  int32_t call = 0;
-  const int32_t row = FindCall(key, &call);
+  const int32_t row = FindCall(key);
   if (row != kNone && !passing()) return false;
   bool passed = false;
   for (int32_t other = 0; other < SeatCount(key); ++other) {
@@ -1215,6 +1212,10 @@ void Sequencer::RecordVote(int32_t r, const Vote& vote, absl::optional<Error>* f
     if (!lists.empty()) {
       while (lists[list].first + lists[list].count <= next) ++list;
       calls = {next, lists[list].first + lists[list].count - next, lists[list].by_parts};
+      // The rest of a call that an earlier run has begun is by itself: another member of this run
+      // may have called what follows it, and not it, and its counter does not say so yet
+      // (CountFree).
+      if (!calls.by_parts && keys_[next].at.part > 0) calls.count = 1;
     }
     EnterCalls(r, vote, calls, &component, fault, passed, actions);
   }
@@ -2077,12 +2078,12 @@ void Sequencer::WarnOfCallSites(const Instance& instance, int32_t call, int32_t 
   action.error = std::move(error);
 }
 
-// --- Lists
-// ----------------------------------------------------------------------------------------
+// --- Lists ---------------------------------------------------------------------------------------
 
-// The pending instance that a call is, or that has it in its list, there as `call`; kNone: none.
+// The pending instance that a call is, or that has it in its list; kNone: none. `call`, unless it
+// is null, gets which of the list's it is.
 int32_t Sequencer::FindCall(const InstanceKey& key, int32_t* call) const {
-  *call = 0;
+  if (call != nullptr) *call = 0;
   const int32_t row = FindInstance(key);
   if (row != kNone || lists_.empty() || key.is_gradient() || key.is_pair()) return row;
   const ListKey at{key.at.part > 0, key.group, key.at};
@@ -2096,7 +2097,7 @@ int32_t Sequencer::FindCall(const InstanceKey& key, int32_t* call) const {
   }
   const int64_t behind = at.by_parts ? key.at.part - first.part : key.at.call - first.call;
   if (behind >= instances_[list->second].count) return kNone;
-  *call = static_cast<int32_t>(behind);
+  if (call != nullptr) *call = static_cast<int32_t>(behind);
   return list->second;
 }
 
@@ -2127,8 +2128,7 @@ int32_t Sequencer::CountFree(const CallList& calls) const {
   }
   if (is_last) return calls.count;
   int32_t count = 1;
-  int32_t call = 0;
-  while (count < calls.count && FindCall(keys_[calls.first + count], &call) == kNone) ++count;
+  while (count < calls.count && FindCall(keys_[calls.first + count]) == kNone) ++count;
   CountWork(count / kLooksOfWork);
   return count;
 }

@@ -356,7 +356,7 @@ class Sequencer {
 
   // Lists: pending instances of several calls. A list is cut where a rank asks for its calls
   // otherwise: then each part is what all of its members ask for in a row.
-  int32_t FindCall(const InstanceKey& key, int32_t* call) const;
+  int32_t FindCall(const InstanceKey& key, int32_t* call = nullptr) const;
   int32_t FindCalls(CallList* calls);
   int32_t CountFree(const CallList& calls) const;
   struct Cut {

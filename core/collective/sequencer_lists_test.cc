@@ -155,7 +155,6 @@ class Twins {
     Epoch epoch{1};
     std::map<InstanceKey, int64_t> recorded;  // how many gradients it has asked for
     std::vector<int64_t> runs;                // that may be pending
-    bool begins_with_part = false;
   };
 
   int Below(int bound) {
@@ -435,7 +434,6 @@ class Twins {
             earlier[earlier.size() - 1 -
                     static_cast<size_t>(
                         Below(static_cast<int>(std::min<size_t>(earlier.size(), 3))))];
-        if (dead_runs_.count(producer)) continue;
         run.producers().push_back(RunHandle(producer));
         absl::StrAppend(&what, " reads ", producer);
       }
@@ -457,15 +455,12 @@ class Twins {
     std::vector<std::string> statuses;
     Tell(what, [&](Sequencer* sequencer, Sequencer::Actions* actions) {
       const Vote& vote = sequencer == lists_.get() ? as_lists : alone;
-      std::vector<RefusedMember> calls;
-      if (Below(1) == 0 && vote.epoch == sequencer->epoch()) (void)sequencer->Resolve(vote);
+      if (vote.epoch == sequencer->epoch()) (void)sequencer->Resolve(vote);
       const absl::Status status = sequencer->Submit(vote, now_, actions);
       statuses.push_back(status.ToString());
       if (status.ok()) return;
       // As the node does.
-      calls = sequencer->CallsOf(vote);
-      const Error why = ErrorOf(status);
-      sequencer->Refuse(calls, vote.epoch, why, now_, actions);
+      sequencer->Refuse(sequencer->CallsOf(vote), vote.epoch, ErrorOf(status), now_, actions);
     });
     ASSERT_THAT(statuses, SizeIs(2));
     EXPECT_EQ(statuses[0], statuses[1]) << Story();
@@ -608,7 +603,6 @@ class Twins {
   absl::Time now_ = absl::UnixEpoch();
   int64_t next_run_ = 1;
   std::map<int64_t, TestTemplate> templates_;
-  std::set<int64_t> dead_runs_;
   std::deque<Ticket> open_;
   std::deque<int64_t> blocked_;
   std::vector<std::string> story_;
